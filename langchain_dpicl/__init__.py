@@ -1,0 +1,124 @@
+"""Differentially private in-context learning for LangChain.
+
+Private examples in, public answers out: each answer is a noisy aggregate of N parallel chain calls that saw disjoint
+Poisson samples of the owners, and a durable budget counts every one of them.
+
+Everything public is importable from here; what is heavy loads when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_dpicl.aggregate import DPAggregate, SealedRelease
+    from langchain_dpicl.aggregators import Aggregator, NoisyVote
+    from langchain_dpicl.budget import PrivacyBudget, Receipt
+    from langchain_dpicl.ensemble import PrivateEnsemble
+    from langchain_dpicl.errors import (
+        AccountingError,
+        BudgetError,
+        DPICLError,
+        InfeasiblePlan,
+        InvalidParameter,
+        InvalidRecords,
+        LedgerError,
+        LocalModelError,
+        MembersAbstained,
+        ModelUnavailable,
+        PlanError,
+        PlanMismatch,
+        PrivacyBudgetExceeded,
+        PrivacyWarning,
+        ReleaseFailed,
+        StoreError,
+        StoreFileError,
+        UnknownOwner,
+        UnsafeConfigurationError,
+    )
+    from langchain_dpicl.privacy import PrivacyPlan
+    from langchain_dpicl.scoring import LabelScorer
+    from langchain_dpicl.selection import PoissonExampleSelector
+    from langchain_dpicl.store import ExemplarStore
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "aggregate": ("DPAggregate", "SealedRelease"),
+    "aggregators": ("Aggregator", "NoisyVote"),
+    "budget": ("PrivacyBudget", "Receipt"),
+    "ensemble": ("PrivateEnsemble",),
+    "errors": (
+        "AccountingError",
+        "BudgetError",
+        "DPICLError",
+        "InfeasiblePlan",
+        "InvalidParameter",
+        "InvalidRecords",
+        "LedgerError",
+        "LocalModelError",
+        "MembersAbstained",
+        "ModelUnavailable",
+        "PlanError",
+        "PlanMismatch",
+        "PrivacyBudgetExceeded",
+        "PrivacyWarning",
+        "ReleaseFailed",
+        "StoreError",
+        "StoreFileError",
+        "UnknownOwner",
+        "UnsafeConfigurationError",
+    ),
+    "privacy": ("PrivacyPlan",),
+    "scoring": ("LabelScorer",),
+    "selection": ("PoissonExampleSelector",),
+    "store": ("ExemplarStore",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AccountingError",
+    "Aggregator",
+    "BudgetError",
+    "DPAggregate",
+    "DPICLError",
+    "ExemplarStore",
+    "InfeasiblePlan",
+    "InvalidParameter",
+    "InvalidRecords",
+    "LabelScorer",
+    "LedgerError",
+    "LocalModelError",
+    "MembersAbstained",
+    "ModelUnavailable",
+    "NoisyVote",
+    "PlanError",
+    "PlanMismatch",
+    "PoissonExampleSelector",
+    "PrivacyBudget",
+    "PrivacyBudgetExceeded",
+    "PrivacyPlan",
+    "PrivacyWarning",
+    "PrivateEnsemble",
+    "Receipt",
+    "ReleaseFailed",
+    "SealedRelease",
+    "StoreError",
+    "StoreFileError",
+    "UnknownOwner",
+    "UnsafeConfigurationError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

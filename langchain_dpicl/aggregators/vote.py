@@ -1,0 +1,95 @@
+"""The noisy vote: every label's count plus exact discrete Gaussian noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from langchain_core.messages import BaseMessage
+
+from langchain_dpicl._labels import check_labels, normal
+from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.privacy.noise import Randomness
+
+
+class NoisyVote(Aggregator[str | dict[str, int]]):
+    """Report the label with the largest noisy count, or all noisy counts.
+
+    Mechanism. One count per label of the public list, and one for abstentions; independent discrete Gaussian noise of
+    scale sigma is added to EVERY count, also to those that are zero. The release is a function of these noisy counts:
+    their argmax (ties broken at random), or the labels' counts themselves with ``scores=True``; both cost the same.
+
+    Neighbours and sensitivity. One member's output replaced by any other or by an abstention: one count falls by 1 and
+    another rises by 1 (or nothing moves), so the L2 sensitivity is sqrt(2) and the loss is exactly that of the 2-fold
+    composition of a sensitivity-1 discrete Gaussian. Counting abstentions as one more coordinate does not change this.
+
+    The answer "the members abstain" is released (as None) where the noisy count of abstentions beats every label and is
+    at least half of N and 2 sigma: a function of the noisy counts, so at no further cost. A model that is down is thus
+    noticed without looking at anything private.
+
+    An output is read as a label if it is one, up to case, surrounding spaces and punctuation; else as the longest label
+    that it begins with, as a whole word; else as the only label that occurs in it as a whole word. Everything else
+    abstains.
+
+    Source: report noisy max with Gaussian noise, Wu et al. 2024, section 4.1; discrete Gaussian, Canonne, Kamath and
+    Steinke 2020.
+    """
+
+    mechanism = "vote"
+
+    def __init__(self, labels: Sequence[str], *, scores: bool = False) -> None:
+        self.labels = check_labels("labels", labels)
+        self.scores = bool(scores)
+        self.mechanism = "scores" if self.scores else "vote"
+        self._exact = {normal(label): i for i, label in enumerate(self.labels)}
+        self._words = [re.compile(rf"(?<!\w){re.escape(normal(label))}(?!\w)") for label in self.labels]
+
+    def parse(self, output: object) -> int | None:
+        """The index of the label that one output names, or None. Never raises."""
+        text = _text(output)
+        if text is None:
+            return None
+        text = normal(text)
+        exact = self._exact.get(text)
+        if exact is not None:
+            return exact
+        starts = [i for i, word in enumerate(self._words) if word.match(text)]
+        if starts:
+            return max(starts, key=lambda i: len(self.labels[i]))
+        found = [i for i, word in enumerate(self._words) if word.search(text)]
+        return found[0] if len(found) == 1 else None
+
+    def counts(self, outputs: Sequence[object]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """PRIVATE: votes per label, and abstentions last."""
+        votes = [self.parse(output) for output in outputs]
+        indices = [len(self.labels) if vote is None else vote for vote in votes]
+        return np.bincount(indices, minlength=len(self.labels) + 1).astype(np.int64)
+
+    def aggregate(
+        self, outputs: Sequence[object], parameter: float, randomness: Randomness
+    ) -> str | dict[str, int] | None:
+        counts = self.counts(outputs)
+        noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
+        # From here on everything is a function of the noisy counts.
+        best = int(noisy[:-1].max())
+        if noisy[-1] > best and noisy[-1] >= max(len(outputs) / 2, 2 * parameter):
+            return None
+        if self.scores:
+            return {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
+        winners = np.flatnonzero(noisy[:-1] == best)
+        return self.labels[int(winners[int(randomness.integers(len(winners), 1)[0])])]
+
+    @property
+    def release_type(self) -> Any:
+        return dict[str, int] if self.scores else str
+
+    def __repr__(self) -> str:
+        return f"NoisyVote({list(self.labels)!r}, scores={self.scores})"
+
+
+def _text(output: object) -> str | None:
+    if isinstance(output, BaseMessage):
+        output = output.content
+    return output if isinstance(output, str) else None

@@ -1,0 +1,276 @@
+"""The private boundary: run Runnables on private input so that nothing but their return values comes back.
+
+LangChain hands every input and output to callbacks, tracers, streams and caches that it finds in the configuration, in
+context variables, in the environment and in globals. Here each call runs
+
+* in an empty ``contextvars.Context`` (no inherited configuration, callbacks, collectors or LangGraph stream writers),
+* with LangSmith tracing switched off inside that context and an empty callback list,
+* on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own,
+* on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
+owner
+  move many members' outputs,
+* and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
+
+What lives in globals cannot be switched off for one call; `check_surroundings` refuses to run instead.
+
+Not closed here, because no library can: whoever runs the process or the model server, a provider's logs, the effect of
+a function in the chain that writes somewhere itself, timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Final
+
+from langchain_core.globals import get_debug, get_llm_cache, get_verbose
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tracers import context as tracer_context
+from pydantic import BaseModel
+
+from langchain_dpicl.errors import UnsafeConfigurationError
+
+
+class Abstention:
+    """What a failed member leaves behind: nothing at all."""
+
+    _only: Abstention | None = None
+
+    def __new__(cls) -> Abstention:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "ABSTAIN"
+
+
+ABSTAIN: Final = Abstention()
+
+_bucket: contextvars.ContextVar[Sequence[dict[str, Any]] | None] = contextvars.ContextVar("dpicl_bucket", default=None)
+
+
+def current_bucket() -> Sequence[dict[str, Any]] | None:
+    """The exemplars of the member that is running in this context; None outside of the boundary."""
+    return _bucket.get()
+
+
+def check_surroundings() -> None:
+    """Refuse to run where globals would carry private text out. Raises `UnsafeConfigurationError`."""
+    if get_llm_cache() is not None:
+        raise UnsafeConfigurationError(
+            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
+        )
+    if get_debug():
+        raise UnsafeConfigurationError("LangChain's debug mode is on: it prints private prompts; call set_debug(False)")
+    if get_verbose():
+        raise UnsafeConfigurationError(
+            "LangChain's verbose mode is on: it prints private prompts; call set_verbose(False)"
+        )
+    for variable, _, _, env_var in getattr(tracer_context, "_configure_hooks", ()):
+        if contextvars.Context().run(variable.get) is not None:
+            raise UnsafeConfigurationError("a callback handler is set for every context: it would see private prompts")
+        if env_var and os.environ.get(env_var, "").lower() not in ("", "0", "false"):
+            raise UnsafeConfigurationError(
+                f"the environment variable {env_var} adds a callback handler that would see private prompts"
+            )
+
+
+def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """A copy of the chain whose models have no cache, verbosity or callbacks, and whose bound callbacks are dropped.
+
+    Follows the fields of Runnables, their lists and mappings; a model hidden in a function's closure is out of its
+    reach (but a cache of its own is then the user's own doing, and the global one is refused).
+    """
+    sealed: Runnable[Any, Any] = _sealed(member, {})
+    return sealed
+
+
+def _sealed(value: Any, seen: dict[int, Any]) -> Any:
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, BaseModel) and isinstance(value, Runnable):
+        updates: dict[str, Any] = {}
+        fields = type(value).model_fields
+        if not isinstance(value, BaseLanguageModel):
+            for name in fields:
+                old = getattr(value, name)
+                new = _sealed_config(old) if name == "config" and isinstance(old, Mapping) else _sealed(old, seen)
+                if new is not old:
+                    updates[name] = new
+        off: dict[str, Any] = {"callbacks": None, "verbose": False, "config_factories": []}
+        updates |= {name: to for name, to in off.items() if name in fields and getattr(value, name)}
+        if isinstance(value, BaseLanguageModel):
+            updates["cache"] = False
+        seen[id(value)] = value.model_copy(update=updates) if updates else value
+        return seen[id(value)]
+    if isinstance(value, Runnable) and hasattr(value, "__dict__"):
+        seen[id(value)] = value  # a chain may refer to itself
+        changes = {name: _sealed(old, seen) for name, old in vars(value).items()}
+        changes = {name: new for name, new in changes.items() if new is not vars(value)[name]}
+        seen[id(value)] = copy.copy(value) if changes else value
+        vars(seen[id(value)]).update(changes)
+        return seen[id(value)]
+    if type(value) in (list, tuple):
+        items = type(value)(_sealed(item, seen) for item in value)
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if type(value) is dict:
+        entries = {key: _sealed(item, seen) for key, item in value.items()}
+        return entries if any(entries[key] is not value[key] for key in value) else value
+    return value
+
+
+def _sealed_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: item for key, item in config.items() if key != "callbacks"} if config.get("callbacks") else config
+
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _threads() -> ThreadPoolExecutor:
+    """The process's threads for members: they start when needed and are reused (starting ten costs milliseconds)."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(512, thread_name_prefix="dpicl-member")
+        return _pool
+
+
+def _forget_threads() -> None:
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)  # a fork copies no threads
+
+
+Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
+
+
+def run_private(
+    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int
+) -> list[object | Abstention]:
+    """Call a sealed member once per request (input, its bucket), in parallel. Failures become `ABSTAIN`.
+
+    If the caller is interrupted, no further call begins, and those under way are waited for.
+    """
+    outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
+    waiting = iter(range(len(requests)))  # next() on it is atomic: each index goes to one worker
+
+    def work() -> None:
+        for i in waiting:
+            outputs[i] = contextvars.Context().run(_call, member, requests[i])
+
+    workers = [_threads().submit(work) for _ in range(min(max_concurrency, len(requests)))]
+    try:
+        for worker in workers:
+            worker.result()
+    finally:
+        for _ in waiting:
+            pass
+        wait(workers)
+    return outputs
+
+
+async def arun_private(
+    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int
+) -> list[object | Abstention]:
+    """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
+
+    An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as it would anywhere in asyncio.
+    """
+    gate = asyncio.Semaphore(max_concurrency)
+
+    async def one(request: Request) -> object | Abstention:
+        # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
+        try:
+            async with gate:
+                return await _acall(member, request)
+        except BaseException:
+            if not _is_cancelled():  # the member's own failure, and not our caller's cancellation
+                return ABSTAIN
+        raise asyncio.CancelledError
+
+    tasks = [asyncio.create_task(one(request), context=contextvars.Context()) for request in requests]
+    try:
+        await asyncio.wait(tasks)  # unlike awaiting a task, this ends at once when the caller is cancelled
+        return [ABSTAIN if task.cancelled() else task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _config() -> RunnableConfig:
+    return {"callbacks": [], "tags": [], "metadata": {}}
+
+
+def _without_tracing() -> Any:
+    from langsmith.run_helpers import tracing_context
+
+    return tracing_context(enabled=False)
+
+
+def _call(member: Runnable[Any, Any], request: Request) -> object | Abstention:
+    """One call in a worker thread; what it raises dies here, with its traceback and everything that it refers to."""
+    values, bucket = request
+    _bucket.set(bucket)
+    try:
+        with _without_tracing():
+            answer: object = member.invoke({**values, "examples": bucket}, _config())
+            return answer
+    except BaseException:  # no interrupt is delivered to a worker thread: it is the member's own
+        return ABSTAIN
+
+
+async def _acall(member: Runnable[Any, Any], request: Request) -> object:
+    values, bucket = request
+    _bucket.set(bucket)
+    with _without_tracing():
+        answer: object = await member.ainvoke({**values, "examples": bucket}, _config())
+        return answer
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def aprobe(member: Runnable[Any, Any], request: Request) -> type[BaseException] | None:
+    """`probe` with the member's ``ainvoke``."""
+
+    async def attempt() -> type[BaseException] | None:
+        _bucket.set(request[1])
+        try:
+            with _without_tracing():
+                await member.ainvoke({**request[0], "examples": request[1]}, _config())
+        except BaseException as error:
+            if not _is_cancelled():
+                return type(error)
+            raise
+        return None
+
+    return await asyncio.create_task(attempt(), context=contextvars.Context())
+
+
+def probe(member: Runnable[Any, Any], request: Request) -> type[BaseException] | None:
+    """One call on PUBLIC input. Returns the class of what it raised, or None. The call itself runs as a private one."""
+
+    def attempt() -> type[BaseException] | None:
+        _bucket.set(request[1])
+        try:
+            with _without_tracing():
+                member.invoke({**request[0], "examples": request[1]}, _config())
+        except Exception as error:
+            return type(error)
+        return None
+
+    return contextvars.Context().run(attempt)

@@ -1,0 +1,34 @@
+"""``dpicl`` on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from langchain_dpicl.errors import DPICLError
+
+_COMMANDS = ("demo", "answer")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. The package's errors are one line on stderr (with ``--json`` also an object) and exit 1."""
+    parser = argparse.ArgumentParser(
+        prog="dpicl", description="Differentially private in-context learning: answers from private examples."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in _COMMANDS:
+        import_module(f"langchain_dpicl.cli.{name}").add_parser(commands)
+    options = parser.parse_args(argv)
+    try:
+        return int(options.run(options))
+    except DPICLError as error:
+        kind, message = type(error).__name__, str(error)
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps({"error": kind, "message": message}))
+    print(f"dpicl {options.command}: {message}", file=sys.stderr)
+    return 1

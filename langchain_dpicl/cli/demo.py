@@ -1,0 +1,85 @@
+"""``dpicl demo``: private answers from an inbox that the package generates itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from langchain_dpicl.cli.session import Question, Session, add_common
+
+_NEW_QUESTIONS = 4
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="private answers from a generated clinic inbox, with the embedded model",
+        description="Route an invented clinic's messages to its desks, learning the desks from private examples alone.",
+    )
+    parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--releases", type=int, default=200, help="how many answers the budget is for (default 200)")
+    parser.add_argument("--held-out", type=int, default=24, help="how many held-out questions to score (default 24)")
+    parser.add_argument("--ledger", help="a database URL to count on (default: a temporary one)")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry it out."""
+    from langchain_dpicl import (
+        DPAggregate,
+        ExemplarStore,
+        LabelScorer,
+        NoisyVote,
+        PoissonExampleSelector,
+        PrivacyBudget,
+        PrivateEnsemble,
+    )
+    from langchain_dpicl.demo import inbox
+    from langchain_dpicl.local import local_embeddings, local_llm
+
+    labels = list(inbox.DEMO_LABELS)
+    private, held_out = inbox.demo_inbox()
+    with _ledger(options.ledger) as ledger:
+        store = ExemplarStore.from_records(
+            private,
+            local_embeddings(),
+            input_key=inbox.INPUT_KEY,
+            output_key=inbox.OUTPUT_KEY,
+            owner_key=inbox.OWNER_KEY,
+            progress=not options.json,
+        )
+        budget = PrivacyBudget(options.epsilon, options.delta, options.releases, ledger=ledger, name="demo")
+        selector = PoissonExampleSelector(store, inbox.DEMO_MEMBERS, shots=inbox.DEMO_SHOTS)
+        member = LabelScorer(local_llm(), labels, query_key=inbox.INPUT_KEY)
+        chain = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
+        session = Session(chain, inbox.INPUT_KEY, options.json)
+        line = chain.line()
+        session.say(
+            f"A clinic's inbox: {len(store):,} messages of {store.owner_count} patients, all private.\n"
+            f"Its desks are called {', '.join(labels)}; what each does can only be learnt from the messages.\n"
+        )
+        session.say(
+            f"The promise: {options.releases} answers together are ({options.epsilon:g}, {options.delta:g})-"
+            f"differentially private for every patient.\nEach answer: {inbox.DEMO_MEMBERS} members, a patient takes "
+            f"part with probability {line.rate:.3f}, noise of sigma {line.parameter:.2f} on every desk's count."
+        )
+        questions = [Question(row[inbox.INPUT_KEY], row[inbox.OUTPUT_KEY]) for row in held_out]
+        session.ask(questions[:_NEW_QUESTIONS], compared=True)
+        session.say(f"\nAccuracy on {options.held_out} messages of patients who are not in the inbox:")
+        session.test(questions[_NEW_QUESTIONS : _NEW_QUESTIONS + options.held_out])
+        return session.finish(epsilon=options.epsilon, delta=options.delta, rate=line.rate, sigma=line.parameter)
+
+
+@contextlib.contextmanager
+def _ledger(url: str | None) -> Iterator[str]:
+    if url is not None:
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="dpicl-demo-") as folder:
+        yield f"sqlite:///{folder}/budget.db"

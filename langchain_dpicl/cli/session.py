@@ -1,0 +1,105 @@
+"""What ``demo`` and ``answer`` share: questions put to a sealed release, shown beside answers that are not private."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from langchain_dpicl.aggregate import SealedRelease
+from langchain_dpicl.evaluation import Comparison, compare
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query, and the right label where it is known."""
+
+    text: str
+    expected: str | None = None
+
+
+@dataclass
+class Session:
+    """Asks, prints and keeps the score. With ``as_json`` it prints nothing until `finish`."""
+
+    chain: SealedRelease
+    input_key: str
+    as_json: bool
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    tested: list[tuple[Question, Comparison]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str = "") -> None:
+        """A line for people."""
+        if not self.as_json:
+            print(text, flush=True)
+
+    def ask(self, questions: Sequence[Question], *, compared: bool) -> None:
+        """Answer each question; with ``compared`` show what privacy costs."""
+        for question in questions:
+            if compared:
+                found = compare(self.chain, {self.input_key: question.text})
+                entry: dict[str, Any] = {"question": question.text, **asdict(found)}
+            else:
+                answered = self.chain.invoke({self.input_key: question.text})
+                entry = {"question": question.text, "private": answered["answer"], "receipt": answered["receipt"]}
+            self.asked.append(entry)
+            receipt = entry["receipt"]
+            self.say(f"\n  {_shortened(question.text)}")
+            self.say(f"    private answer       {entry['private'] or '(the members abstain)'}")
+            if compared:
+                self.say(f"    NOT private          ensemble {found.ensemble_not_private}, zero-shot {found.zero_shot}")
+            self.say(
+                f"    receipt              {receipt['id']}: epsilon {receipt['epsilon_spent']:.3g} of "
+                f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {receipt['remaining']} answers left"
+            )
+
+    def test(self, questions: Sequence[Question]) -> None:
+        """Answer questions whose label is known, with a progress bar, and print the three accuracies."""
+        if not questions:
+            return
+        self.say()
+        for question in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
+            self.tested.append((question, compare(self.chain, {self.input_key: question.text})))
+        for name, value in self.accuracy().items():
+            self.say(f"    {name:45s} {value:6.1%}")
+
+    def accuracy(self) -> dict[str, float]:
+        """Right answers over all, for the three kinds."""
+        total = max(len(self.tested), 1)
+
+        def share(kind: str) -> float:
+            right = [getattr(found, kind) == question.expected for question, found in self.tested]
+            return right.count(True) / total
+
+        return {
+            "private": share("private"),
+            "ensemble, NOT private": share("ensemble_not_private"),
+            "zero-shot": share("zero_shot"),
+        }
+
+    def finish(self, **facts: Any) -> int:
+        """The last lines, or the one JSON object."""
+        seconds = time.monotonic() - self.started
+        if self.as_json:
+            accuracy = {"accuracy": self.accuracy(), "held_out": len(self.tested)} if self.tested else {}
+            print(json.dumps({**facts, "answers": self.asked, **accuracy, "seconds": round(seconds, 1)}, indent=2))
+        else:
+            self.say(f"\n{seconds:.0f} seconds.")
+        return 0
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The option that every command has."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _shortened(text: str, width: int = 110) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,1 @@
+"""The demonstration: an invented clinic's inbox, sorted by examples that stay private."""

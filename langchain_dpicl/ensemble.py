@@ -1,0 +1,163 @@
+"""The ensemble: a selector and a member chain, which only a `DPAggregate` may bring to an answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import coerce_to_runnable
+
+from langchain_dpicl import boundary
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.selection import Examples, PoissonExampleSelector
+
+if TYPE_CHECKING:
+    from langchain_dpicl.aggregate import SealedRelease
+
+_REFUSAL = (
+    "a PrivateEnsemble shows private answers: it runs only inside `ensemble | DPAggregate(...)` "
+    "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
+)
+
+
+class PrivateEnsemble(Runnable[dict[str, Any], Any]):
+    """N parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
+
+    Parameters
+    ----------
+    selector
+        Draws the buckets; its ``members`` is N.
+    member
+        Any Runnable (or function, or mapping of Runnables). It gets the caller's input mapping plus ``examples``: a
+        list of mappings, empty for an empty bucket, so that the zero-shot prompt is asked. N calls are made for every
+        release, whatever was sampled. A member that raises, or whose answer is not usable, abstains.
+    max_concurrency
+        How many calls run at once. Default: all N, at most 64.
+
+    ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
+    `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
+    caches, verbosity and callbacks off.
+
+    Each call is made on its own, never through ``batch``: there, one private prompt that is refused can fail its
+    neighbours in the same request, and one owner would then move more than one member's answer. Use a model server for
+    which one request does not change the answer to another.
+    """
+
+    def __init__(
+        self,
+        selector: PoissonExampleSelector,
+        member: Any,
+        *,
+        max_concurrency: int | None = None,
+    ) -> None:
+        if not isinstance(selector, PoissonExampleSelector):
+            raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
+        self.selector = selector
+        if max_concurrency is None:
+            max_concurrency = min(selector.members, 64)
+        self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
+        self._member: Runnable[Any, Any] = boundary.seal(coerce_to_runnable(member))
+        self._suspect = False
+        self._lock = threading.Lock()
+
+    @property
+    def members(self) -> int:
+        """N: the number of calls of every release."""
+        return self.selector.members
+
+    def check_request(self, values: object) -> Mapping[str, Any]:
+        """The caller's mapping, or `InvalidParameter`. Never shows the input."""
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
+        if "examples" in values:
+            raise InvalidParameter("input", "examples", "a mapping without this key, which the ensemble fills")
+        return values
+
+    # -- the member's health, from public facts alone -----------------------------------------------------------------
+
+    def mark_suspect(self) -> None:
+        """A release said that the members abstain: ask a public question before the next charge."""
+        self._suspect = True
+
+    def check_health(self, values: Mapping[str, Any]) -> None:
+        """Where a release has cast doubt on the member: call it on the query without examples before charging.
+
+        Both the doubt (a release) and the call (no private example) are public. Raises `ModelUnavailable`.
+        """
+        if self._suspect:
+            with self._lock:
+                failure = boundary.probe(self._member, self._public_request(values)) if self._suspect else None
+                self._judge(failure)
+
+    async def acheck_health(self, values: Mapping[str, Any]) -> None:
+        """`check_health`, without blocking the event loop."""
+        if self._suspect:
+            self._judge(await boundary.aprobe(self._member, self._public_request(values)))
+
+    def _public_request(self, values: Mapping[str, Any]) -> boundary.Request:
+        store = self.selector.store
+        return values, Examples((), store.input_key, store.output_key)
+
+    def _judge(self, failure: type[BaseException] | None) -> None:
+        self._suspect = failure is not None
+        if failure is not None:
+            raise ModelUnavailable(
+                f"the member fails on the query without examples ({failure.__module__}.{failure.__qualname__}); "
+                "nothing was charged. Invoke the member chain alone with examples=[] to see the whole error"
+            )
+
+    # -- private runs, for DPAggregate ---------------------------------------------------------------------------------
+
+    def run(self, values: Mapping[str, Any], rate: float) -> list[object | boundary.Abstention]:
+        """Sample and call. PRIVATE: the outputs are for an aggregator."""
+        requests = [(values, bucket) for bucket in self.selector.sample(rate)]
+        return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency)
+
+    async def arun(self, values: Mapping[str, Any], rate: float) -> list[object | boundary.Abstention]:
+        """`run`, asynchronously."""
+        requests = [(values, bucket) for bucket in self.selector.sample(rate)]
+        return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency)
+
+    # -- composition ---------------------------------------------------------------------------------------------------
+
+    def __or__(self, other: Any) -> SealedRelease:  # type: ignore[override]
+        """Fuse with a `DPAggregate`; refuse everything else."""
+        from langchain_dpicl.aggregate import DPAggregate, SealedRelease
+
+        if not isinstance(other, DPAggregate):
+            raise UnsafeConfigurationError(_REFUSAL)
+        return SealedRelease(self, other)
+
+    def pipe(self, *others: Any, name: str | None = None) -> Any:
+        """``ensemble.pipe(DPAggregate(...), ...)``: as `|`."""
+        if not others:
+            raise UnsafeConfigurationError(_REFUSAL)
+        sealed = self | others[0]
+        return sealed.pipe(*others[1:], name=name) if len(others) > 1 else sealed
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
+        """Refused."""
+        raise UnsafeConfigurationError(_REFUSAL)
+
+    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
+        """Refused."""
+        raise UnsafeConfigurationError(_REFUSAL)
+
+    def transform(
+        self, input: Iterator[dict[str, Any]], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[Any]:
+        """Refused."""
+        raise UnsafeConfigurationError(_REFUSAL)
+
+    async def atransform(
+        self, input: AsyncIterator[dict[str, Any]], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """Refused."""
+        raise UnsafeConfigurationError(_REFUSAL)
+        yield
+
+    def __repr__(self) -> str:
+        return f"PrivateEnsemble(members={self.members}, rate={self.selector.rate:.6g})"

@@ -1,0 +1,144 @@
+"""Every error of the package, as one tree.
+
+::
+
+    DPICLError
+    ├── InvalidParameter (ValueError)      a parameter is outside its bounds
+    ├── StoreError                         the exemplar store
+    │   ├── InvalidRecords (ValueError)    records that cannot become exemplars
+    │   ├── UnknownOwner (KeyError)        an owner that the store does not hold
+    │   └── StoreFileError                 a saved store that cannot be read or written
+    ├── UnsafeConfigurationError           the surroundings would carry private text out
+    ├── ModelUnavailable                   the model fails on public input: nothing was charged
+    │   └── MembersAbstained               a release says that the members gave no usable answer: charged
+    ├── ReleaseFailed                      the private side failed after the charge, which stands
+    ├── LocalModelError                    the embedded model cannot be found, checked or started
+    ├── PlanError                          the schedule
+    │   ├── InfeasiblePlan                 no noise reaches the target
+    │   ├── AccountingError                an accountant cannot certify a number here
+    │   └── PlanMismatch                   the ledger holds another plan
+    └── BudgetError                        the ledger
+        ├── PrivacyBudgetExceeded          the plan's releases are spent: the answer is no
+        └── LedgerError                    the ledger cannot be opened, read or written
+
+    PrivacyWarning (UserWarning)           legal, but worth a second thought
+
+No message ever holds private text: messages name parameters, counts, positions and public bounds.
+Errors that surface from the private side are raised outside ``except`` blocks, so they carry neither a cause nor a
+context, and the frames that they pass hold no private values.
+"""
+
+from __future__ import annotations
+
+
+class DPICLError(Exception):
+    """The root: catch it to catch everything that this package raises on purpose."""
+
+
+class InvalidParameter(DPICLError, ValueError):
+    """A parameter is outside its bounds. It costs no budget.
+
+    Parameters
+    ----------
+    parameter, value, bound
+        The parameter's name, the value as the caller gave it (it must be public), and what is allowed, in words.
+    """
+
+    def __init__(self, parameter: str, value: object, bound: str) -> None:
+        super().__init__(f"{parameter}={value!r} is not allowed: {bound}")
+        self.parameter = parameter
+        self.value = value
+        self.bound = bound
+
+    def __reduce__(self) -> tuple[type[InvalidParameter], tuple[str, object, str]]:
+        return type(self), (self.parameter, self.value, self.bound)
+
+
+class StoreError(DPICLError):
+    """The exemplar store refuses: its records, its files, or the model that embeds them."""
+
+
+class InvalidRecords(StoreError, ValueError):
+    """Records that cannot become exemplars. Names positions and keys, never a record's text."""
+
+
+class UnknownOwner(StoreError, KeyError):
+    """The store holds no such owner."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class StoreFileError(StoreError):
+    """A saved store cannot be read (missing, foreign, truncated, altered) or written."""
+
+
+class UnsafeConfigurationError(DPICLError):
+    """The surroundings would carry private text out (global cache, debug mode), or a private part is used unsealed."""
+
+
+class ModelUnavailable(DPICLError):
+    """The member fails on public input (server down, wrong key, broken chain). Raised before anything is charged."""
+
+
+class MembersAbstained(ModelUnavailable):
+    """The noisy vote was won by abstention: the model is down, the member chain fails, or its answers are not labels.
+
+    This is itself a private release (abstentions are counted and noised like a label), so it was charged like one.
+    Until the member answers a public request again, further requests raise `ModelUnavailable` and cost nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "most members gave no usable answer (by a noisy count, which was charged like any release): "
+            "is the model up, does the member chain run on its own, and are its answers among the labels?"
+        )
+
+    def __reduce__(self) -> tuple[type[MembersAbstained], tuple[()]]:
+        return type(self), ()
+
+
+class ReleaseFailed(DPICLError):
+    """The private side failed after the charge. The charge stands and the message is constant: it says nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__("the release failed on the private side; its charge stands")
+
+    def __reduce__(self) -> tuple[type[ReleaseFailed], tuple[()]]:
+        return type(self), ()
+
+
+class LocalModelError(DPICLError):
+    """The embedded model is absent, altered, or does not start."""
+
+
+class PrivacyWarning(UserWarning):
+    """Something legal that weakens the promise or reads private data: a large delta, an unsealed selection."""
+
+
+class PlanError(DPICLError):
+    """The schedule of releases cannot be solved, certified or opened."""
+
+
+class InfeasiblePlan(PlanError):
+    """No noise within the mechanism's range reaches the target. Says which line is too expensive, and why."""
+
+
+class AccountingError(PlanError):
+    """This accountant cannot certify a number for these parameters. Says which one can."""
+
+
+class PlanMismatch(PlanError):
+    """The ledger holds a plan with other parameters under this name. Plans are frozen at first use."""
+
+
+class BudgetError(DPICLError):
+    """The ledger refuses: the budget is spent, or the ledger is not usable."""
+
+
+class PrivacyBudgetExceeded(BudgetError):
+    """The plan's releases are spent. The request cost nothing; no later request can succeed."""
+
+
+class LedgerError(BudgetError):
+    """The ledger cannot be opened, read or written. Nothing is released without a durable charge."""

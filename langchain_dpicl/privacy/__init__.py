@@ -1,0 +1,50 @@
+"""Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
+
+from langchain_dpicl.privacy.accountant import Accountant, Line, PLDAccountant, Schedule
+from langchain_dpicl.privacy.cache import PlanCache
+from langchain_dpicl.privacy.explain import Calls, flip_probability
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
+from langchain_dpicl.privacy.profile import (
+    ApproximateDP,
+    BoundedRange,
+    DiscreteGaussian,
+    Gaussian,
+    Profile,
+    ProposeTestRelease,
+    PureDP,
+    compose,
+    lattice_multiplier,
+)
+from langchain_dpicl.privacy.prv import PRVAccountant
+from langchain_dpicl.privacy.rdp import RDPAccountant, RenyiFilter
+
+__all__ = [
+    "MECHANISMS",
+    "Accountant",
+    "ApproximateDP",
+    "BoundedRange",
+    "Calls",
+    "DiscreteGaussian",
+    "Gaussian",
+    "Line",
+    "LineRequest",
+    "Mechanism",
+    "PLDAccountant",
+    "PRVAccountant",
+    "PlanCache",
+    "PlanLine",
+    "PrivacyPlan",
+    "Profile",
+    "ProposeTestRelease",
+    "PureDP",
+    "RDPAccountant",
+    "Randomness",
+    "RenyiFilter",
+    "Schedule",
+    "SecureRandomness",
+    "compose",
+    "flip_probability",
+    "lattice_multiplier",
+]

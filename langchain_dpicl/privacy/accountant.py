@@ -1,0 +1,90 @@
+"""What a schedule of releases costs: epsilon at a delta, or delta at an epsilon.
+
+A schedule is a list of `Line`s, fixed in advance. Callers may choose their questions after seeing answers;
+the parameters may not change (for that see `rdp.RenyiFilter`). Every accountant here answers with an upper
+bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
+from langchain_dpicl.privacy.composition import Composition
+from langchain_dpicl.privacy.losses import Losses
+from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Profile
+
+MAX_COUNT = 10_000_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """`count` releases, each with this profile on its own Poisson sample of `rate`.
+
+    `profile` is what one release gives away of ONE member's output; neighbours of the schedule differ by one
+    owner.
+    """
+
+    profile: Profile
+    rate: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.profile, Profile):
+            raise InvalidParameter("profile", self.profile, "a Profile")
+        object.__setattr__(self, "rate", probability("rate", self.rate))
+        object.__setattr__(self, "count", whole("count", self.count, at_least=0, at_most=MAX_COUNT))
+
+    def losses(self, direction: Direction) -> Losses:
+        """One release's losses after amplification."""
+        return self.profile.subsample(self.rate).losses(direction)
+
+
+Schedule = Sequence[Line]
+
+
+class Accountant(Protocol):
+    """An upper bound on what a schedule gives away."""
+
+    def epsilon(self, schedule: Schedule, delta: float) -> float:
+        """The least certified epsilon at `delta`; `AccountingError` where there is none."""
+        ...
+
+    def delta(self, schedule: Schedule, epsilon: float) -> float:
+        """The least certified delta at `epsilon`."""
+        ...
+
+
+class PLDAccountant:
+    """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile."""
+
+    def epsilon(self, schedule: Schedule, delta: float) -> float:
+        """The larger of both directions. Infinite if infinite losses (PTR's delta0) alone weigh more than delta."""
+        delta = open_unit("delta", delta)
+        return max(composition.epsilon(delta) for composition in compositions(schedule))
+
+    def delta(self, schedule: Schedule, epsilon: float) -> float:
+        """The larger of both directions."""
+        epsilon = real("epsilon", epsilon, at_least=0.0)
+        return max(composition.delta(epsilon) for composition in compositions(schedule))
+
+
+def compositions(schedule: Schedule) -> tuple[Composition, Composition]:
+    """The schedule's losses when one owner is removed, and when one is added."""
+    remove, add = (
+        Composition([(_losses(line, direction), line.count) for line in schedule]) for direction in DIRECTIONS
+    )
+    return remove, add
+
+
+@lru_cache(maxsize=256)
+def _cached_losses(profile: Profile, rate: float, direction: Direction) -> Losses:
+    return profile.subsample(rate).losses(direction)
+
+
+def _losses(line: Line, direction: Direction) -> Losses:
+    return _cached_losses(line.profile, line.rate, direction)

@@ -1,0 +1,172 @@
+"""What a plan means: for a release, for a vote, for the bill. Numbers first, then the same in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from langchain_dpicl.privacy.accountant import PLDAccountant
+from langchain_dpicl.privacy.checks import positive, real, whole
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.plan import PlanLine, PrivacyPlan
+
+VOTES = ("vote", "scores")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One member's call: tokens in and out, and prices per million tokens in any currency."""
+
+    prompt_tokens: float
+    answer_tokens: float
+    price_in: float
+    price_out: float
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "answer_tokens", "price_in", "price_out"):
+            object.__setattr__(self, name, real(name, getattr(self, name), at_least=0.0))
+
+    def cost(self, members: int) -> float:
+        """The price of one answer: `members` calls."""
+        return members * (self.prompt_tokens * self.price_in + self.answer_tokens * self.price_out) / 1e6
+
+
+def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
+    """Chance that discrete Gaussian noise of `sigma` takes the win from a label that leads every other by `margin`.
+
+    Ties are broken at random. Exact for two labels: the sum over the winner's noise x of P(x) times
+    P(noise > x + margin) plus half of P(noise = x + margin). With more labels this is an upper bound for the worst
+    case, in which all others are runners-up (and a tie among several rivals counts for each of them).
+    """
+    sigma = positive("sigma", sigma)
+    margin = whole("margin", margin, at_least=0)
+    labels = whole("labels", labels, at_least=2)
+    weights, tails = _noise(sigma)
+    level = np.arange(weights.size) + margin  # where a rival's noise draws level with the winner's
+    lost = 0.5 * (tails[np.minimum(level, tails.size - 1)] + tails[np.minimum(level + 1, tails.size - 1)])
+    with np.errstate(divide="ignore"):
+        any_lost = -np.expm1((labels - 1) * np.log1p(-lost))
+    return float(min(1.0, (weights * any_lost).sum()))
+
+
+@lru_cache(maxsize=32)
+def _noise(sigma: float) -> tuple[Any, Any]:
+    """The discrete Gaussian's probabilities around 0, and their sums from the right (with a 0 at the end)."""
+    half = math.ceil(min(12.0 * sigma, 1e6)) + 1
+    weights = np.exp(-0.5 * (np.arange(-half, half + 1) / sigma) ** 2)
+    weights /= weights.sum()
+    return weights, np.append(np.minimum(np.cumsum(weights[::-1])[::-1], 1.0), 0.0)
+
+
+def explain(
+    plan: PrivacyPlan,
+    *,
+    members: int | None = None,
+    shots: int | None = None,
+    margins: Sequence[int] = (),
+    labels: int = 2,
+    calls: Calls | None = None,
+) -> dict[str, Any]:
+    """The plan's numbers as one dictionary, ready for JSON.
+
+    Parameters
+    ----------
+    members, shots
+        N members, and how many exemplars a member sees on average.
+    margins, labels
+        For votes: by how many of the N votes the winner leads; how many labels there are.
+    calls
+        What one member's call costs.
+    """
+    members = None if members is None else whole("members", members, at_least=1)
+    shots = None if shots is None else whole("shots", shots, at_least=1)
+    answer: dict[str, Any] = {
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "certified_epsilon": plan.certified_epsilon,
+        "digest": plan.digest,
+        "lines": {},
+    }
+    for name, line in plan.lines.items():
+        entry: dict[str, Any] = {
+            "mechanism": line.mechanism,
+            "releases": line.count,
+            "rate": line.rate,
+            line.family.parameter: line.parameter,
+            "options": dict(line.options),
+            "what": line.describe(),
+            "epsilon_of_one_release": PLDAccountant().epsilon([line.line(line.parameter, 1)], plan.delta),
+            "epsilon_of_this_line": min(plan.epsilon, PLDAccountant().epsilon([line.line(line.parameter)], plan.delta)),
+        }
+        if line.mechanism in VOTES:
+            entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
+            entry["flips"] = _flips(line, members, shots, margins, labels)
+        if len(plan.lines) == 1:
+            counts = sorted({min(10**power, line.count) for power in range(9)})
+            entry["curve"] = [{"releases": n, "epsilon": plan.spent({name: n})} for n in counts]
+        if calls is not None and members is not None:
+            entry["cost_per_answer"] = calls.cost(members)
+            entry["cost_of_all"] = calls.cost(members) * line.count
+            for point in entry.get("curve", ()):
+                point["cost"] = calls.cost(members) * point["releases"]
+        answer["lines"][name] = entry
+    return answer
+
+
+def _flips(
+    line: PlanLine, members: int | None, shots: int | None, margins: Sequence[int], labels: int
+) -> list[dict[str, Any]]:
+    """For each margin the chance of a flip, and the same share of votes with one exemplar per member instead."""
+    if not margins and members is not None:
+        margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
+    rows = []
+    for margin in margins:
+        row: dict[str, Any] = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
+        if members is not None:
+            whole("margin", margin, at_least=0, at_most=members)
+            row["members"] = members
+            if shots is not None and shots > 1:
+                row["single_shot_members"] = members * shots
+                row["single_shot_flip_probability"] = flip_probability(line.parameter, margin * shots, labels)
+        rows.append(row)
+    return rows
+
+
+def words(numbers: dict[str, Any]) -> str:
+    """The same for people."""
+    text = [
+        f"All releases of this plan together are (epsilon, delta)-differentially private with epsilon "
+        f"{numbers['epsilon']:g} and delta {numbers['delta']:.3g} when all exemplars of one owner are added or removed "
+        f"(certified: {numbers['certified_epsilon']:.4g})."
+    ]
+    for name, line in numbers["lines"].items():
+        text.append("")
+        text.append(f"{name}: {line['releases']:,} releases. Each gives out {line['what']}.")
+        text.append(f"  An owner takes part in a release with probability {line['rate']:.4g}.")
+        text.append(
+            f"  One release alone costs epsilon {line['epsilon_of_one_release']:.3g}; "
+            f"all {line['releases']:,} together {line['epsilon_of_this_line']:.3g}."
+        )
+        spent = [f"{point['releases']:,}: {point['epsilon']:.3g}" for point in line.get("curve", ())[1:-1]]
+        if spent:
+            text.append(f"  Epsilon on the way, after so many releases: {', '.join(spent)}.")
+        for row in line.get("flips", ()):
+            of = f" of {row['members']}" if "members" in row else ""
+            text.append(
+                f"  A winner ahead by {row['margin']}{of} votes is overturned with "
+                f"probability {row['flip_probability']:.3g}."
+            )
+            if "single_shot_members" in row:
+                text.append(
+                    f"    The same share of {row['single_shot_members']} members with one exemplar each, at the same "
+                    f"privacy: {row['single_shot_flip_probability']:.3g}."
+                )
+        if "cost_per_answer" in line:
+            text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
+    return "\n".join(text)

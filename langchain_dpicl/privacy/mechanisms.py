@@ -1,0 +1,245 @@
+"""The families of mechanisms that a plan may schedule: one noise parameter each, and the profile that it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import real
+from langchain_dpicl.privacy.profile import (
+    BoundedRange,
+    DiscreteGaussian,
+    Gaussian,
+    Profile,
+    ProposeTestRelease,
+    lattice_multiplier,
+)
+
+V = TypeVar("V")
+
+
+class FrozenMapping(Mapping[str, V], Generic[V]):
+    """A read-only mapping that can be hashed, compared and pickled; keys stay in order."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, V] | None = None) -> None:
+        self._items: dict[str, V] = dict(items or {})
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    def __reduce__(self) -> tuple[type[FrozenMapping[V]], tuple[dict[str, V]]]:
+        return type(self), (self._items,)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A fixed public number of a mechanism beside its noise parameter."""
+
+    words: str
+    low: float
+    high: float
+    default: float | None = None  # None: it must be given
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A family of mechanisms.
+
+    Attributes
+    ----------
+    name, parameter
+        The family and what its one noise parameter is called.
+    low, high
+        Bounds of the parameter.
+    noisier
+        +1 if a larger parameter means more noise (a sigma), -1 if it means less (an eps0, a range bound).
+    neighbours
+        The relation for which `profile` holds, before amplification.
+    options
+        What else is public and fixed.
+    """
+
+    name: str
+    parameter: str
+    low: float
+    high: float
+    noisier: int
+    neighbours: str
+    words: str
+    build: Callable[[float, Mapping[str, float]], Profile] = field(repr=False)
+    options: Mapping[str, Option] = field(default_factory=FrozenMapping)
+
+    def profile(self, parameter: float, **fixed: float) -> Profile:
+        """What one release gives away (before amplification) at this noise parameter."""
+        checked = self.check_options(fixed)
+        return self.build(real(self.parameter, parameter, at_least=self.low, at_most=self.high), checked)
+
+    def check_options(self, options: Mapping[str, float]) -> FrozenMapping[float]:
+        """The options with their defaults, each inside its bounds."""
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            known = ", ".join(self.options) or "none"
+            raise InvalidParameter(f"options[{unknown[0]!r}]", options[unknown[0]], f"{self.name} has options: {known}")
+        answer: dict[str, float] = {}
+        for name in sorted(self.options):
+            option = self.options[name]
+            value = options.get(name, option.default)
+            if value is None:
+                raise InvalidParameter(f"options[{name!r}]", None, f"{self.name} needs {option.words}")
+            answer[name] = real(name, value, at_least=option.low, at_most=option.high)
+        return FrozenMapping(answer)
+
+    def describe(self, parameter: float, **fixed: float) -> str:
+        """One sentence on what is released and with how much noise."""
+        return self.words.format(p=parameter, **self.check_options(fixed))
+
+    def coordinate(self, parameter: float) -> float:
+        """A scale on which more is less noise: the logarithm, turned the right way."""
+        return -self.noisier * math.log(parameter)
+
+    def at_coordinate(self, coordinate: float) -> float:
+        """The parameter at a coordinate, inside the bounds, six digits, rounded towards MORE noise."""
+        log_bound = sorted((math.log(self.low), math.log(self.high)))
+        value = math.exp(min(max(-self.noisier * coordinate, log_bound[0]), log_bound[1]))
+        return min(self.high, max(self.low, _round_digits(value, 6, self.noisier)))
+
+    @property
+    def quietest(self) -> float:
+        """The coordinate of least noise."""
+        return max(self.coordinate(self.low), self.coordinate(self.high))
+
+    @property
+    def loudest(self) -> float:
+        """The coordinate of most noise."""
+        return min(self.coordinate(self.low), self.coordinate(self.high))
+
+
+def _round_digits(value: float, digits: int, direction: int) -> float:
+    """`value` at so many significant digits, up for direction > 0 and down otherwise."""
+    places = digits - 1 - math.floor(math.log10(value))
+    for nudge in range(2):
+        scaled = value * 10.0**places
+        whole = (math.ceil(scaled) + nudge) if direction > 0 else (math.floor(scaled) - nudge)
+        rounded = float(f"{whole}e{-places}")
+        if (rounded - value) * direction >= 0.0:
+            return rounded
+    return value
+
+
+def _vote(sigma: float, options: Mapping[str, float]) -> Profile:
+    return DiscreteGaussian(sigma)
+
+
+def _embedding(sigma: float, options: Mapping[str, float]) -> Profile:
+    return Gaussian(lattice_multiplier(sigma / options["step"], 2.0 / options["step"]))
+
+
+def _bounded(eps0: float, options: Mapping[str, float]) -> Profile:
+    return BoundedRange(eps0)
+
+
+def _ptr(sigma: float, options: Mapping[str, float]) -> Profile:
+    test = ProposeTestRelease(sigma, options["delta0"])
+    if options["select"] == 0.0:
+        return test
+    return test.compose(BoundedRange(min(200.0, options["select"] / sigma)))
+
+
+_COUNTS = "one member's output replaced: two counts move by 1"
+
+MECHANISMS: Mapping[str, Mechanism] = MappingProxyType(
+    {
+        m.name: m
+        for m in (
+            Mechanism(
+                "vote",
+                "sigma",
+                0.05,
+                1e6,
+                +1,
+                _COUNTS,
+                "the winner of the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
+                _vote,
+            ),
+            Mechanism(
+                "scores",
+                "sigma",
+                0.05,
+                1e6,
+                +1,
+                _COUNTS,
+                "the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
+                _vote,
+            ),
+            Mechanism(
+                "embedding",
+                "sigma",
+                0.11,
+                1e6,
+                +1,
+                "one member's output replaced: the sum of unit vectors moves by 2",
+                "the sum of embeddings of norm at most 1, rounded towards 0 to multiples of {step:g}, plus discrete "
+                "Gaussian noise of standard deviation {p:g} on every coordinate",
+                _embedding,
+                FrozenMapping({"step": Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)}),
+            ),
+            Mechanism(
+                "joint-em",
+                "eps0",
+                1e-6,
+                100.0,
+                -1,
+                "one member's output replaced: the utility moves by at most 2",
+                "a sequence of keywords with probability proportional to exp({p:g} * utility / 4)",
+                _bounded,
+            ),
+            Mechanism(
+                "ptr",
+                "sigma",
+                0.05,
+                1e6,
+                +1,
+                "one member's output replaced: the gap moves by at most 2",
+                "the top keywords if their gap passes a test with Gaussian noise of standard deviation 2 * {p:g} "
+                "(delta0 {delta0:g} at every release)",
+                _ptr,
+                FrozenMapping(
+                    {
+                        "delta0": Option("delta0, the probability of releasing after a failed test", 1e-300, 0.5),
+                        "select": Option(
+                            "select: k is chosen with eps0 = select / sigma (0: k is public)", 0.0, 10.0, 0.0
+                        ),
+                    }
+                ),
+            ),
+            Mechanism(
+                "tokens",
+                "range_bound",
+                1e-6,
+                100.0,
+                -1,
+                "one owner's term added or removed",
+                "one token from softmax(public logits + terms of range at most {p:g} each)",
+                _bounded,
+            ),
+        )
+    }
+)

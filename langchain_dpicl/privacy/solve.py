@@ -1,0 +1,157 @@
+"""From a target to noise: the least noise whose certified epsilon keeps the promise.
+
+The search uses approximations and assumes nothing about monotonicity; the answer is always a parameter whose own
+certified epsilon was computed and is at most the target (a root is never rounded towards more leakage).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from langchain_dpicl.errors import InfeasiblePlan
+from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.plan import LineRequest
+
+WASTE = 3e-3
+"""A search stops when at most this share of epsilon is unused."""
+
+Levels = Callable[[float], list[float]]
+
+
+def solve(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Sequence[str]) -> list[float]:
+    """Noise parameters of the lines whose certified epsilon together is at most `epsilon`, at `delta`.
+
+    `InfeasiblePlan` if the most noise that the mechanisms allow still costs too much.
+    """
+    at, low, high = _path(epsilon, delta, lines)
+
+    def certified(parameters: list[float]) -> float:
+        return PLDAccountant().epsilon(_schedule(lines, parameters), delta)
+
+    def approximate(level: float) -> float:
+        return max(c.approximate_epsilon(delta) for c in compositions(_schedule(lines, at(level))))
+
+    best: list[float] | None = None
+    best_epsilon = -1.0
+    goal = math.log1p(-WASTE / 3.0)
+    safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
+    guess, aim, stride = 0.0, epsilon, 0.02
+    for attempt in range(80):
+        if attempt < 3:
+            guess = _crossing(approximate, aim, guess, low, high)
+        if attempt >= 3 or not safe[0] < guess < unsafe[0]:  # the approximation is no help: bracket, then close in
+            stride *= 3.0
+            guess = _next_level(safe, unsafe, goal, stride, attempt)
+        guess = min(max(guess, low), high)
+        parameters = at(guess)
+        reached = certified(parameters)
+        if best_epsilon < reached <= epsilon:
+            best, best_epsilon = parameters, reached
+        excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
+        enough = (1.0 - WASTE) * epsilon <= reached <= epsilon
+        if enough or (guess >= high and reached <= epsilon) or (guess <= low and reached > epsilon):
+            break
+        if reached <= epsilon:
+            safe = (guess, excess)
+        else:
+            unsafe = (guess, excess)
+        if unsafe[0] - safe[0] < 1e-6:
+            break
+        aim *= math.exp(min(max(goal - excess, -0.7), 0.7))
+    if best is None:
+        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines, names))
+    return best
+
+
+def _schedule(lines: Sequence[LineRequest], parameters: list[float]) -> list[Line]:
+    return [line.line(parameter) for line, parameter in zip(lines, parameters, strict=True)]
+
+
+def _next_level(
+    safe: tuple[float, float], unsafe: tuple[float, float], goal: float, stride: float, attempt: int
+) -> float:
+    """Where to look next: a stride beyond an open end; between two ends the secant or, every third time, the middle."""
+    (a, below), (b, above) = safe, unsafe
+    if not math.isfinite(a):
+        return b - stride
+    if not math.isfinite(b):
+        return a + stride
+    share = 0.5 if attempt % 3 == 2 else min(max((goal - below) / (above - below), 0.05), 0.95)
+    return a + share * (b - a)
+
+
+def _path(epsilon: float, delta: float, lines: Sequence[LineRequest]) -> tuple[Levels, float, float]:
+    """A curve through parameter space along which every line keeps its share of the loss; higher is less noise.
+
+    A line's loss is its log moment at the order that binds an (epsilon, delta) target, 2 log(1/delta) / epsilon;
+    these add up over releases and lines, so shares are well defined. One line needs no shares: its own coordinate is
+    the curve.
+    """
+    if len(lines) == 1:
+        family = lines[0].family
+        return lambda level: [family.at_coordinate(level)], family.loudest, family.quietest
+    order = min(max(2.0 * math.log(1.0 / delta) / epsilon, 0.1), 1e4)
+    total = sum(line.weight for line in lines)
+
+    def one(line: LineRequest, level: float) -> float:
+        family = line.family
+        target = math.log(line.weight / total) + level
+
+        def loss(coordinate: float) -> float:
+            losses = line.line(family.at_coordinate(coordinate)).losses("remove")
+            return math.log(max(line.count * losses.log_moment(order), 1e-300))
+
+        return family.at_coordinate(_crossing(loss, target, None, family.loudest, family.quietest))
+
+    return lambda level: [one(line, level) for line in lines], -60.0, 60.0
+
+
+def _crossing(
+    increasing: Callable[[float], float], target: float, guess: float | None, low: float, high: float
+) -> float:
+    """x in [low, high] with increasing(x) close to target (a search, no certificate); an end if there is none."""
+    from scipy.optimize import brentq
+
+    def gap(x: float) -> float:
+        value = increasing(x) - target
+        return value if math.isfinite(value) else math.copysign(1e6, value)
+
+    width = 0.05 if guess is not None else 0.4
+    a = b = min(max(guess or 0.0, low), high)
+    value = at_a = at_b = gap(a)
+    while value < 0.0 and b < high:
+        a, at_a, b, width = b, at_b, min(high, b + width), 2.5 * width
+        value = at_b = gap(b)
+    if a == b:
+        while value >= 0.0 and a > low:
+            b, at_b, a, width = a, at_a, max(low, a - width), 2.5 * width
+            value = at_a = gap(a)
+    if at_a > 0.0:
+        return a
+    if at_b < 0.0 or a == b:
+        return b
+    return float(brentq(gap, a, b, xtol=1e-4))
+
+
+def _why_infeasible(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Sequence[str]) -> str:
+    """Which line is too expensive, and why."""
+    costs = []
+    for name, line in zip(names, lines, strict=True):
+        item = line.line(line.family.at_coordinate(line.family.loudest))
+        infinite = max(composition.infinity for composition in compositions([item]))
+        costs.append((infinite, PLDAccountant().epsilon([item], delta), name, line))
+    infinite, cost, name, line = max(costs, key=lambda entry: entry[:2])
+    start = f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: line {name!r} ({line.count} x {line.mechanism}"
+    if infinite > 0.5 * delta:
+        delta0 = line.options.get("delta0", 0.0)
+        return (
+            f"{start}, rate {line.rate:g}) pays delta0 {delta0:g} at every release, "
+            f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"
+        )
+    family = line.family
+    most = f"{family.parameter} {family.at_coordinate(family.loudest):g}"
+    return f"{start}, rate {line.rate:g}) alone costs epsilon {cost:.3g} with the most noise allowed, {most}"

@@ -1,0 +1,67 @@
+"""Byte strings side by side in one buffer that can be overwritten in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Arena:
+    """An append-only list of byte strings, held in one buffer of the exact size.
+
+    Python's own strings cannot be overwritten and cost some fifty bytes each beyond their content; here an entry costs
+    its content and eight bytes, and `wipe` replaces it all with zeros in place.
+    """
+
+    def __init__(self, data: bytearray | None = None, ends: NDArray[np.int64] | None = None) -> None:
+        self._data = bytearray() if data is None else data
+        self._ends: NDArray[np.int64] = np.empty(0, np.int64) if ends is None else ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: int) -> bytes:
+        return bytes(self._data[self._start(i) : int(self._ends[i])])
+
+    def _start(self, i: int) -> int:
+        return int(self._ends[i - 1]) if i else 0
+
+    def extend(self, items: Sequence[bytes]) -> None:
+        """Append items. The old buffer is overwritten before it is dropped, so no copy of it lingers."""
+        lengths = np.fromiter((len(item) for item in items), np.int64, len(items))
+        grown = bytearray(len(self._data) + int(lengths.sum()))
+        grown[: len(self._data)] = self._data
+        position = len(self._data)
+        for item in items:
+            grown[position : position + len(item)] = item
+            position += len(item)
+        self._replace(grown, np.concatenate([self._ends, len(self._data) + np.cumsum(lengths)]))
+
+    def keep(self, rows: NDArray[np.int64]) -> Arena:
+        """A new arena of these entries alone."""
+        starts = np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])[rows]
+        lengths = self._ends[rows] - starts
+        ends = np.cumsum(lengths)
+        data = bytearray(int(ends[-1]) if len(ends) else 0)
+        for start, length, end in zip(starts.tolist(), lengths.tolist(), ends.tolist(), strict=True):
+            data[end - length : end] = self._data[start : start + length]
+        return Arena(data, ends)
+
+    def wipe(self) -> None:
+        """Overwrite everything with zeros and be empty."""
+        self._replace(bytearray(), np.empty(0, np.int64))
+
+    def _replace(self, data: bytearray, ends: NDArray[np.int64]) -> None:
+        self._data[:] = bytes(len(self._data))
+        self._data, self._ends = data, ends
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the buffer and the ends."""
+        return len(self._data) + self._ends.nbytes
+
+    def buffer(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The whole content and the end of every entry, as views (for saving)."""
+        return np.frombuffer(self._data, np.uint8), self._ends

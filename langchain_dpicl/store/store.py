@@ -1,0 +1,388 @@
+"""The private exemplars: texts, owners and vectors, on FAISS.
+
+Layout. Vectors lie in an exact inner-product FAISS index under stable ids; texts lie as UTF-8 in one byte arena, so
+that forgetting can overwrite them (a Python string cannot be overwritten) and so that a million exemplars cost little
+more than their vectors. Owners are small integers, in order of first appearance.
+
+Nothing here is differentially private: a store is the private side. Its ``repr`` shows counts, its errors name
+positions and keys, and it refuses to be pickled or deep-copied, because a copy could not be made to forget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.errors import InvalidRecords, UnknownOwner, UnsafeConfigurationError
+from langchain_dpicl.store import file as store_file
+from langchain_dpicl.store import intake
+from langchain_dpicl.store.arena import Arena
+from langchain_dpicl.store.intake import Vectors
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+Ids = NDArray[np.int64]
+
+
+class Owners(Sequence[str]):
+    """The owners' keys, in order of first appearance. Private: its ``repr`` shows their number alone."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._keys[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} owners>"
+
+
+class ExemplarStore:
+    """Private exemplars with their owners, searchable by exact inner product.
+
+    Build one with `from_records` or `from_texts`, or `load` a saved one. Vectors are scaled to norm 1 on their way in
+    (a zero vector stays zero), so an inner product is a cosine. Owners are the unit of privacy: all exemplars of one
+    owner enter and leave together. Thread-safe; readers see whole additions and whole removals only.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        *,
+        input_key: str,
+        output_key: str | None,
+        owner_key: str | None,
+        dimension: int,
+    ) -> None:
+        self.embeddings = embeddings
+        self.input_key = input_key
+        self.output_key = output_key
+        self.owner_key = owner_key
+        self.dimension = dimension
+        self.lock = threading.RLock()
+        self._index = _new_index(dimension)
+        self._texts = Arena()
+        self._ids: Ids = np.empty(0, np.int64)
+        self._owner_of: NDArray[np.int32] = np.empty(0, np.int32)
+        self._owner_keys: list[str] = []
+        self._owner_slots: dict[str, int] = {}
+        self._next_id = 0
+        self._by_owner: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._files: list[Path] = []
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Iterable[Mapping[str, Any]],
+        embeddings: Embeddings,
+        *,
+        input_key: str = "input",
+        output_key: str | None = "output",
+        owner_key: str | None = None,
+        ids: Sequence[int] | None = None,
+        vectors: Vectors | None = None,
+        progress: bool = True,
+    ) -> ExemplarStore:
+        """Build a store from mappings.
+
+        ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``vectors`` (rows of
+        float32) replaces the embedding of the inputs. Raises `InvalidRecords` for an empty input, a missing or empty
+        key, an embedding with NaN or infinity, a repeated id; the message names the record's position, never its text.
+        """
+        rows = list(records)
+        texts, owners = intake.check_records(rows, input_key, output_key, owner_key)
+        if not rows:
+            raise InvalidRecords("the store would be empty: at least one record is needed")
+        matrix = (
+            intake.embed(embeddings, texts, progress) if vectors is None else intake.as_matrix(vectors, len(rows), None)
+        )
+        store = cls(
+            embeddings,
+            input_key=input_key,
+            output_key=output_key,
+            owner_key=owner_key,
+            dimension=matrix.shape[1],
+        )
+        store._append(intake.pack(rows, owner_key), owners, matrix, ids)
+        return store
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: Sequence[str],
+        embeddings: Embeddings,
+        *,
+        outputs: Sequence[str] | None = None,
+        owners: Sequence[str] | None = None,
+        ids: Sequence[int] | None = None,
+        vectors: Vectors | None = None,
+        progress: bool = True,
+    ) -> ExemplarStore:
+        """Build a store from texts, with their outputs and owners beside them (same length) where they exist."""
+        for name, other in (("outputs", outputs), ("owners", owners)):
+            if other is not None and len(other) != len(texts):
+                raise InvalidRecords(f"{name} has {len(other)} entries for {len(texts)} texts")
+        records = [
+            {"input": text}
+            | ({} if outputs is None else {"output": outputs[i]})
+            | ({} if owners is None else {"owner": owners[i]})
+            for i, text in enumerate(texts)
+        ]
+        return cls.from_records(
+            records,
+            embeddings,
+            input_key="input",
+            output_key=None if outputs is None else "output",
+            owner_key=None if owners is None else "owner",
+            ids=ids,
+            vectors=vectors,
+            progress=progress,
+        )
+
+    def add(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        owner_key: str | None = None,
+        ids: Sequence[int] | None = None,
+        vectors: Vectors | None = None,
+        progress: bool = False,
+    ) -> list[int]:
+        """Add records and return their ids. All of them, or none if one is bad. An owner that exists grows.
+
+        ``owner_key`` defaults to the one that the store was made with.
+        """
+        owner_key = self.owner_key if owner_key is None else owner_key
+        rows = list(records)
+        if not rows:
+            return []
+        texts, owners = intake.check_records(rows, self.input_key, self.output_key, owner_key)
+        matrix = (
+            intake.embed(self.embeddings, texts, progress)
+            if vectors is None
+            else intake.as_matrix(vectors, len(rows), self.dimension)
+        )
+        if matrix.shape[1] != self.dimension:
+            raise InvalidRecords(f"embeddings have {matrix.shape[1]} dimensions, the store has {self.dimension}")
+        return self._append(intake.pack(rows, owner_key), owners, matrix, ids)
+
+    def _append(
+        self,
+        payloads: Sequence[bytes],
+        owners: Sequence[str] | None,
+        matrix: Vectors,
+        ids: Sequence[int] | None,
+    ) -> list[int]:
+        with self.lock:
+            new_ids = self._fresh_ids(len(payloads), ids)
+            slots = np.empty(len(payloads), np.int32)
+            for i, row_id in enumerate(new_ids):
+                key = f"#{row_id}" if owners is None else owners[i]
+                slot = self._owner_slots.get(key)
+                if slot is None:
+                    slot = len(self._owner_keys)
+                    self._owner_slots[key] = slot
+                    self._owner_keys.append(key)
+                slots[i] = slot
+            self._index.add_with_ids(matrix, new_ids)
+            self._texts.extend(payloads)
+            self._ids = np.concatenate([self._ids, new_ids])
+            self._owner_of = np.concatenate([self._owner_of, slots])
+            self._next_id = max(self._next_id, int(new_ids.max()) + 1)
+            self._by_owner = None
+        return [int(i) for i in new_ids]
+
+    def _fresh_ids(self, count: int, ids: Sequence[int] | None) -> Ids:
+        if ids is None:
+            return np.arange(self._next_id, self._next_id + count, dtype=np.int64)
+        if len(ids) != count:
+            raise InvalidRecords(f"ids has {len(ids)} entries for {count} records")
+        if not all(isinstance(i, (int, np.integer)) and 0 <= int(i) < 2**62 for i in ids):
+            raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
+        fresh = np.asarray(ids, np.int64)
+        if len(np.unique(fresh)) != count or np.isin(fresh, self._ids).any():
+            raise InvalidRecords("ids must be unique: one occurs twice, or is in the store already")
+        return fresh
+
+    # -- reading (the private side) ---------------------------------------------------------------------------------
+
+    @property
+    def owners(self) -> Owners:
+        """The owners' keys; ``len(store.owners)`` is their number."""
+        with self.lock:
+            return Owners(tuple(self._owner_keys))
+
+    @property
+    def owner_count(self) -> int:
+        """The number of owners, without a copy of their keys."""
+        return len(self._owner_keys)
+
+    def __len__(self) -> int:
+        """The number of exemplars."""
+        return len(self._ids)
+
+    def rows_of(self, owner_slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of these owners, and for each row the position of its owner in ``owner_slots``. Cost: the rows alone."""
+        with self.lock:
+            if self._by_owner is None:
+                order = np.argsort(self._owner_of, kind="stable")
+                starts = np.zeros(len(self._owner_keys) + 1, np.int64)
+                np.cumsum(np.bincount(self._owner_of, minlength=len(self._owner_keys)), out=starts[1:])
+                self._by_owner = (order, starts)
+            order, starts = self._by_owner
+            counts = starts[owner_slots + 1] - starts[owner_slots]
+            position = np.repeat(np.arange(len(owner_slots)), counts)
+            offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
+            return order[starts[owner_slots][position] + offset], position
+
+    def read(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """The exemplars at these rows, as fresh dictionaries. Private."""
+        with self.lock:
+            return [json.loads(self._texts[int(row)].decode("utf-8", "surrogatepass")) for row in rows]
+
+    # -- forgetting -------------------------------------------------------------------------------------------------
+
+    def forget(self, owner: str | int) -> int:
+        """Remove an owner for good and return how many exemplars went.
+
+        After it returns, no trace is left in memory (texts and vectors are overwritten in place before they are
+        dropped), in the index, or in the files that this store was saved to or loaded from (they are rewritten
+        atomically, the old content overwritten). Copies made elsewhere are beyond its reach. Raises `UnknownOwner`.
+        """
+        with self.lock:
+            owner = str(owner)
+            slot = self._owner_slots.get(owner)
+            if slot is None:
+                raise UnknownOwner("the store holds no such owner")
+            keep = np.flatnonzero(self._owner_of != slot)
+            gone = len(self) - len(keep)
+            owner_of = self._owner_of[keep]
+            owner_keys = [key for key in self._owner_keys if key != owner]
+            rest = replace(
+                self._contents(),
+                vectors=np.ascontiguousarray(self._stored_vectors()[keep]),
+                ids=self._ids[keep],
+                owner_of=np.where(owner_of > slot, owner_of - 1, owner_of).astype(np.int32),
+                owner_keys=owner_keys,
+                texts=self._texts.keep(keep),
+            )
+            for path in self._files:  # first the files: if one cannot be written, forgetting can be repeated
+                if path.exists():
+                    store_file.write(path, rest, scrub=True)
+            self._stored_vectors()[:] = 0.0
+            self._texts.wipe()
+            self._adopt(rest)
+            rest.vectors[:] = 0.0  # the index has its own copy
+        return gone
+
+    def _adopt(self, contents: store_file.Contents) -> None:
+        """Become what these contents are."""
+        self._index = _new_index(self.dimension)
+        if len(contents.ids):
+            self._index.add_with_ids(contents.vectors, contents.ids)
+        self._texts = contents.texts
+        self._ids = contents.ids
+        self._owner_of = contents.owner_of
+        self._owner_keys = contents.owner_keys
+        self._owner_slots = {key: i for i, key in enumerate(contents.owner_keys)}
+        self._next_id = contents.next_id
+        self._by_owner = None
+
+    def _stored_vectors(self) -> Vectors:
+        """The index's own vectors, as a view: writing to it writes to the index."""
+        import faiss
+
+        flat: Any = faiss.downcast_index(self._index.index)
+        view: Vectors = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * self.dimension)
+        return view.reshape(flat.ntotal, self.dimension)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _contents(self) -> store_file.Contents:
+        return store_file.Contents(
+            input_key=self.input_key,
+            output_key=self.output_key,
+            owner_key=self.owner_key,
+            dimension=self.dimension,
+            next_id=self._next_id,
+            vectors=self._stored_vectors(),
+            ids=self._ids,
+            owner_of=self._owner_of,
+            owner_keys=self._owner_keys,
+            texts=self._texts,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the store to one file (no pickle), atomically: a crash leaves the old file whole. Mode 0600.
+
+        The store remembers the path, so that `forget` reaches it. Raises `StoreFileError`.
+        """
+        target = Path(path).expanduser().resolve()
+        with self.lock:
+            store_file.write(target, self._contents())
+            if target not in self._files:
+                self._files.append(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], embeddings: Embeddings) -> ExemplarStore:
+        """Read a saved store. Raises `StoreFileError` for a missing, foreign, truncated or altered file."""
+        target = Path(path).expanduser().resolve()
+        contents = store_file.read(target)
+        store = cls(
+            embeddings,
+            input_key=contents.input_key,
+            output_key=contents.output_key,
+            owner_key=contents.owner_key,
+            dimension=contents.dimension,
+        )
+        store._adopt(contents)
+        store._files = [target]
+        return store
+
+    # -- what it shows ----------------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes held: the vectors, and everything else (an estimate of Python's own objects included)."""
+        with self.lock:
+            per_key = 8 + 24 * 1.75 + 28  # list slot, dictionary entry at its usual load, integer value
+            keys = sum(49 + len(key) for key in self._owner_keys)
+            rest = self._texts.nbytes + self._ids.nbytes * 2 + self._owner_of.nbytes
+            if self._by_owner is not None:
+                rest += sum(part.nbytes for part in self._by_owner)
+            return {
+                "vectors": 4 * self.dimension * len(self._ids),
+                "other": int(rest + keys + per_key * len(self._owner_keys)),
+            }
+
+    def __repr__(self) -> str:
+        return f"ExemplarStore({len(self)} exemplars of {self.owner_count} owners, {self.dimension} dimensions)"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("an ExemplarStore is not pickled or copied; use save() and load()")
+
+
+def _new_index(dimension: int) -> Any:
+    import faiss
+
+    return faiss.IndexIDMap2(faiss.IndexFlatIP(dimension))

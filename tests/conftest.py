@@ -1,0 +1,260 @@
+"""Shared fixtures: records with a canary, generators that a test injects, and small sealed chains.
+
+The canary is a string that stands for private text. Whatever a test captures (messages, files, traces, buffers) is
+searched for it; `canary_free` does the searching.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from numpy.typing import NDArray
+
+from langchain_dpicl import (
+    DPAggregate,
+    ExemplarStore,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudget,
+    PrivateEnsemble,
+)
+
+CANARY = "CANARY-7f3a-mrs-alder-of-9-elm-street"
+LABELS = ["Positive", "Negative"]
+DIMENSION = 8
+
+
+class SeededRandomness:
+    """The protocol of `langchain_dpicl.privacy.noise.Randomness` on a numpy generator: for tests alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
+        return np.flatnonzero(self.generator.random(n) < probability).astype(np.int64)
+
+    def integers(self, high: int, size: int) -> NDArray[np.int64]:
+        return self.generator.integers(high, size=size, dtype=np.int64)
+
+    def uniforms(self, size: int) -> NDArray[np.float64]:
+        return self.generator.random(size)
+
+    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
+        reach = int(np.ceil(12 * sigma)) + 1
+        support = np.arange(-reach, reach + 1)
+        weights = np.exp(-(support**2) / (2 * sigma**2))
+        return self.generator.choice(support, size=size, p=weights / weights.sum()).astype(np.int64)
+
+
+class OwnerKeyedRandomness:
+    """Coins that belong to owners: what an owner draws depends on its key and its records alone.
+
+    Two stores that share owners thus see the same coins for the owners that they share, which is the coupling in the
+    proof of the guarantee. It follows the selector's order of draws (coins, member, priority, order of an owner's own
+    exemplars), and a selector that draws anything else fails loudly.
+    """
+
+    def __init__(self, store: ExemplarStore, salt: int) -> None:
+        self.store = store
+        self.salt = salt
+        self._chosen: NDArray[np.int64] = np.empty(0, np.int64)
+        self._uniform_calls = 0
+
+    def _unit(self, *what: object) -> float:
+        digest = hashlib.sha256(repr((self.salt, *what)).encode()).digest()
+        return (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
+
+    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
+        keys = list(self.store.owners)
+        assert n == len(keys), "one coin per owner, no more and no fewer"
+        self._uniform_calls = 0
+        self._chosen = np.array(
+            [i for i, key in enumerate(keys) if self._unit(key, "coin") < probability], dtype=np.int64
+        )
+        return self._chosen
+
+    def integers(self, high: int, size: int) -> NDArray[np.int64]:
+        assert size == len(self._chosen), "one member per sampled owner"
+        keys = self.store.owners
+        return np.array([int(self._unit(keys[i], "member") * high) for i in self._chosen], dtype=np.int64)
+
+    def uniforms(self, size: int) -> NDArray[np.float64]:
+        self._uniform_calls += 1
+        if self._uniform_calls == 1:
+            assert size == len(self._chosen), "one priority per sampled owner"
+            keys = self.store.owners
+            return np.array([self._unit(keys[i], "priority") for i in self._chosen], dtype=np.float64)
+        rows, _ = self.store.rows_of(self._chosen)
+        assert size == len(rows), "one order number per exemplar of a sampled owner"
+        texts = [exemplar["input"] for exemplar in self.store.read(rows)]
+        return np.array([self._unit(text, "order") for text in texts], dtype=np.float64)
+
+    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
+        raise AssertionError("selection draws no noise")
+
+
+class CountingRandomness(SeededRandomness):
+    """Counts how many numbers were handed out."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.drawn = 0
+
+    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
+        heads = super().coin_positions(n, probability)
+        self.drawn += len(heads)
+        return heads
+
+    def integers(self, high: int, size: int) -> NDArray[np.int64]:
+        self.drawn += size
+        return super().integers(high, size)
+
+    def uniforms(self, size: int) -> NDArray[np.float64]:
+        self.drawn += size
+        return super().uniforms(size)
+
+
+def make_records(owners: int, per_owner: int = 1, *, secret: str = "") -> list[dict[str, str]]:
+    """`owners * per_owner` records; `secret` is part of every text."""
+    return [
+        {"input": f"text {i}.{j} {secret}".strip(), "output": LABELS[i % 2], "owner": f"owner-{i}"}
+        for i in range(owners)
+        for j in range(per_owner)
+    ]
+
+
+def build_store(records: list[dict[str, str]], **options: Any) -> ExemplarStore:
+    """A store with deterministic fake embeddings."""
+    options.setdefault("owner_key", "owner")
+    return ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=DIMENSION), **options)
+
+
+@pytest.fixture(scope="session")
+def canary() -> str:
+    return CANARY
+
+
+@pytest.fixture(scope="session")
+def labels() -> list[str]:
+    return list(LABELS)
+
+
+@pytest.fixture(scope="session")
+def seeded() -> Callable[[int], SeededRandomness]:
+    """seeded(seed): a generator to set on ``selector._randomness`` or ``sealed._randomness``."""
+    return SeededRandomness
+
+
+@pytest.fixture(scope="session")
+def owner_keyed() -> Callable[[ExemplarStore, int], OwnerKeyedRandomness]:
+    """owner_keyed(store, salt): coins that follow owners from store to store."""
+    return OwnerKeyedRandomness
+
+
+@pytest.fixture(scope="session")
+def counting() -> Callable[[int], CountingRandomness]:
+    return CountingRandomness
+
+
+@pytest.fixture(scope="session")
+def records() -> Callable[..., list[dict[str, str]]]:
+    return make_records
+
+
+@pytest.fixture(scope="session")
+def store_of() -> Callable[..., ExemplarStore]:
+    return build_store
+
+
+@pytest.fixture(scope="session")
+def embeddings() -> DeterministicFakeEmbedding:
+    return DeterministicFakeEmbedding(size=DIMENSION)
+
+
+@pytest.fixture
+def ledger_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def budget_of(tmp_path: Path) -> Iterator[Callable[..., PrivacyBudget]]:
+    """budget_of(epsilon=1000, releases=10): a budget on a ledger of its own.
+
+    At epsilon 1000, ten releases and a rate of 1 the plan's sigma is 0.1: noise differs from zero with a probability
+    below 1e-20, so that tests of plumbing see the plain winner.
+    """
+    made: list[PrivacyBudget] = []
+    number = itertools.count()
+
+    def make(epsilon: float = 1000.0, delta: float = 1e-5, releases: int = 10, **options: Any) -> PrivacyBudget:
+        options.setdefault("ledger", f"sqlite:///{tmp_path / f'budget-{next(number)}.db'}")
+        made.append(PrivacyBudget(epsilon, delta, releases, **options))
+        return made[-1]
+
+    yield make
+    for budget in made:
+        budget.close()
+
+
+@pytest.fixture
+def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
+    """sealed_of(member): a whole sealed chain over a store whose every text holds the canary."""
+
+    def make(
+        member: Any,
+        *,
+        budget: PrivacyBudget | None = None,
+        store: ExemplarStore | None = None,
+        members: int = 4,
+        rate: float = 1.0,
+        owners: int = 8,
+        return_receipt: bool = False,
+        vote: NoisyVote | None = None,
+        max_concurrency: int | None = None,
+        **budget_options: Any,
+    ) -> Any:
+        store = build_store(make_records(owners, secret=CANARY)) if store is None else store
+        selector = PoissonExampleSelector(store, members, rate=rate, max_exemplars=owners)
+        budget = budget_of(**budget_options) if budget is None else budget
+        ensemble = PrivateEnsemble(selector, member, max_concurrency=max_concurrency)
+        vote = NoisyVote(LABELS) if vote is None else vote
+        return ensemble | DPAggregate(vote, budget, return_receipt=return_receipt)
+
+    return make
+
+
+def frame_locals(error: BaseException) -> str:
+    """The repr of every local variable in the package's own frames, as an error reporter would send them."""
+    shown: list[str] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if "langchain_dpicl" in frame.f_code.co_filename:
+            shown += [f"{name}={value!r}" for name, value in frame.f_locals.items()]
+    return "\n".join(shown)
+
+
+@pytest.fixture(scope="session")
+def canary_free() -> Callable[..., None]:
+    """canary_free(error): neither the message nor what hangs on the exception shows the canary.
+
+    ``frames=True`` also looks at the locals of the package's frames (for errors after sampling: an error about bad
+    records passes frames that were handed these very records).
+    """
+
+    def check(error: BaseException, *, frames: bool = False, secret: str = CANARY) -> None:
+        shown = [str(error), repr(error), repr(error.args), repr(getattr(error, "__notes__", ""))]
+        shown.append("".join(traceback.format_exception(error)))
+        assert error.__cause__ is None, "a cause carries what the error hides"
+        assert error.__context__ is None, "a context carries what the error hides"
+        if frames:
+            shown.append(frame_locals(error))
+        assert not [text for text in shown if secret in text]
+
+    return check

@@ -1,0 +1,120 @@
+"""The command line, with a fake model: what it prints, what it refuses, what it keeps private."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+
+import langchain_dpicl
+from langchain_dpicl import local
+from langchain_dpicl.cli import main
+
+SECRET = "CANARY-mrs-alder"
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of 60 records, and a member that answers by the query's first word."""
+    rows = [{"text": f"{SECRET} {i}", "label": "ab"[i % 2], "who": f"p{i // 2}"} for i in range(60)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
+    monkeypatch.setattr(local, "local_llm", lambda: None)
+    monkeypatch.setattr(
+        langchain_dpicl, "LabelScorer", lambda llm, labels, query_key: RunnableLambda(lambda v: v[query_key].split()[0])
+    )
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answer(data: Path, *more: str) -> list[str]:
+    """A large epsilon, so that the noise is nearly nothing and answers can be compared."""
+    always = "--labels a,b --epsilon 300 --releases 30 --members 10 --shots 2".split()
+    return ["answer", "--data", str(data), *always, *more]
+
+
+def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, *answer(data, "--question", "a question", "--json"))
+    assert code == 0
+    result = json.loads(out)
+    (given,) = result["answers"]
+    assert given["private"] == "a"
+    assert given["receipt"]["number"] == 1
+    assert "ensemble_not_private" not in given, "what is not private is shown only when asked for"
+    assert result["delta"] == pytest.approx(0.1 / 60)
+    code, out, _ = run(capsys, *answer(data, "--question", "b other"))
+    assert code == 0
+    assert "private answer       b" in out
+    assert "28 answers left" in out, "the ledger goes on counting"
+
+
+def test_a_test_file_prints_three_accuracies(data: Path, capsys: Any) -> None:
+    test = data.parent / "test.csv"
+    test.write_text("text,label\na one,a\nb two,B\na three,b\n")
+    code, out, _ = run(capsys, *answer(data, "--test", str(test), "--json", "--owner-key", "who"))
+    assert code == 0
+    result = json.loads(out)
+    assert result["held_out"] == 3
+    assert result["accuracy"] == {
+        "private": pytest.approx(2 / 3),
+        "ensemble, NOT private": pytest.approx(2 / 3),
+        "zero-shot": pytest.approx(2 / 3),
+    }
+    assert result["delta"] == pytest.approx(0.1 / 30), "owners, not records"
+
+
+def test_held_out_owners_are_not_in_the_store(data: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, *answer(data, "--held-out", "5", "--owner-key", "who", "--limit", "4", "--json"))
+    assert code == 0
+    result = json.loads(out)
+    assert result["held_out"] == 4
+    assert result["rate"] == pytest.approx(20 / 25)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--question", "x", "--epsilon", "0"], "epsilon"),
+        (["--question", "x", "--delta", "1"], "delta"),
+        (["--question", "x", "--labels", "a"], "labels"),
+        (["--question", "x", "--members", "1"], "members"),
+        (["--question", "x", "--shots", "9999"], "shots"),
+        (["--question", "x", "--data", "absent.jsonl"], "absent.jsonl"),
+        (["--question", "x", "--input-key", "body"], "'body'"),
+        (["--question", "x", "--ledger", "sqlite:////proc/none/budget.db"], "ledger"),
+        ([], "--question"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_show_nothing_private(
+    more: list[str], says: str, data: Path, capsys: Any
+) -> None:
+    code, out, err = run(capsys, *answer(data, *more))
+    assert code == 1
+    assert err.count("\n") == 1
+    assert says in err
+    assert SECRET not in out + err
+
+
+def test_an_error_is_an_object_with_json(data: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, *answer(data, "--question", "x", "--epsilon", "-1", "--json"))
+    assert code == 1
+    assert json.loads(out)["error"] == "InvalidParameter"
+
+
+def test_a_spent_budget_says_no(data: Path, capsys: Any) -> None:
+    arguments = answer(data, "--releases", "1", "--question", "a x")
+    assert run(capsys, *arguments)[0] == 0
+    code, _, err = run(capsys, *arguments)
+    assert code == 1
+    assert "0 of 1 releases left" in err

@@ -1,0 +1,211 @@
+"""The package's face: what it exports, what importing it loads, and that every floor imports downwards only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import langchain_dpicl
+
+ROOT = Path(langchain_dpicl.__file__).parent
+
+FLOORS: list[set[str]] = [
+    {"errors"},
+    {"privacy"},
+    {"_labels"},
+    {"aggregators", "store", "budget"},
+    {"selection", "boundary"},
+    {"ensemble", "decoding"},
+    {"aggregate"},
+    {"scoring", "retrieval", "tool", "serving", "evaluation", "local", "files", "demo", "cli", "__main__"},
+]
+"""From the ground up, as in section 6 of the design. Rooms of one floor may know each other."""
+
+FLOOR_OF = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+TOP = len(FLOORS) - 1  # where a room that is not listed lives: nothing below may import it
+HEAVY = [
+    "torch", "transformers", "sentence_transformers", "faiss", "prv_accountant", "dp_accounting", "opendp",
+    "sqlalchemy", "scipy", "xllamacpp", "openai", "langchain_openai", "langchain", "matplotlib", "fastapi", "langserve",
+]  # fmt: skip
+
+
+# -- what it exports ---------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_names_is_sorted_and_has_no_repetition() -> None:
+    assert langchain_dpicl.__all__ == sorted(set(langchain_dpicl.__all__))
+
+
+@pytest.mark.parametrize("name", langchain_dpicl.__all__)
+def test_every_exported_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(langchain_dpicl, name)
+    assert value.__name__ == name
+    assert value.__module__.startswith("langchain_dpicl.")
+    assert inspect.getdoc(value), f"{name} has no docstring"
+    assert name in dir(langchain_dpicl)
+
+
+@pytest.mark.parametrize("name", langchain_dpicl.__all__)
+def test_every_public_method_is_documented(name: str) -> None:
+    value = getattr(langchain_dpicl, name)
+    bare = [
+        member
+        for member, function in vars(value).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(function) or isinstance(function, (property, classmethod)))
+        and not inspect.getdoc(getattr(value, member))
+    ]
+    assert bare == []
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        langchain_dpicl.Nothing  # noqa: B018
+    assert not hasattr(langchain_dpicl, "nothing")
+
+
+def test_the_type_checkers_imports_and_the_lazy_ones_agree() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    eager = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("langchain_dpicl")
+        for alias in node.names
+    }
+    assert set(eager) == set(langchain_dpicl.__all__) == set(langchain_dpicl._HOME_OF)
+    for name, module in langchain_dpicl._HOME_OF.items():
+        assert eager[name] == f"langchain_dpicl.{module}"
+
+
+def test_the_package_is_typed_and_has_a_version() -> None:
+    assert (ROOT / "py.typed").exists()
+    assert langchain_dpicl.__version__.count(".") >= 2
+
+
+# -- what importing it loads -------------------------------------------------------------------------------------------
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import langchain_dpicl").isdisjoint([*HEAVY, "langchain_core", "numpy"])
+
+
+@pytest.mark.parametrize(
+    ("statement", "not_needed"),
+    [
+        ("from langchain_dpicl import ExemplarStore", {"torch", "transformers", "sqlalchemy", "prv_accountant"}),
+        ("from langchain_dpicl import PoissonExampleSelector", {"torch", "transformers", "sqlalchemy"}),
+        ("from langchain_dpicl import NoisyVote, PrivateEnsemble", {"torch", "faiss", "prv_accountant"}),
+        (
+            "from langchain_dpicl import PrivacyBudget, DPAggregate, LabelScorer",
+            {"torch", "transformers", "faiss", "prv_accountant", "dp_accounting", "opendp", "xllamacpp", "openai"},
+        ),
+        ("import langchain_dpicl.errors", {"langchain_core", "numpy", "pydantic"}),
+        ("import langchain_dpicl.privacy", {"langchain_core", "langchain", "langsmith", "sqlalchemy", "faiss"}),
+    ],
+)
+def test_a_room_loads_what_it_needs_and_no_more(statement: str, not_needed: set[str]) -> None:
+    assert loaded_by(statement).isdisjoint(not_needed)
+
+
+# -- floors ------------------------------------------------------------------------------------------------------------
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if relative != Path("__init__.py"):
+            yield relative.parts[0].removesuffix(".py"), path
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every imported module of a file, and whether the import happens when the file is loaded."""
+
+    def walk(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if is_for_type_checkers(child):
+                continue
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, at_load) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path.name} imports relatively"
+                if child.module == "langchain_dpicl":
+                    yield from ((f"langchain_dpicl.{alias.name}", at_load) for alias in child.names)
+                else:
+                    yield child.module or "", at_load
+            else:
+                inner = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                yield from walk(child, at_load and not inner)
+
+    yield from walk(ast.parse(path.read_text()), True)
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "langchain_dpicl" and len(parts) > 1 else None
+
+
+def test_nothing_imports_upwards() -> None:
+    """Only imports at load time count: `ensemble | DPAggregate` has to know the class above it when it is called."""
+    upward = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for room, path in modules()
+        for module, at_load in imports(path)
+        if at_load and (target := room_of(module)) is not None and FLOOR_OF.get(target, TOP) > FLOOR_OF.get(room, TOP)
+    ]
+    assert upward == []
+
+
+def test_mathematics_knows_no_langchain() -> None:
+    foreign = [
+        f"{path.name} imports {module}"
+        for room, path in modules()
+        if room in ("privacy", "errors")
+        for module, _ in imports(path)
+        if module.startswith(("langchain_core", "langchain.", "langsmith", "langgraph", "sqlalchemy", "faiss"))
+        or (room_of(module) or "errors") not in ("privacy", "errors")
+    ]
+    assert foreign == []
+
+
+def test_no_room_imports_what_the_core_does_not_install() -> None:
+    """Extras load when they are used, so that the core works without them."""
+    extras = ("torch", "transformers", "sentence_transformers", "xllamacpp", "langchain_openai", "openai", "langserve")
+    eager = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for _, path in modules()
+        for module, at_load in imports(path)
+        if at_load and module.split(".")[0] in (*extras, "fastapi", "matplotlib", "psycopg", "langchain_community")
+    ]
+    assert eager == []
+
+
+def test_nothing_on_the_private_side_draws_from_a_generator_with_a_seed() -> None:
+    """Mistake 16 of the design: `random` and `numpy.random` do not occur where a release is made."""
+    guilty = []
+    for room, path in modules():
+        if room in ("store", "selection", "aggregators", "ensemble", "aggregate", "boundary", "budget", "decoding"):
+            source = path.read_text()
+            tree = ast.parse(source)
+            names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            guilty += [path.name for name in names if name.startswith(("np.random", "numpy.random", "random."))]
+            guilty += [path.name for module, _ in imports(path) if module == "random"]
+    noise = (ROOT / "privacy" / "noise.py").read_text()
+    assert guilty == []
+    assert "np.random" not in noise
+    assert "import random" not in noise

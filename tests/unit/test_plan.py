@@ -1,0 +1,489 @@
+"""Plans: what they promise holds, wastes little, reads back exactly, and says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_dpicl.errors import AccountingError, InfeasiblePlan, InvalidParameter
+from langchain_dpicl.privacy import (
+    MECHANISMS,
+    Gaussian,
+    Line,
+    LineRequest,
+    PlanCache,
+    PlanLine,
+    PLDAccountant,
+    PrivacyPlan,
+    PRVAccountant,
+    flip_probability,
+)
+from langchain_dpicl.privacy import plan as plan_module
+
+VOTE = LineRequest("vote", 40 / 6920, 10_000)
+PLD = PLDAccountant()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "langchain_dpicl" / "plans"
+
+
+def solved(epsilon: float = 3.0, delta: float = 1e-5, **lines: LineRequest) -> PrivacyPlan:
+    return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=lines or {"vote": VOTE}, cache=None)
+
+
+# The promise ----------------------------------------------------------------------------------------------------------
+
+
+def test_vote_noise_is_the_papers_within_half_a_per_cent_and_certified() -> None:
+    """dp-accounting's noise multiplier .9697 at epsilon 3, delta 1e-4; ours counts in sigma = multiplier * sqrt 2."""
+    plan = solved(delta=1e-4)
+    sigma = plan.lines["vote"].parameter
+    assert sigma / math.sqrt(2) == pytest.approx(0.9697, rel=5e-3)
+    assert PLD.epsilon([VOTE.line(sigma)], 1e-4) == plan.certified_epsilon <= 3.0
+    # less noise by one per cent breaks the promise: so says the lower end of another library's interval
+    less = [Line(Gaussian(0.99 * sigma / math.sqrt(2)), VOTE.rate, 10_000)]
+    assert PRVAccountant(0.01).interval(less, 1e-4)[0] > 3.0
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1, 1.58), (3, 3.02), (8, 4.60)])
+def test_joint_em_plan_reaches_the_figures(epsilon: float, least: float) -> None:
+    plan = solved(epsilon, 5e-5, em=LineRequest("joint-em", 400 / 14732, 100))
+    assert plan.lines["em"].parameter >= least
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1, 6.3), (2, 7.4), (4, 8.5)])
+def test_token_plan_reaches_the_figures(epsilon: float, least: float) -> None:
+    plan = solved(epsilon, 1 / 14732, t=LineRequest("tokens", 4 / 14732, 5000))
+    assert plan.lines["t"].parameter >= least
+
+
+@given(
+    epsilon=st.floats(0.05, 20.0),
+    delta=st.sampled_from([1e-3, 1e-5, 1e-7, 1e-9]),
+    rate=st.sampled_from([1e-3, 0.01, 0.1, 1.0]),
+    count=st.sampled_from([1, 7, 100, 5000, 200_000]),
+    name=st.sampled_from(sorted(MECHANISMS)),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
+    epsilon: float, delta: float, rate: float, count: int, name: str
+) -> None:
+    """MISTAKE 11. The solved noise is certified itself; the root is never rounded towards more leakage."""
+    options = {"delta0": 1e-3 * delta / count} if name == "ptr" else {}
+    request = LineRequest(name, rate, count, options=options)
+    try:
+        plan = solved(epsilon, delta, line=request)
+    except InfeasiblePlan:
+        assert PLD.epsilon([request.line(request.family.at_coordinate(request.family.loudest))], delta) > epsilon
+        return
+    line, family = plan.lines["line"], request.family
+    certified = PLD.epsilon([line.line(line.parameter)], delta)
+    assert certified <= epsilon
+    quieter = family.at_coordinate(family.coordinate(line.parameter) + 3e-6)
+    at_the_end = line.parameter == quieter == family.at_coordinate(family.quietest)
+    # at the latest a change in the sixth digit breaks the promise (where delta is near q * count, epsilon jumps)
+    assert certified >= 0.995 * epsilon or at_the_end or PLD.epsilon([line.line(quieter)], delta) > epsilon
+
+
+def test_a_solved_sigma_keeps_the_promise_in_closed_form() -> None:
+    """Without sampling, embeddings are one Gaussian: the exact delta at the target is at most delta."""
+    for epsilon, delta, count in ((0.5, 1e-6, 1), (2.0, 1e-5, 40), (6.0, 1e-9, 900)):
+        plan = solved(epsilon, delta, e=LineRequest("embedding", 1.0, count))
+        multiplier = plan.lines["e"].parameter / 2.0 / math.sqrt(count)
+        assert 0.9 * delta <= float(Gaussian(multiplier).delta(epsilon)) <= delta
+
+
+def test_vote_and_scores_cost_the_same_and_embeddings_move_by_two() -> None:
+    vote = solved(v=LineRequest("vote", 0.01, 100)).lines["v"].parameter
+    scores = solved(s=LineRequest("scores", 0.01, 100)).lines["s"].parameter
+    embedding = solved(e=LineRequest("embedding", 0.01, 100)).lines["e"].parameter
+    assert vote == scores
+    assert embedding / 2.0 == pytest.approx(vote / math.sqrt(2), rel=0.02)
+
+
+def test_ptr_pays_delta0_at_every_release() -> None:
+    """MISTAKE 2. delta0 leaves room for few releases; one hundred times as many leave none."""
+    options = {"delta0": 1e-7}
+    few = solved(3.0, 1e-5, p=LineRequest("ptr", 0.1, 100, options=options))
+    free = solved(3.0, 1e-5, p=LineRequest("ptr", 0.1, 100, options={"delta0": 1e-12}))
+    assert few.lines["p"].parameter > free.lines["p"].parameter
+    with pytest.raises(InfeasiblePlan, match="delta0 1e-07 at every release"):
+        solved(3.0, 1e-5, p=LineRequest("ptr", 0.1, 10_000, options=options))
+
+
+def test_choosing_k_on_the_same_sample_costs_noise() -> None:
+    plain = solved(p=LineRequest("ptr", 0.02, 200, options={"delta0": 1e-9})).lines["p"].parameter
+    chosen = solved(p=LineRequest("ptr", 0.02, 200, options={"delta0": 1e-9, "select": 2.0})).lines["p"].parameter
+    assert 1.2 * plain < chosen < 2.0 * plain
+
+
+# Several lines --------------------------------------------------------------------------------------------------------
+
+
+def test_four_lines_and_1e5_releases_in_under_two_seconds() -> None:
+    lines = {
+        "classify": LineRequest("vote", 40 / 6920, 90_000, weight=9.0),
+        "summarise": LineRequest("embedding", 0.02, 1_000),
+        "keywords": LineRequest("joint-em", 0.01, 5_000),
+        "ptr": LineRequest("ptr", 0.01, 4_000, options={"delta0": 1e-10}),
+    }
+    started = time.process_time()
+    plan = solved(3.0, 1e-5, **lines)
+    assert time.process_time() - started < 2.0
+    assert 0.995 * 3.0 <= plan.certified_epsilon <= 3.0
+    assert sum(line.count for line in plan.lines.values()) == 100_000
+
+
+def test_weights_share_the_loss() -> None:
+    one, two = LineRequest("vote", 0.02, 500), LineRequest("vote", 0.02, 500, weight=4.0)
+    even = solved(a=one, b=one)
+    assert even.lines["a"].parameter == pytest.approx(even.lines["b"].parameter, rel=1e-4)
+    uneven = solved(a=one, b=two)
+    assert uneven.lines["a"].parameter > 1.2 * uneven.lines["b"].parameter
+    whole = solved(a=LineRequest("vote", 0.02, 1000))
+    assert even.lines["a"].parameter == pytest.approx(whole.lines["a"].parameter, rel=2e-3)
+
+
+# Spending -------------------------------------------------------------------------------------------------------------
+
+
+def test_spent_is_a_monotone_step_function_above_the_truth() -> None:
+    plan = solved()
+    assert plan.spent({}) == plan.spent({"vote": 0}) == 0.0
+    assert plan.spent({"vote": 10_000}) == 3.0
+    counts = [1, 2, 3, 5, 8, 9, 17, 33, 100, 101, 1000, 5000, 9000, 9999]
+    values = [plan.spent({"vote": n}) for n in counts]
+    assert values == sorted(values)
+    assert values[-1] <= 3.0
+    sigma = plan.lines["vote"].parameter
+    for n, value in zip(counts[::3], values[::3], strict=True):
+        exact = PLD.epsilon([VOTE.line(sigma, n)], 1e-5)
+        assert exact * (1 - 1e-9) <= value <= max(1.3 * exact, exact + 0.05)
+
+
+def test_spent_is_cheap_after_the_first_call() -> None:
+    plan = solved()
+    plan.spent({"vote": 1})
+    started = time.process_time()
+    for n in range(1, 1001):
+        plan.spent({"vote": n})
+    assert (time.process_time() - started) / 1000 < 1e-3
+
+
+def test_spent_counts_every_line() -> None:
+    plan = solved(b=LineRequest("vote", 0.02, 400), a=LineRequest("joint-em", 0.02, 50))
+    assert plan.spent({"a": 50, "b": 400}) == 3.0
+    assert 0 < plan.spent({"a": 1}) < plan.spent({"a": 1, "b": 300}) < 3.0
+    schedule = [plan.lines["a"].line(plan.lines["a"].parameter, 7), plan.lines["b"].line(plan.lines["b"].parameter, 8)]
+    assert plan.spent({"b": 8, "a": 7}) == pytest.approx(PLD.epsilon(schedule, 1e-5), rel=1e-6)
+
+
+@given(st.integers(1, 10**7))
+def test_a_rung_is_at_least_the_count_and_at_most_a_quarter_above(count: int) -> None:
+    rung = plan_module._rung(count)
+    assert count <= rung <= 1.25 * count
+    assert plan_module._rung(rung) == rung
+
+
+@pytest.mark.parametrize("counts", [{"vote": 10_001}, {"vote": -1}, {"vote": 1.0}, {"votes": 1}, {"vote": True}])
+def test_impossible_counts_are_named(counts: dict[str, int]) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        solved().spent(counts)
+    assert "counts" in caught.value.parameter
+
+
+# Content --------------------------------------------------------------------------------------------------------------
+
+
+def test_json_reads_back_exactly_and_the_digest_is_the_content() -> None:
+    plan = solved(0.7, 3e-7, b=VOTE, a=LineRequest("ptr", 1 / 3, 9, 2.5, {"delta0": 1e-11, "select": 0.1}))
+    again = PrivacyPlan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert again.to_json() == plan.to_json()
+    assert again.digest == plan.digest
+    assert len(plan.digest) == 64
+    assert int(plan.digest, 16) >= 0
+    assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301 (our own bytes)
+    assert json.loads(plan.to_json())["lines"]["a"]["rate"] == 1 / 3
+    swapped = PrivacyPlan(plan.epsilon, plan.delta, dict(reversed(list(plan.lines.items()))))
+    assert swapped == plan
+    assert swapped.digest == plan.digest
+    assert list(swapped.lines) == list(plan.lines)
+
+
+def test_everything_that_matters_changes_the_digest() -> None:
+    plan = solved(lines=LineRequest("ptr", 0.1, 10, options={"delta0": 1e-9}))
+    line = plan.lines["lines"]
+    digests = {plan.digest}
+    for change in (
+        {"rate": 0.05},
+        {"count": 9},
+        {"parameter": line.parameter * 1.5},
+        {"options": {"delta0": 1e-10}},
+        {"weight": 2.0},
+        {"mechanism": "vote", "options": {}},
+    ):
+        fields = {
+            "mechanism": line.mechanism, "rate": line.rate, "count": line.count, "weight": line.weight,
+            "options": dict(line.options), "parameter": line.parameter, **change,
+        }  # fmt: skip
+        digests.add(PrivacyPlan(3.0, 1e-5, {"lines": PlanLine(**fields)}).digest)  # type: ignore[arg-type]
+    digests.add(PrivacyPlan(3.1, 1e-5, plan.lines).digest)
+    digests.add(PrivacyPlan(3.0, 2e-5, plan.lines).digest)
+    digests.add(PrivacyPlan(3.0, 1e-5, {"other": line}).digest)
+    assert len(digests) == 10
+
+
+def test_a_plan_from_outside_must_keep_its_promise() -> None:
+    content = json.loads(solved().to_json())
+    content["lines"]["vote"]["parameter"] *= 0.9
+    with pytest.raises(AccountingError, match="promises epsilon 3"):
+        PrivacyPlan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: c.pop("format"),
+        lambda c: c.update(format=2),
+        lambda c: c.update(extra=1),
+        lambda c: c["lines"]["vote"].pop("parameter"),
+        lambda c: c["lines"]["vote"].update(sigma=1.0),
+        lambda c: c["lines"]["vote"].update(parameter=float("nan")),
+        lambda c: c["lines"]["vote"].update(parameter="1.5"),
+        lambda c: c["lines"]["vote"].update(mechanism="laplace"),
+        lambda c: c["lines"].clear(),
+        lambda c: c.update(lines=[1]),
+        lambda c: c.update(epsilon=None),
+    ],
+)
+def test_damaged_json_is_refused(damage: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(solved().to_json())
+    damage(content)
+    with pytest.raises(InvalidParameter):
+        PrivacyPlan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{", "[" * 10_000, "\x00", "{}"])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameter):
+        PrivacyPlan.from_json(text)
+
+
+def test_a_plan_is_frozen() -> None:
+    plan = solved()
+    with pytest.raises(AttributeError):
+        plan.epsilon = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        plan.lines["vote"] = plan.lines["vote"]  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        plan.lines["vote"].parameter = 0.1  # type: ignore[misc]
+
+
+# The cache ------------------------------------------------------------------------------------------------------------
+
+
+def cached() -> PrivacyPlan:
+    return PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": VOTE})
+
+
+def test_a_plan_is_found_again_without_a_search(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cached()
+    (file,) = own_cache.iterdir()
+    assert file.read_text() == plan.to_json()
+    monkeypatch.setattr(plan_module, "solve", lambda *_: pytest.fail("searched although the plan is cached"))
+    assert cached() == plan
+
+
+def test_another_request_is_another_file(own_cache: Path) -> None:
+    cached()
+    PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", VOTE.rate, 9_999)})
+    PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"other": VOTE})
+    assert len(list(own_cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["", "{", "null", "\x00\xff", "0" * 100, "weaker", "other", "wasteful"])
+def test_a_damaged_or_dishonest_file_only_costs_time(own_cache: Path, damage: str) -> None:
+    plan = cached()
+    (file,) = own_cache.iterdir()
+    content = json.loads(plan.to_json())
+    if damage == "weaker":
+        content["lines"]["vote"]["parameter"] *= 0.9
+    elif damage == "other":
+        content["lines"]["vote"]["count"] = 1
+    elif damage == "wasteful":
+        content["lines"]["vote"]["parameter"] *= 2.0
+    file.write_bytes(damage.encode("latin-1") if damage not in ("weaker", "other", "wasteful") else b"")
+    if damage in ("weaker", "other", "wasteful"):
+        file.write_text(json.dumps(content))
+    assert cached() == plan
+    assert file.read_text() == plan.to_json()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    plan = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": VOTE}, cache=PlanCache(blocked / "plans"))
+    assert plan == cached()
+    directory = tmp_path / "taken"
+    cache = PlanCache(directory)
+    cache.path("request").mkdir(parents=True)
+    cache.store("request", "text")
+    assert cache.load("request") is None
+    assert [p.name for p in directory.iterdir()] == [cache.path("request").name]  # no temporary file stays behind
+
+
+def _write(directory: str, text: str) -> None:
+    for _ in range(60):
+        PlanCache(Path(directory)).store("request", text)
+
+
+def test_concurrent_writers_never_leave_a_torn_file(tmp_path: Path) -> None:
+    texts = {letter * 50_000 for letter in "abc"}
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(str(tmp_path), text)) for text in texts]
+    readers_saw: set[str | None] = set()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            readers_saw.add(PlanCache(tmp_path).load("request"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    stop.set()
+    reader.join()
+    assert readers_saw - {None} <= texts
+    assert PlanCache(tmp_path).load("request") in texts
+    assert len(list(tmp_path.glob(".plan-*"))) == 0
+
+
+def test_no_cache_touches_no_disk(own_cache: Path) -> None:
+    solved()
+    assert not own_cache.exists()
+    assert PlanCache().directory is None
+    assert str(own_cache) in str(PlanCache().path("x"))
+    assert os.path.expanduser("~") not in str(PlanCache(Path("here")).path("x"))
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_what_is_promised_what_noise_does_and_what_it_costs() -> None:
+    text = solved().explain(
+        members=10, shots=4, margins=[3], prompt_tokens=500, answer_tokens=10, price_in=0.5, price_out=1.5
+    )
+    for words in (
+        "one owner are added or removed",
+        "epsilon 3 and delta 1e-05",
+        "10,000 releases",
+        "the winner of the counts",
+        "probability 0.00578",
+        "One release alone costs epsilon",
+        "ahead by 3 of 10 votes",
+        "40 members with one exemplar each",
+        "An answer costs 0.00265, all of them 26.5",
+    ):
+        assert words in text
+
+
+def test_explain_knows_every_mechanism() -> None:
+    lines = {
+        name: LineRequest(name, 0.01, 50, options={"delta0": 1e-10} if name == "ptr" else {}) for name in MECHANISMS
+    }
+    text = solved(**lines).explain()
+    for name in MECHANISMS:
+        assert f"{name}: 50 releases" in text
+
+
+def test_flip_probability_is_the_design_pages_and_monte_carlos() -> None:
+    """sigma 3.58: a winner ahead by 30 % survives with .72 at 10 members, .99 at 40 (5e5 draws: 6 deviations)."""
+    import numpy as np
+
+    assert 1 - flip_probability(3.58, 3) == pytest.approx(0.72, abs=0.005)
+    assert 1 - flip_probability(3.58, 12) == pytest.approx(0.99, abs=0.002)
+    rng = np.random.default_rng(1)
+    places = np.arange(-60, 61)
+    law = np.exp(-0.5 * (places / 2.0) ** 2)
+    noise = rng.choice(places, size=(4, 500_000), p=law / law.sum())
+    lead = noise[0] + 3 - noise[1]
+    flips = (lead < 0).mean() + 0.5 * (lead == 0).mean()
+    assert flip_probability(2.0, 3) == pytest.approx(flips, abs=0.0035)
+    beaten = (noise[1:].max(0) > noise[0] + 3).mean()
+    assert beaten - 0.0035 <= flip_probability(2.0, 3, labels=4) <= beaten + (noise[1:].max(0) == noise[0] + 3).mean()
+    assert flip_probability(1.0, 0) == pytest.approx(0.5, abs=1e-12)
+    assert 0.0 < flip_probability(1.0, 12) < 1e-15
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_infeasible_target_names_the_line() -> None:
+    with pytest.raises(InfeasiblePlan, match=r"'dear'.*rate 1") as caught:
+        solved(1e-6, 1e-9, cheap=LineRequest("vote", 1e-3, 1), dear=LineRequest("vote", 1.0, 10_000_000))
+    assert "epsilon 1e-06" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "parameter"),
+    [
+        (lambda: solved(epsilon=0.0), "epsilon"),
+        (lambda: solved(epsilon=-1.0), "epsilon"),
+        (lambda: solved(epsilon=float("inf")), "epsilon"),
+        (lambda: solved(epsilon=float("nan")), "epsilon"),
+        (lambda: solved(epsilon="3"), "epsilon"),
+        (lambda: solved(epsilon=True), "epsilon"),
+        (lambda: solved(delta=0.0), "delta"),
+        (lambda: solved(delta=1.0), "delta"),
+        (lambda: solved(delta=None), "delta"),
+        (lambda: PrivacyPlan.solve(epsilon=1.0, delta=0.1, lines={}), "lines"),
+        (lambda: PrivacyPlan.solve(epsilon=1.0, delta=0.1, lines=[VOTE]), "lines"),
+        (lambda: PrivacyPlan.solve(epsilon=1.0, delta=0.1, lines={"": VOTE}), "lines"),
+        (lambda: PrivacyPlan.solve(epsilon=1.0, delta=0.1, lines={1: VOTE}), "lines"),
+        (lambda: PrivacyPlan.solve(epsilon=1.0, delta=0.1, lines={"a": "vote"}), "lines['a']"),
+        (lambda: PrivacyPlan(1.0, 0.1, {"a": VOTE}), "lines['a']"),
+        (lambda: LineRequest("laplace", 0.1, 1), "mechanism"),
+        (lambda: LineRequest("vote", 0.0, 1), "rate"),
+        (lambda: LineRequest("vote", 1.0001, 1), "rate"),
+        (lambda: LineRequest("vote", 0.1, 0), "count"),
+        (lambda: LineRequest("vote", 0.1, 1.0), "count"),
+        (lambda: LineRequest("vote", 0.1, 10**8), "count"),
+        (lambda: LineRequest("vote", 0.1, 1, weight=0.0), "weight"),
+        (lambda: LineRequest("vote", 0.1, 1, options={"sigma": 1.0}), "options['sigma']"),
+        (lambda: LineRequest("vote", 0.1, 1, options=[("a", 1)]), "options"),
+        (lambda: LineRequest("ptr", 0.1, 1), "options['delta0']"),
+        (lambda: LineRequest("ptr", 0.1, 1, options={"delta0": 0.0}), "delta0"),
+        (lambda: solved(p=LineRequest("ptr", 0.1, 1, options={"delta0": 1e-5})), "delta0"),
+        (lambda: PlanLine("vote", 0.1, 1, parameter=0.0), "sigma"),
+        (lambda: PlanLine("vote", 0.1, 1), "sigma"),
+        (lambda: solved().explain(members=0), "members"),
+        (lambda: solved().explain(members=10, margins=[11]), "margin"),
+        (lambda: solved().explain(prompt_tokens=-1.0), "prompt_tokens"),
+        (lambda: flip_probability(1.0, -1), "margin"),
+        (lambda: flip_probability(1.0, 1, labels=1), "labels"),
+    ],
+)
+def test_bad_input_is_named(call: Callable[[], object], parameter: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        call()
+    assert caught.value.parameter == parameter
+    assert parameter in str(caught.value)
