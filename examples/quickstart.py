@@ -9,7 +9,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
+from langchain_dpicl.demo.inbox import DEMO_CONTENT_FREE, DEMO_LABELS, demo_inbox
 from langchain_dpicl.local import local_embeddings, local_llm
 
 records, questions = demo_inbox()  # your own: a list of mappings, e.g. {"text": ..., "label": ..., "customer": ...}
@@ -17,8 +17,8 @@ store = ExemplarStore.from_records(
     records, local_embeddings(), input_key="text", output_key="label", owner_key="customer"
 )
 selector = PoissonExampleSelector(store, members=10, shots=4)
-budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=200, ledger="sqlite:///inbox.db", name="inbox")
-member = LabelScorer(local_llm(), DEMO_LABELS)
+budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=100, ledger="sqlite:///inbox.db", name="inbox")
+member = LabelScorer(local_llm(), DEMO_LABELS, instruction="", content_free=DEMO_CONTENT_FREE)
 route = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(DEMO_LABELS), budget)
 print(route.invoke({"input": "Hello, could you renew my metformin prescription before Friday? Vera Stern"}))
 print(budget)

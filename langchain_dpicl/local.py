@@ -37,11 +37,12 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import secrets
 import tempfile
 import threading
-import weakref
+import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,6 @@ class _Server:
 
 
 _servers: dict[tuple[str, int, int], _Server] = {}
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 _forked = False
 
@@ -297,26 +297,42 @@ def _require(module: str, install: str) -> Any:
 
 
 def _stop_servers() -> None:
-    for client in list(_clients):
-        client.close()  # a request still under way is given up: the server sees its connection close
+    """Stop at exit. llama.cpp waits for ever where a request is under way: then the process ends without it."""
     with _lock:
+        if any(not _idle(server) for server in _servers.values()):
+            _abandon()
         _servers.clear()  # the last reference: llama.cpp stops its threads
 
 
-def _after_fork_in_child() -> None:
-    """The child has the server objects but not their threads: never finalise them, never start others."""
-    global _lock, _forked
-    _lock = threading.Lock()
-    if not _servers:
-        return
-    _forked = True
+def _idle(server: _Server) -> bool:
+    """Whether a request gets its turn at once: requests wait in one line."""
+    body = json.dumps({"prompt": _RESET_PROMPT, "max_tokens": 1}).encode()
+    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, headers)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=1) as reply:
+            return bool(reply.read())
+    except OSError:
+        return False
+
+
+def _abandon() -> None:
+    """Never finalise the servers' objects, nor llama.cpp's static ones: both would wait for threads for ever."""
     for server in _servers.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server.native))
-    _servers.clear()
-    _clients.clear()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # llama.cpp's static destructors would wait for those threads for ever
+    if hasattr(libc, "on_exit"):
         libc.on_exit(libc._exit, None)
+
+
+def _after_fork_in_child() -> None:
+    """The child has the server objects but not their threads: it must neither stop them nor start others."""
+    global _lock, _forked
+    _lock = threading.Lock()
+    if _servers:
+        _forked = True
+        _abandon()
+        _servers.clear()
 
 
 atexit.register(_stop_servers)
@@ -379,15 +395,13 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
     server = _server(model, context, threads)
     limits = httpx.Limits(max_keepalive_connections=0)
     timeout = httpx.Timeout(600, connect=10)
-    client = httpx.Client(trust_env=False, limits=limits, timeout=timeout)
-    _clients.add(client)
     return {
         "model": str(model) if str(model) in KNOWN_MODELS else Path(model).stem,
         "base_url": f"{server.url}/v1",
         "api_key": server.key,
         "max_retries": 0,
         "timeout": timeout,
-        "http_client": client,
+        "http_client": httpx.Client(trust_env=False, limits=limits, timeout=timeout),
         "http_async_client": httpx.AsyncClient(trust_env=False, limits=limits, timeout=timeout),
     }
 

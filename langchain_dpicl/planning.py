@@ -14,6 +14,8 @@ from langchain_dpicl.privacy.explain import VOTES, Calls, explain, flip_probabil
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
 
+_FIXED = ("delta0", "select", "step")
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -55,10 +57,11 @@ def add_plan_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan. Errors of the package surface as they are: the command line prints them."""
     rate = _rate(args)
-    options = {name: getattr(args, name) for name in MECHANISMS[args.mechanism].options if getattr(args, name, None)}
-    for name in ("delta0", "select", "step"):
-        if getattr(args, name, None) is not None and name not in MECHANISMS[args.mechanism].options:
-            raise InvalidParameter(name, getattr(args, name), f"{args.mechanism} has no such number")
+    family = MECHANISMS[args.mechanism]
+    options = {name: getattr(args, name) for name in _FIXED if getattr(args, name) is not None}
+    for name, value in options.items():
+        if name not in family.options:
+            raise InvalidParameter(name, value, f"{args.mechanism} has no such number")
     request = LineRequest(args.mechanism, rate, args.releases, options=options)
     plan = PrivacyPlan.solve(epsilon=args.epsilon, delta=args.delta, lines={args.mechanism: request})
     calls = None
@@ -136,7 +139,10 @@ def draw(plan: PrivacyPlan, path: str, *, members: int, labels: int = 2, margins
         _plain_ticks(axes)
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as failure:
+        raise InvalidParameter("plot", path, f"a picture file that can be written ({failure})") from None
 
 
 def _plain_ticks(axes: Any) -> None:

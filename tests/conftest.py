@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -258,3 +259,12 @@ def canary_free() -> Callable[..., None]:
         assert not [text for text in shown if secret in text]
 
     return check
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where everything is installed (``DPICL_NO_SKIPS``, as in CI), a skipped test is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if os.environ.get("DPICL_NO_SKIPS") and skipped:
+        reporter.write_line(f"DPICL_NO_SKIPS is set, but {len(skipped)} tests were skipped", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from langchain_dpicl.errors import DPICLError
 
-_COMMANDS = ("demo", "answer")
+_COMMANDS = ("demo", "answer", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

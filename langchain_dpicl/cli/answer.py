@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
     name = options.name or os.path.basename(options.data).partition(".")[0]
     budget = PrivacyBudget(options.epsilon, delta, options.releases, ledger=options.ledger, name=name)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
-    member = LabelScorer(_model(options), labels, query_key=options.input_key)
+    # The embedded base model follows examples better without an instruction, and returns as many alternatives as asked.
+    embedded: dict[str, Any] = {"instruction": "", "top_logprobs": 100} if _is_embedded(options) else {}
+    member = LabelScorer(_model(options), labels, query_key=options.input_key, **embedded)
     chain = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
     session = Session(chain, options.input_key, options.json)
     line = chain.line()
@@ -120,8 +122,12 @@ def _known(records: list[dict[str, Any]], labels: list[str], options: argparse.N
     return questions
 
 
+def _is_embedded(options: argparse.Namespace) -> bool:
+    return options.model_url is None and options.model is None
+
+
 def _model(options: argparse.Namespace) -> BaseLanguageModel[Any]:
-    if options.model_url is None and options.model is None:
+    if _is_embedded(options):
         from langchain_dpicl.local import local_llm
 
         return local_llm()

@@ -22,8 +22,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--releases", type=int, default=200, help="how many answers the budget is for (default 200)")
-    parser.add_argument("--held-out", type=int, default=24, help="how many held-out questions to score (default 24)")
+    parser.add_argument("--releases", type=int, default=100, help="how many answers the budget is for (default 100)")
+    parser.add_argument("--held-out", type=int, default=20, help="how many held-out questions to score (default 20)")
     parser.add_argument("--ledger", help="a database URL to count on (default: a temporary one)")
     add_common(parser)
     parser.set_defaults(run=run)
@@ -56,7 +56,14 @@ def run(options: argparse.Namespace) -> int:
         )
         budget = PrivacyBudget(options.epsilon, options.delta, options.releases, ledger=ledger, name="demo")
         selector = PoissonExampleSelector(store, inbox.DEMO_MEMBERS, shots=inbox.DEMO_SHOTS)
-        member = LabelScorer(local_llm(), labels, query_key=inbox.INPUT_KEY)
+        member = LabelScorer(
+            local_llm(),
+            labels,
+            query_key=inbox.INPUT_KEY,
+            instruction=inbox.DEMO_INSTRUCTION,
+            content_free=inbox.DEMO_CONTENT_FREE,
+            top_logprobs=100,
+        )
         chain = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
         session = Session(chain, inbox.INPUT_KEY, options.json)
         line = chain.line()

@@ -1,8 +1,9 @@
 """The demonstration's private data: the inbox of an invented clinic, written by this file's grammar.
 
-The clinic sends each message to one of its desks. The desks carry the clinic's own names, which say nothing about what
-they do: a model without examples can only guess, so whatever it gets right it learned from private examples. Every
-message holds what no patient wants to see leak: a name, a date of birth, a condition, a drug, an amount.
+The clinic sends each message to one of its desks. The desks carry the clinic's own names, which a small model cannot
+guess from a message: asked without examples it is right as often as chance, so what it gets right beyond that it
+learned from private examples. Every message holds what no patient wants to see leak: a name, a date of birth, a
+condition, a drug, an amount.
 
 Nothing here is copied from anywhere and no person is real. The seed makes the data, not the privacy: the same seed
 gives the same inbox everywhere.
@@ -17,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from langchain_dpicl.errors import InvalidParameter
 
 __all__ = [
+    "DEMO_CONTENT_FREE",
+    "DEMO_INSTRUCTION",
     "DEMO_LABELS",
     "DEMO_MEMBERS",
     "DEMO_SHOTS",
@@ -30,12 +33,23 @@ __all__ = [
 
 INPUT_KEY, OUTPUT_KEY, OWNER_KEY = "text", "label", "customer"
 
-DESKS = {"pharmacy": "Capsule", "billing": "Ledger", "appointments": "Diary"}
+DESKS = {"pharmacy": "Flask", "billing": "Ledger", "appointments": "Porch"}
 """What each desk does (no model sees this) and the name that the clinic gave it."""
 
 DEMO_LABELS = tuple(DESKS.values())
 DEMO_MEMBERS = 10
 DEMO_SHOTS = 4
+DEMO_INSTRUCTION = ""
+"""No instruction: with examples, a small base model does better without one."""
+DEMO_CONTENT_FREE = (
+    "Hello, this is Ana Lima, I have a question. Thanks!",
+    "Ana Lima, born 3 May 1970: please call me back.",
+)
+"""They look like messages and ask for nothing that a desk does, so they calibrate better than "N/A".
+
+Measured on 30 questions with 10 members of 4 examples, Gemma 3 270M: the plain vote is right for 93 % (with "N/A":
+73 %; without calibration: 57 %; without examples: 23 %), and the winner is ahead by half the votes in the median.
+"""
 
 # Conditions with a drug that treats them.
 _CONDITIONS = {

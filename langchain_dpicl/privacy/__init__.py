@@ -3,20 +3,19 @@
 from langchain_dpicl.privacy.accountant import Accountant, Line, PLDAccountant, Schedule
 from langchain_dpicl.privacy.cache import PlanCache
 from langchain_dpicl.privacy.explain import Calls, flip_probability
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
-from langchain_dpicl.privacy.profile import (
+from langchain_dpicl.privacy.families import (
     ApproximateDP,
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
-    Profile,
     ProposeTestRelease,
     PureDP,
-    compose,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
+from langchain_dpicl.privacy.profile import Profile, compose
 from langchain_dpicl.privacy.prv import PRVAccountant
 from langchain_dpicl.privacy.rdp import RDPAccountant, RenyiFilter
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from langchain_dpicl.privacy.losses import FloatArray, GridLosses, Losses
 from langchain_dpicl.privacy.moments import UNDERFLOW, SummedLosses
+from langchain_dpicl.privacy.roots import next_smooth
 
 GRID_ERROR = 2e-4
 """Share of epsilon that the grid may cost."""
@@ -129,26 +130,27 @@ class Composition:
         at = self._sum.moments(order)
         guess = at.mean if epsilon is None else epsilon
         rare = self._count < 64 or at.variance > 4.0 * self._sum.moments(0.0).variance
-        step = None
+        steepest, step, settled = order, None, True
         worth = 12.0 * GRID_ERROR if epsilon is None else 0.01
         if rare:
-            order = self._narrow_order(order, guess, delta)
+            order = self._narrow_order(steepest, guess, delta)
             step = 8.0 * self._step(order)
         best, bound = start, math.inf
-        for _ in range(12):
+        for _ in range(12 if epsilon is None else 8):
             curve = self._curve(order, guess, delta, step)
             coarser, bound = bound, value(curve)
             best = min(best, bound)
             if step is None and (epsilon is not None or abs(bound - guess) <= 0.1 * abs(bound)):
                 break
             # a grid four times finer gains a quarter to a sixteenth of what this one gained
-            if best <= 0.0 or curve.is_finest or coarser - bound <= worth * best:
+            if best <= 0.0 or curve.is_finest or (settled and coarser - bound <= worth * best):
                 break
-            if epsilon is not None:
+            if epsilon is None:
+                guess = best
+            else:
                 delta = min(delta, max(best - self.infinity, 1e-290))
-            elif not rare and math.isfinite(bound):
-                guess, rare = bound, True
-                order = self._narrow_order(order, guess, delta)
+            last, order = order, self._narrow_order(steepest, guess, delta)
+            settled = 0.6 < order / last < 1.7
             step = curve.step / 4.0
         return best
 
@@ -176,14 +178,16 @@ class Composition:
 
     def _narrow_order(self, order: float, epsilon: float, delta: float) -> float:
         """Among lesser tilts that keep floating-point errors far below delta, the one with the least window."""
-        slack = max(2.0, math.log(2e9 / self._count))  # the transform's total error is near 5e-12 per release
+        body = self._sum.moments(0.0).deviation
         widths: list[tuple[float, float]] = []
         for halvings in range(14):
             candidate = order / 2.0**halvings
             excess = self._sum.moments(candidate).log - candidate * epsilon - math.log(delta)
-            if halvings and excess > slack:
-                break
             low, high = self._sum.window(candidate, self._left_out(candidate, epsilon, delta))
+            # about what `_transform` will bound: its total error, or its error per place times the places
+            noise = self._count * max(1e-30, min(5e-12, 1.2e-14 * (high - low) / body))
+            if halvings and excess > max(2.0, math.log(1e-2 / noise)):
+                break
             widths.append((high - low, candidate))
         return min(widths)[1]
 
@@ -207,8 +211,6 @@ class Composition:
 
     def _curve(self, order: float, epsilon: float, delta: float, step: float | None) -> _Curve:
         """The sum's masses in a window that holds what matters for delta(epsilon), if that is about `delta`."""
-        from scipy.fft import next_fast_len
-
         left_out = self._left_out(order, epsilon, delta)
         low, high = self._sum.window(order, left_out)
         step = step or self._step(order)
@@ -221,11 +223,12 @@ class Composition:
                 break
         first = math.floor(low / step)
         high = max(high, epsilon)
-        size = next_fast_len(max(math.ceil(high / step) - first + 2, 16), real=True)
+        size = next_smooth(max(math.ceil(high / step) - first + 2, 16))
         places, per_place, in_total = self._transform(grids, order, size)
         at = tilted.moments(order)
-        losses = (first + np.arange(size)) * step
-        untilt = np.exp(np.minimum(at.log - order * losses, 700.0)) * (1.0 + _MASS_ERROR * self._count)
+        losses = np.asarray((first + np.arange(size)) * step, np.float64)
+        rounding = _MASS_ERROR * self._count + 8.0 * _ULP * (abs(at.log) + order * float(np.abs(losses).max()))
+        untilt = np.exp(np.minimum(at.log - order * losses, 700.0)) * (1.0 + rounding)
         masses = untilt * np.maximum(np.roll(places, -first % size), 0.0)
         # P(L > top) <= M e^(-order * top) times the tilted weight above the top
         beyond = math.exp(min(0.0, at.log - order * float(losses[-1]) + math.log(left_out)))
@@ -240,8 +243,6 @@ class Composition:
         For each: |computed^n - exact^n| <= (|computed| + error)^n - |computed|^n in every frequency. All together: the
         computed spectrum is that of masses w + d with |d|_2 <= error |w|_2, so the sum is off by at most n |d|_1.
         """
-        from scipy.fft import irfft, rfft
-
         error = _TRANSFORM_ERROR * (math.ceil(math.log2(size)) + 1)
         log_power = np.zeros(size // 2 + 1, np.complex128)
         log_bound = np.zeros(size // 2 + 1)
@@ -251,7 +252,7 @@ class Composition:
             weights = np.exp(np.maximum(exponents - exponents.max(), UNDERFLOW))
             wrapped = np.bincount(grid.places % size, weights / weights.sum(), size)
             in_total += count * error * math.sqrt(size * float((wrapped**2).sum()))
-            spectrum = rfft(wrapped)
+            spectrum = np.fft.rfft(wrapped)
             modulus = np.abs(spectrum)
             log_power += count * np.log(np.where(modulus > 0.0, spectrum, 1e-300))
             log_bound += count * np.log(modulus + error)
@@ -260,7 +261,7 @@ class Composition:
         own = 16.0 * self._count * _ULP  # rounding of the power itself
         slack = bound - np.abs(power) + own * bound
         per_place = 2.0 * float(slack.sum() + error * bound.sum()) / size
-        places = irfft(power, size)
+        places = np.fft.irfft(power, size)
         in_total = math.expm1(min(in_total, 700.0)) + (own + error) * math.sqrt(size * float((places**2).sum()))
         return places, per_place, 1.01 * in_total
 
@@ -298,12 +299,13 @@ class _Curve:
         if too_much.size == 0:
             return float(self.losses[0])
         last = int(too_much[-1])
-        low, high = float(self.losses[last]), float(self.losses[min(last + 1, self.losses.size - 1)])
+        if last + 1 == self.losses.size:  # errors alone are too much
+            return math.inf
+        low, high = float(self.losses[last]), float(self.losses[last + 1])
+        # Between two places delta is linear in e^epsilon, and the noise no larger than at the lower one.
         q_mass = float((np.exp(high - self.losses[last + 1 :]) * self.masses[last + 1 :]).sum())
-        epsilon = high
-        if q_mass > 0.0 and self._noise[last] < room:
-            # Between two places delta is linear in e^epsilon, and the noise no larger than at the lower one.
-            epsilon = high + math.log(max(above[last] + float(self._noise[last]) - room, 1e-300) / q_mass)
+        p_mass = float(above[last]) * (1.0 + _ULP * above.size) + float(self._noise[last])
+        epsilon = high + math.log(max(p_mass - room, 1e-300) / q_mass) if q_mass > 0.0 else high
         return min(high, max(low, epsilon)) + 1e-12 * (1.0 + abs(epsilon))
 
     @cached_property
@@ -324,7 +326,11 @@ def _sums_above(masses: FloatArray, losses: FloatArray, mean: float) -> tuple[Fl
 
 
 def _deltas(above: FloatArray, below: FloatArray, losses: FloatArray, mean: float) -> FloatArray:
-    """delta at each place: the P-mass above less e^loss times the Q-mass above (which may be left out, rounding up)."""
+    """delta at each place, rounded up: the P-mass above less e^loss times the Q-mass above.
+
+    A running sum of n terms is off by at most n ulp of itself. Where the Q-mass overflows it is left out.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         deltas = above - np.exp(np.minimum(losses - mean, 700.0)) * below
-    return np.where(np.isfinite(deltas), np.maximum(deltas, 0.0), above)
+    deltas = np.where(np.isfinite(deltas), np.maximum(deltas, 0.0), above)
+    return np.asarray(deltas + 2.0 * _ULP * above.size * above, np.float64)

@@ -14,7 +14,6 @@ back), so delta never shrinks: every discretisation here rounds towards more lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,18 +160,3 @@ def from_tails(edges: FloatArray, above: FloatArray, below: FloatArray, infinity
     masses[1:] += right
     masses[0] += below[0]
     return Losses(edges, masses, infinity + float(above[-1]))
-
-
-def solve_decreasing(function: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """The smallest x in [low, high] found with function(x) <= target; `high` if none: always the certified side."""
-    if function(low) <= target:
-        return low
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        if function(middle) <= target:
-            high = middle
-        else:
-            low = middle
-    return high

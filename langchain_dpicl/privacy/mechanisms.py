@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import real
-from langchain_dpicl.privacy.profile import (
+from langchain_dpicl.privacy.families import (
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
-    Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.profile import Profile
 
 V = TypeVar("V")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from langchain_dpicl.privacy.losses import FloatArray
+from langchain_dpicl.privacy.roots import crossing
 
 LEAST_ORDER, LARGEST_ORDER = 1e-7, 1e7
 
@@ -111,7 +112,6 @@ class SummedLosses:
 
 def _solve_decreasing(function: Callable[[float], float], target: float) -> float:
     """An order with function(order) close to target; an end of the range if the target lies outside."""
-    from scipy.optimize import brentq
 
     def gap(log_order: float) -> float:
         return function(math.exp(log_order)) - target
@@ -121,4 +121,4 @@ def _solve_decreasing(function: Callable[[float], float], target: float) -> floa
         return LEAST_ORDER
     if gap(high) >= 0.0:
         return LARGEST_ORDER
-    return math.exp(float(brentq(gap, low, high, xtol=1e-3, rtol=1e-6)))
+    return math.exp(crossing(gap, low, high, 1e-3))

@@ -17,17 +17,15 @@ from scipy.special import gammaln, logsumexp
 from langchain_dpicl.errors import AccountingError, InvalidParameter
 from langchain_dpicl.privacy.accountant import Line, Schedule
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
-from langchain_dpicl.privacy.losses import FloatArray
-from langchain_dpicl.privacy.profile import (
-    RATE_ERROR,
+from langchain_dpicl.privacy.families import (
     ApproximateDP,
     BoundedRange,
-    Composed,
     DiscreteGaussian,
     Gaussian,
-    Profile,
     ProposeTestRelease,
 )
+from langchain_dpicl.privacy.losses import FloatArray
+from langchain_dpicl.privacy.profile import RATE_ERROR, Composed, Profile
 
 ORDERS: tuple[int, ...] = (*range(2, 65), *range(72, 129, 8), 160, 192, 256, 384, 512, 768, 1024)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
+from langchain_dpicl.privacy.roots import crossing
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy.plan import LineRequest
@@ -114,7 +115,6 @@ def _crossing(
     increasing: Callable[[float], float], target: float, guess: float | None, low: float, high: float
 ) -> float:
     """x in [low, high] with increasing(x) close to target (a search, no certificate); an end if there is none."""
-    from scipy.optimize import brentq
 
     def gap(x: float) -> float:
         value = increasing(x) - target
@@ -134,7 +134,7 @@ def _crossing(
         return a
     if at_b < 0.0 or a == b:
         return b
-    return float(brentq(gap, a, b, xtol=1e-4))
+    return crossing(gap, a, b, 1e-4)
 
 
 def _why_infeasible(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from langchain_dpicl.errors import AccountingError, InvalidParameter
 from langchain_dpicl.privacy import (
@@ -34,8 +34,9 @@ from langchain_dpicl.privacy import (
 )
 from langchain_dpicl.privacy.accountant import compositions
 from langchain_dpicl.privacy.composition import Composition
-from langchain_dpicl.privacy.losses import Losses, solve_decreasing
+from langchain_dpicl.privacy.losses import Losses
 from langchain_dpicl.privacy.rdp import amplified
+from langchain_dpicl.privacy.roots import crossing, next_smooth, solve_decreasing
 
 PLD, RDP = PLDAccountant(), RDPAccountant()
 VOTE = 40 / 6920
@@ -218,7 +219,7 @@ def test_prv_says_who_can_when_its_mesh_is_too_large() -> None:
     level=st.floats(-3.0, 3.0),
     kind=st.sampled_from(["gaussian", "vote", "range", "ptr", "pure"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_crash_no_nan_and_ordered_on_a_wide_grid(
     rate: float, count: int, delta: float, level: float, kind: str
 ) -> None:
@@ -260,17 +261,55 @@ def test_epsilon_and_delta_are_inverse() -> None:
 
 
 def test_both_directions_are_computed_and_the_worse_one_counts() -> None:
-    """For pure DP at a large rate and a small epsilon the add direction is the worse one at some eps."""
-    schedule = [Line(PureDP(3.0), 0.9, 1)]
+    """Mostly "remove" is the worse one; two randomised responses at rate .9 and delta .3 are the other way round."""
+    schedule = [Line(PureDP(1.0), 0.9, 2)]
     remove, add = compositions(schedule)
-    eps = math.log(1 / 0.9 * (1 - 0.1 * math.exp(-3.0)))
-    deltas = [(remove.delta(e), add.delta(e)) for e in np.linspace(0.0, 2.9, 30)]
-    assert any(a > r for r, a in deltas) or any(r > a for r, a in deltas)
-    for e, (r, a) in zip(np.linspace(0.0, 2.9, 30), deltas, strict=True):
-        assert PLD.delta(schedule, float(e)) == max(r, a)
-    assert eps > 0
+    assert add.epsilon(0.3) > 1.01 * remove.epsilon(0.3)
+    assert PLD.epsilon(schedule, 0.3) == add.epsilon(0.3)
+    assert PLD.delta(schedule, 0.86) == max(add.delta(0.86), remove.delta(0.86)) == add.delta(0.86)
     many = [Line(DiscreteGaussian(1.4), VOTE, 1000)]
-    assert PLD.epsilon(many, 1e-5) == max(c.epsilon(1e-5) for c in compositions(many))
+    remove, add = compositions(many)
+    assert PLD.epsilon(many, 1e-5) == remove.epsilon(1e-5) > add.epsilon(1e-5)
+
+
+def test_what_lies_above_the_window_counts_as_infinite() -> None:
+    """100 Gaussian losses add up to a normal of mean 1/2 and deviation 1: its tail above the window's end is known."""
+    composition = Composition([(Gaussian(10.0).losses(), 100)])
+    for delta in (1e-4, 1e-8):
+        order = composition._sum.order_for_tail(delta)
+        curve = composition._curve(order, composition._sum.moments(order).mean, delta, None)
+        above = float(norm.sf(curve.losses[-1], 0.5, 1.0))
+        assert 0.0 < above <= curve.infinity - composition.infinity <= 1e-5 * delta
+
+
+@pytest.mark.parametrize("count", [2, 300, 20_000])
+def test_floating_point_errors_of_the_transform_are_bounded_and_added(count: int) -> None:
+    """Against a convolution in extended precision: each place, and all together; a curve's answers include them."""
+    atoms = DiscreteGaussian(1.5).subsample(0.01).losses("remove")
+    composition, order, step = Composition([(atoms, count)]), 3.0, 2e-3
+    grid, size = atoms.spread(step), 1200
+    places, each, total = composition._transform([(grid, count)], order, size)
+    weights = np.exp(np.log(grid.masses) + order * grid.losses).astype(np.longdouble)
+    power = np.bincount(grid.places % size, (weights / weights.sum()).astype(float), size).astype(np.longdouble)
+    exact = np.zeros(size, np.longdouble)
+    exact[0] = 1.0
+    left = count
+    while left:  # repeated squaring, modulo size
+        if left & 1:
+            full = np.convolve(exact, power)
+            exact = full[:size] + np.append(full[size:], [0.0])
+        full = np.convolve(power, power)
+        power = full[:size] + np.append(full[size:], [0.0])
+        left >>= 1
+    errors = np.abs(places - exact)
+    assert 0.0 < errors.max() <= each
+    assert errors.sum() <= total
+    curve = composition._curve(order, 0.5, 1e-5, None)
+    above = curve.losses > 0.5
+    plain = curve.infinity + float((-np.expm1(0.5 - curve.losses[above]) * curve.masses[above]).sum())
+    noise = float(curve._noise[int(np.flatnonzero(above)[0]) - 1])
+    assert noise > 0.0
+    assert curve.delta(0.5) >= plain + noise
 
 
 # The papers' figures --------------------------------------------------------------------------------------------------
@@ -382,6 +421,23 @@ def test_root_finding_returns_the_certified_side(root: float, steps: int) -> Non
     assert found == pytest.approx(root, abs=1e-12)
     assert solve_decreasing(lambda x: 1.0, 0.0, 0.0, 10.0) == 10.0
     assert solve_decreasing(lambda x: -1.0, 0.0, 0.0, 10.0) == 0.0
+
+
+@given(root=st.floats(-9.0, 9.0), bend=st.floats(0.01, 20.0))
+@settings(deadline=None)
+def test_crossings_are_found(root: float, bend: float) -> None:
+    assert crossing(lambda x: math.expm1(bend * (x - root) / 10), -10.0, 10.0, 1e-6) == pytest.approx(root, abs=1e-5)
+
+
+@given(size=st.integers(1, 3_000_000))
+@settings(max_examples=200)
+def test_smooth_sizes(size: int) -> None:
+    found = rest = next_smooth(size)
+    for prime in (2, 3, 5):
+        while rest % prime == 0:
+            rest //= prime
+    assert rest == 1
+    assert size <= found <= 1.25 * size + 1
 
 
 def test_spreading_onto_a_grid_only_adds_leakage() -> None:

@@ -27,7 +27,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
     monkeypatch.setattr(local, "local_llm", lambda: None)
     monkeypatch.setattr(
-        langchain_dpicl, "LabelScorer", lambda llm, labels, query_key: RunnableLambda(lambda v: v[query_key].split()[0])
+        langchain_dpicl,
+        "LabelScorer",
+        lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
     )
     return path
 

@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"selection", "boundary"},
     {"ensemble", "decoding"},
     {"aggregate"},
-    {"scoring", "retrieval", "tool", "serving", "evaluation", "local", "files", "demo", "cli", "__main__"},
+    {"scoring", "retrieval", "tool", "serving", "evaluation", "local", "files", "demo", "planning", "cli", "__main__"},
 ]
 """From the ground up, as in section 6 of the design. Rooms of one floor may know each other."""
 

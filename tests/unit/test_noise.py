@@ -83,6 +83,14 @@ def test_first_head_after_an_empty_block_is_as_likely_as_before() -> None:
     assert chi_square_p(cells, np.full(16, len(single) / 16)) > FALSE_ALARM
 
 
+def test_no_owner_is_skipped_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap that reaches a block's end moves on by exactly the block: the next owner can be the next head."""
+    gaps = iter([np.array([9e9, 0.0, 0.0, 3.0, 9e9, 9e9, 9e9])])
+    monkeypatch.setattr(SecureRandomness, "_exponentials", lambda self, size: next(gaps) * -math.log1p(-1e-5))
+    block = noise._BLOCK
+    assert random.coin_positions(3 * block, 1e-5).tolist() == [block, block + 1, block + 5]
+
+
 def test_a_gap_is_geometric_to_the_precision_that_is_accounted_for() -> None:
     """gap >= k exactly when E / hazard >= k. Both sides of every boundary: a relative error below 2^-51 per coin.
 

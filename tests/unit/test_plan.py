@@ -7,6 +7,8 @@ import math
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,7 +80,7 @@ def test_token_plan_reaches_the_figures(epsilon: float, least: float) -> None:
     count=st.sampled_from([1, 7, 100, 5000, 200_000]),
     name=st.sampled_from(sorted(MECHANISMS)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     epsilon: float, delta: float, rate: float, count: int, name: str
 ) -> None:
@@ -93,7 +95,7 @@ def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     line, family = plan.lines["line"], request.family
     certified = PLD.epsilon([line.line(line.parameter)], delta)
     assert certified <= epsilon
-    quieter = family.at_coordinate(family.coordinate(line.parameter) + 3e-6)
+    quieter = family.at_coordinate(family.coordinate(line.parameter) + 1.1e-5)
     at_the_end = line.parameter == quieter == family.at_coordinate(family.quietest)
     # at the latest a change in the sixth digit breaks the promise (where delta is near q * count, epsilon jumps)
     assert certified >= 0.995 * epsilon or at_the_end or PLD.epsilon([line.line(quieter)], delta) > epsilon
@@ -432,6 +434,18 @@ def test_flip_probability_is_the_design_pages_and_monte_carlos() -> None:
     assert beaten - 0.0035 <= flip_probability(2.0, 3, labels=4) <= beaten + (noise[1:].max(0) == noise[0] + 3).mean()
     assert flip_probability(1.0, 0) == pytest.approx(0.5, abs=1e-12)
     assert 0.0 < flip_probability(1.0, 12) < 1e-15
+
+
+def test_solving_loads_no_other_library() -> None:
+    """prv-accountant, dp-accounting, OpenDP and the heavy parts of SciPy load where they are used."""
+    code = (
+        "import sys; from langchain_dpicl.privacy import LineRequest, PrivacyPlan\n"
+        "PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={'v': LineRequest('vote', .01, 50)}, cache=None)\n"
+        "heavy = ('prv_accountant', 'dp_accounting', 'opendp', 'scipy.stats', 'scipy.optimize', 'matplotlib')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
