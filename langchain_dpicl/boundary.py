@@ -3,7 +3,8 @@
 LangChain hands every input and output to callbacks, tracers, streams and caches that it finds in the configuration, in
 context variables, in the environment and in globals. Here each call runs
 
-* in an empty ``contextvars.Context`` (no inherited configuration, callbacks, collectors or LangGraph stream writers),
+* in an empty ``contextvars.Context`` of its own (no inherited configuration, callbacks, collectors or LangGraph
+  stream writers),
 * with LangSmith tracing switched off inside that context and an empty callback list,
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own,
 * on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -167,7 +169,7 @@ def run_private(
 
     def work() -> None:
         for i in waiting:
-            outputs[i] = contextvars.Context().run(_call, member, requests[i])
+            outputs[i] = _clean_context().copy().run(_call, member, requests[i])
 
     workers = [_threads().submit(work) for _ in range(min(max_concurrency, len(requests)))]
     try:
@@ -199,7 +201,7 @@ async def arun_private(
                 return ABSTAIN
         raise asyncio.CancelledError
 
-    tasks = [asyncio.create_task(one(request), context=contextvars.Context()) for request in requests]
+    tasks = [asyncio.create_task(one(request), context=_clean_context().copy()) for request in requests]
     try:
         await asyncio.wait(tasks)  # unlike awaiting a task, this ends at once when the caller is cancelled
         return [ABSTAIN if task.cancelled() else task.result() for task in tasks]
@@ -213,10 +215,16 @@ def _config() -> RunnableConfig:
     return {"callbacks": [], "tags": [], "metadata": {}}
 
 
-def _without_tracing() -> Any:
+@functools.cache
+def _clean_context() -> contextvars.Context:
+    """A context that holds nothing but "LangSmith tracing is off". Every call runs in a copy of its own."""
     from langsmith.run_helpers import tracing_context
 
-    return tracing_context(enabled=False)
+    def make() -> contextvars.Context:
+        with tracing_context(enabled=False):
+            return contextvars.copy_context()
+
+    return contextvars.Context().run(make)
 
 
 def _call(member: Runnable[Any, Any], request: Request) -> object | Abstention:
@@ -224,9 +232,8 @@ def _call(member: Runnable[Any, Any], request: Request) -> object | Abstention:
     values, bucket = request
     _bucket.set(bucket)
     try:
-        with _without_tracing():
-            answer: object = member.invoke({**values, "examples": bucket}, _config())
-            return answer
+        answer: object = member.invoke({**values, "examples": bucket}, _config())
+        return answer
     except BaseException:  # no interrupt is delivered to a worker thread: it is the member's own
         return ABSTAIN
 
@@ -234,9 +241,8 @@ def _call(member: Runnable[Any, Any], request: Request) -> object | Abstention:
 async def _acall(member: Runnable[Any, Any], request: Request) -> object:
     values, bucket = request
     _bucket.set(bucket)
-    with _without_tracing():
-        answer: object = await member.ainvoke({**values, "examples": bucket}, _config())
-        return answer
+    answer: object = await member.ainvoke({**values, "examples": bucket}, _config())
+    return answer
 
 
 def _is_cancelled() -> bool:
@@ -250,15 +256,14 @@ async def aprobe(member: Runnable[Any, Any], request: Request) -> type[BaseExcep
     async def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            with _without_tracing():
-                await member.ainvoke({**request[0], "examples": request[1]}, _config())
+            await member.ainvoke({**request[0], "examples": request[1]}, _config())
         except BaseException as error:
             if not _is_cancelled():
                 return type(error)
             raise
         return None
 
-    return await asyncio.create_task(attempt(), context=contextvars.Context())
+    return await asyncio.create_task(attempt(), context=_clean_context().copy())
 
 
 def probe(member: Runnable[Any, Any], request: Request) -> type[BaseException] | None:
@@ -267,10 +272,9 @@ def probe(member: Runnable[Any, Any], request: Request) -> type[BaseException] |
     def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            with _without_tracing():
-                member.invoke({**request[0], "examples": request[1]}, _config())
+            member.invoke({**request[0], "examples": request[1]}, _config())
         except Exception as error:
             return type(error)
         return None
 
-    return contextvars.Context().run(attempt)
+    return _clean_context().copy().run(attempt)
