@@ -61,7 +61,7 @@ class DiscreteGaussian(SymmetricProfile):
     coordinate. The loss is (|moves|^2 / 2 - moves.x) / sigma^2. A vote that changes moves two counts by 1, in
     opposite directions; by symmetry moves = (1, 1), exactly the two-fold composition of a sensitivity-1
     mechanism. Exact on the lattice for sigma <= 200. Above, the noise is a post-processing of continuous
-    noise of variance sigma^2 - 4 (see `smoothing_loss`), which gives an upper bound within 5e-5 of epsilon.
+    noise of variance sigma^2 - 4 (see `lattice_multiplier`), which gives an upper bound within 5e-5 of epsilon.
     """
 
     sigma: float
