@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from langchain_dpicl.aggregate import DPAggregate, SealedRelease
-    from langchain_dpicl.aggregators import Aggregator, NoisyVote
+    from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords, Words
     from langchain_dpicl.budget import PrivacyBudget, Receipt
+    from langchain_dpicl.downstream import keywords_to_answer
     from langchain_dpicl.ensemble import PrivateEnsemble
     from langchain_dpicl.errors import (
         AccountingError,
@@ -47,8 +48,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "aggregate": ("DPAggregate", "SealedRelease"),
-    "aggregators": ("Aggregator", "NoisyVote"),
+    "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
+    "downstream": ("keywords_to_answer",),
     "ensemble": ("PrivateEnsemble",),
     "errors": (
         "AccountingError",
@@ -85,10 +87,12 @@ __all__ = [
     "BudgetError",
     "DPAggregate",
     "DPICLError",
+    "EmbeddingMean",
     "ExemplarStore",
     "InfeasiblePlan",
     "InvalidParameter",
     "InvalidRecords",
+    "Keywords",
     "LabelScorer",
     "LedgerError",
     "LocalModelError",
@@ -106,11 +110,14 @@ __all__ = [
     "PrivateEnsemble",
     "Receipt",
     "ReleaseFailed",
+    "ReleasedKeywords",
     "SealedRelease",
     "StoreError",
     "StoreFileError",
     "UnknownOwner",
     "UnsafeConfigurationError",
+    "Words",
+    "keywords_to_answer",
 ]
 
 

@@ -1,39 +1,32 @@
-"""DPAggregate, and the sealed Runnable that ``ensemble | DPAggregate(...)`` becomes.
-
-One release, in this order: check the request, CHARGE (durably), sample, call the members, aggregate, record the
-receipt, answer. An invalid request costs nothing. From the charge on nothing is refunded, whatever happens.
-"""
+"""DPAggregate, and the sealed Runnable that ``ensemble | DPAggregate(...)`` becomes (its steps are in `release`)."""
 
 from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list, get_executor_for_config
 from typing_extensions import TypedDict
 
-from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt
+from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import Charge
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
-    MembersAbstained,
     ModelUnavailable,
     PrivacyBudgetExceeded,
     PrivacyWarning,
-    ReleaseFailed,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.release import Ready, ReleaseSteps
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _REFUSAL = "a DPAggregate runs only as part of `ensemble | DPAggregate(...)`, where the votes stay sealed"
 
@@ -51,22 +44,32 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
     Parameters
     ----------
     aggregator
-        The mechanism, for instance ``NoisyVote(labels)``.
+        The mechanism: ``NoisyVote(labels)``, ``EmbeddingMean(...)``, ``Keywords.joint_em(...)``, ``Keywords.ptr(...)``.
     budget
         Counts every release; its plan sets the noise.
+    line
+        Which line of the budget counts these releases, where it has several.
     return_receipt
         Answer ``{"answer": ..., "receipt": {...}}`` instead of the bare answer.
 
     Use it as ``ensemble | DPAggregate(...)``: that gives a `SealedRelease`.
     """
 
-    def __init__(self, aggregator: Aggregator[T], budget: PrivacyBudget, *, return_receipt: bool = False) -> None:
+    def __init__(
+        self,
+        aggregator: Aggregator[T],
+        budget: PrivacyBudget,
+        *,
+        line: str | None = None,
+        return_receipt: bool = False,
+    ) -> None:
         if not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote")
         if not isinstance(budget, PrivacyBudget):
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
         self.aggregator = aggregator
         self.budget = budget
+        self.line = line
         self.return_receipt = bool(return_receipt)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
@@ -92,16 +95,7 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-@dataclass(frozen=True)
-class _Private:
-    """What the private side hands back: a release, or the kind of its failure. Holds nothing else."""
-
-    release: Any = None
-    failed: bool = False
-    interrupt: type[BaseException] | None = None
-
-
-class SealedRelease(Runnable[dict[str, Any], Any]):
+class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
@@ -113,13 +107,14 @@ class SealedRelease(Runnable[dict[str, Any], Any]):
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
-        self.ensemble = ensemble
-        self.budget = aggregate.budget
-        self.aggregator = aggregate.aggregator
+        super().__init__(ensemble, aggregate.aggregator, aggregate.budget, aggregate.line)
         self.return_receipt = aggregate.return_receipt
         self.name = "SealedRelease"
-        self._randomness: Randomness = SecureRandomness()
         selector = ensemble.selector
+        if aggregate.line is not None:
+            self.budget.declare(
+                aggregate.line, self.aggregator.mechanism, selector.rate, options=self.aggregator.options
+            )
         owners = selector.store.owner_count
         if self.budget.delta >= 1 / max(owners, 1):
             warnings.warn(
@@ -139,73 +134,29 @@ class SealedRelease(Runnable[dict[str, Any], Any]):
         """The release's type, or the answer with its receipt."""
         return AnswerWithReceipt if self.return_receipt else self.aggregator.release_type
 
-    def line(self) -> BudgetLine:
-        """The budget's line of this release; solves and freezes the plan at first use."""
-        selector = self.ensemble.selector
-        return self.budget.line(
-            self.aggregator.mechanism,
-            selector.rate,
-            rate_is_explicit=selector.rate_is_explicit,
-            options=self.aggregator.options,
-        )
-
     # -- one release --------------------------------------------------------------------------------------------------
 
-    def _release(self, values: Any, charge: Charge | None = None) -> Any:
-        request = self._check(values)
-        if charge is None:
-            self.ensemble.check_health(request)
-            (charge,) = self.line().charge()
-        line = self.line()
-        return self._finish(self._private(request, line), line, charge)
+    def _release(self, values: Any) -> Any:
+        ready = self._ready(values)
+        (charge,) = ready.line.charge()
+        return self._charged(ready, charge)
 
-    async def _arelease(self, values: Any, charge: Charge | None = None) -> Any:
-        request = self._check(values)
-        if charge is None:
-            await self.ensemble.acheck_health(request)
-        line = await asyncio.to_thread(self.line)
-        if charge is None:
-            (charge,) = await asyncio.to_thread(line.charge)
-        outcome = await self._aprivate(request, line)
-        if outcome.interrupt is not None:
-            raise outcome.interrupt()
-        return await asyncio.to_thread(self._finish, outcome, line, charge)
+    def _charged(self, ready: Ready, charge: Charge) -> Any:
+        return self._answer(*self._finish(ready, self._private(ready), charge))
 
-    def _check(self, values: Any) -> Mapping[str, Any]:
-        request = self.ensemble.check_request(values)
-        boundary.check_surroundings()
-        return request
+    async def _arelease(self, values: Any) -> Any:
+        ready = await self._aready(values)
+        (charge,) = await asyncio.to_thread(ready.line.charge)
+        return await self._acharged(ready, charge)
 
-    def _private(self, request: Mapping[str, Any], line: BudgetLine) -> _Private:
-        """Sample, call, aggregate. Every exception ends here, so that no traceback refers to what is private."""
-        try:
-            outputs = self.ensemble.run(request, line.rate)
-            return _Private(self.aggregator.aggregate(outputs, line.parameter, self._randomness))
-        except Exception:
-            return _Private(failed=True)
-        except BaseException as interrupt:
-            return _Private(interrupt=type(interrupt))
+    async def _acharged(self, ready: Ready, charge: Charge) -> Any:
+        private = await self._aprivate(ready)
+        if private.interrupt is not None:
+            raise private.interrupt()
+        return self._answer(*await asyncio.to_thread(self._finish, ready, private, charge))
 
-    async def _aprivate(self, request: Mapping[str, Any], line: BudgetLine) -> _Private:
-        try:
-            outputs = await self.ensemble.arun(request, line.rate)
-            return _Private(self.aggregator.aggregate(outputs, line.parameter, self._randomness))
-        except Exception:
-            return _Private(failed=True)
-        except BaseException as interrupt:
-            return _Private(interrupt=type(interrupt))
-
-    def _finish(self, outcome: _Private, line: BudgetLine, charge: Charge) -> Any:
-        """Record and answer. Here everything is public."""
-        if outcome.interrupt is not None:
-            raise outcome.interrupt()
-        if outcome.failed:
-            raise ReleaseFailed
-        receipt = line.record(charge)
-        if outcome.release is None:
-            self.ensemble.mark_suspect()
-            raise MembersAbstained
-        return {"answer": outcome.release, "receipt": receipt} if self.return_receipt else outcome.release
+    def _answer(self, release: Any, receipt: Receipt) -> Any:
+        return {"answer": release, "receipt": receipt} if self.return_receipt else release
 
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
@@ -231,16 +182,15 @@ class SealedRelease(Runnable[dict[str, Any], Any]):
         """
         if return_exceptions or not inputs:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        for values in inputs:
-            self.ensemble.check_health(self._check(values))
-        charges = self.line().charge(len(inputs))
         configs = get_config_list(config, len(inputs))
-
-        def one(values: dict[str, Any], charge: Charge, each: RunnableConfig) -> Any:
-            return self._call_with_config(lambda value: self._release(value, charge), values, each)
-
         with get_executor_for_config(configs[0]) as executor:
-            futures = [executor.submit(one, *each) for each in zip(inputs, charges, configs, strict=True)]
+            ready = list(executor.map(lambda values: self._ready(values, len(inputs)), inputs))
+            charges = ready[0].line.charge(len(inputs))
+
+            def one(values: dict[str, Any], each: Ready, charge: Charge, given: RunnableConfig) -> Any:
+                return self._call_with_config(lambda _: self._charged(each, charge), values, given)
+
+            futures = [executor.submit(one, *each) for each in zip(inputs, ready, charges, configs, strict=True)]
             wait(futures)  # what was charged is also released, whatever becomes of its neighbours
         return [future.result() for future in futures]
 
@@ -255,25 +205,24 @@ class SealedRelease(Runnable[dict[str, Any], Any]):
         """`batch`, asynchronously."""
         if return_exceptions or not inputs:
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        for values in inputs:
-            await self.ensemble.acheck_health(self._check(values))
-        line = await asyncio.to_thread(self.line)
-        charges = await asyncio.to_thread(line.charge, len(inputs))
         configs = get_config_list(config, len(inputs))
         gate = asyncio.Semaphore(ensure_config(configs[0]).get("max_concurrency") or len(inputs))
 
-        async def one(values: dict[str, Any], charge: Charge, each: RunnableConfig) -> Any:
-            async def release(value: dict[str, Any]) -> Any:
-                return await self._arelease(value, charge)
+        async def before(values: dict[str, Any]) -> Ready:
+            async with gate:
+                return await self._aready(values, len(inputs))
+
+        ready = await _all(map(before, inputs))
+        charges = await asyncio.to_thread(ready[0].line.charge, len(inputs))
+
+        async def one(values: dict[str, Any], each: Ready, charge: Charge, given: RunnableConfig) -> Any:
+            async def release(_: dict[str, Any]) -> Any:
+                return await self._acharged(each, charge)
 
             async with gate:
-                return await self._acall_with_config(release, values, each)
+                return await self._acall_with_config(release, values, given)
 
-        answers = await asyncio.gather(*map(one, inputs, charges, configs), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return list(answers)
+        return await _all(map(one, inputs, ready, charges, configs))
 
     def with_fallbacks(
         self,
@@ -293,3 +242,12 @@ class SealedRelease(Runnable[dict[str, Any], Any]):
 
     def __repr__(self) -> str:
         return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"
+
+
+async def _all(work: Iterable[Awaitable[R]]) -> list[R]:
+    """Every result, or, once all have ended, the first exception in order."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -8,8 +8,7 @@ context variables, in the environment and in globals. Here each call runs
 * with LangSmith tracing switched off inside that context and an empty callback list,
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own,
 * on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
-owner
-  move many members' outputs,
+  owner move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
 
 What lives in globals cannot be switched off for one call; `check_surroundings` refuses to run instead.
@@ -26,9 +25,9 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.language_models import BaseLanguageModel
@@ -37,6 +36,8 @@ from langchain_core.tracers import context as tracer_context
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
+
+T = TypeVar("T")
 
 
 class Abstention:
@@ -157,19 +158,41 @@ if hasattr(os, "register_at_fork"):
 Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
 
 
-def run_private(
-    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int
-) -> list[object | Abstention]:
-    """Call a sealed member once per request (input, its bucket), in parallel. Failures become `ABSTAIN`.
+class Reader(Protocol):
+    """Reads one member's output within that member's call (see `Aggregator.encode`)."""
 
-    If the caller is interrupted, no further call begins, and those under way are waited for.
+    def encode(self, output: object) -> object:
+        """What is kept of the output."""
+
+    async def aencode(self, output: object) -> object:
+        """The same, asynchronously."""
+
+
+class _Whole:
+    def encode(self, output: object) -> object:
+        return output
+
+    async def aencode(self, output: object) -> object:
+        return output
+
+
+WHOLE: Final[Reader] = _Whole()
+"""Keeps the output as it is."""
+
+
+def run_private(
+    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int, reader: Reader = WHOLE
+) -> list[object | Abstention]:
+    """Call a sealed member once per request (input, its bucket), in parallel, and read each output in its own call.
+
+    Failures become `ABSTAIN`. If the caller is interrupted, no further call begins, and those under way are waited for.
     """
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
     waiting = iter(range(len(requests)))  # next() on it is atomic: each index goes to one worker
 
     def work() -> None:
         for i in waiting:
-            outputs[i] = _clean_context().copy().run(_call, member, requests[i])
+            outputs[i] = _clean_context().copy().run(_call, member, requests[i], reader)
 
     workers = [_threads().submit(work) for _ in range(min(max_concurrency, len(requests)))]
     try:
@@ -183,7 +206,7 @@ def run_private(
 
 
 async def arun_private(
-    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int
+    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int, reader: Reader = WHOLE
 ) -> list[object | Abstention]:
     """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
 
@@ -195,7 +218,7 @@ async def arun_private(
         # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
         try:
             async with gate:
-                return await _acall(member, request)
+                return await _acall(member, request, reader)
         except BaseException:
             if not _is_cancelled():  # the member's own failure, and not our caller's cancellation
                 return ABSTAIN
@@ -227,22 +250,25 @@ def _clean_context() -> contextvars.Context:
     return contextvars.Context().run(make)
 
 
-def _call(member: Runnable[Any, Any], request: Request) -> object | Abstention:
+def in_private(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on private values in a clean context: what it calls cannot find a tracer there."""
+    return _clean_context().copy().run(function, *arguments)
+
+
+def _call(member: Runnable[Any, Any], request: Request, reader: Reader) -> object | Abstention:
     """One call in a worker thread; what it raises dies here, with its traceback and everything that it refers to."""
     values, bucket = request
     _bucket.set(bucket)
     try:
-        answer: object = member.invoke({**values, "examples": bucket}, _config())
-        return answer
+        return reader.encode(member.invoke({**values, "examples": bucket}, _config()))
     except BaseException:  # no interrupt is delivered to a worker thread: it is the member's own
         return ABSTAIN
 
 
-async def _acall(member: Runnable[Any, Any], request: Request) -> object:
+async def _acall(member: Runnable[Any, Any], request: Request, reader: Reader) -> object:
     values, bucket = request
     _bucket.set(bucket)
-    answer: object = await member.ainvoke({**values, "examples": bucket}, _config())
-    return answer
+    return await reader.aencode(await member.ainvoke({**values, "examples": bucket}, _config()))
 
 
 def _is_cancelled() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +23,8 @@ _REFUSAL = (
     "a PrivateEnsemble shows private answers: it runs only inside `ensemble | DPAggregate(...)` "
     "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
 )
+
+_PROOF_SECONDS = 60
 
 
 class PrivateEnsemble(Runnable[dict[str, Any], Any]):
@@ -61,6 +65,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
         self._member: Runnable[Any, Any] = boundary.seal(coerce_to_runnable(member))
         self._suspect = False
+        self._answered_at = -math.inf  # when the member last answered a public question, on the monotonic clock
         self._lock = threading.Lock()
 
     @property
@@ -82,22 +87,27 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         """A release said that the members abstain: ask a public question before the next charge."""
         self._suspect = True
 
-    def check_health(self, values: Mapping[str, Any]) -> None:
-        """Where a release has cast doubt on the member: call it on the query without examples before charging.
+    def check_health(self, values: Mapping[str, Any], *, tells_abstention: bool = True) -> None:
+        """Where there is doubt about the member, call it on the query without examples before charging.
 
-        Both the doubt (a release) and the call (no private example) are public. Raises `ModelUnavailable`.
+        Doubt comes from a release, or, where releases do not tell, from a minute without such a call. Both the doubt
+        and the call (no private example) are public. Raises `ModelUnavailable`.
         """
-        if self._suspect:
+        if self._doubtful(tells_abstention):
             with self._lock:
-                failure = boundary.probe(self._member, self._public_request(values)) if self._suspect else None
-                self._judge(failure)
+                if self._doubtful(tells_abstention):
+                    self._judge(boundary.probe(self._member, self.public_request(values)))
 
-    async def acheck_health(self, values: Mapping[str, Any]) -> None:
+    async def acheck_health(self, values: Mapping[str, Any], *, tells_abstention: bool = True) -> None:
         """`check_health`, without blocking the event loop."""
-        if self._suspect:
-            self._judge(await boundary.aprobe(self._member, self._public_request(values)))
+        if self._doubtful(tells_abstention):
+            self._judge(await boundary.aprobe(self._member, self.public_request(values)))
 
-    def _public_request(self, values: Mapping[str, Any]) -> boundary.Request:
+    def _doubtful(self, tells_abstention: bool) -> bool:
+        return self._suspect or (not tells_abstention and time.monotonic() - self._answered_at > _PROOF_SECONDS)
+
+    def public_request(self, values: Mapping[str, Any]) -> boundary.Request:
+        """The query with no example at all."""
         store = self.selector.store
         return values, Examples((), store.input_key, store.output_key)
 
@@ -108,18 +118,23 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
                 f"the member fails on the query without examples ({failure.__module__}.{failure.__qualname__}); "
                 "nothing was charged. Invoke the member chain alone with examples=[] to see the whole error"
             )
+        self._answered_at = time.monotonic()
 
     # -- private runs, for DPAggregate ---------------------------------------------------------------------------------
 
-    def run(self, values: Mapping[str, Any], rate: float) -> list[object | boundary.Abstention]:
-        """Sample and call. PRIVATE: the outputs are for an aggregator."""
+    def run(
+        self, values: Mapping[str, Any], rate: float, reader: boundary.Reader = boundary.WHOLE
+    ) -> list[object | boundary.Abstention]:
+        """Sample, call, and read each output. PRIVATE: the outputs are for an aggregator."""
         requests = [(values, bucket) for bucket in self.selector.sample(rate)]
-        return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency)
+        return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
 
-    async def arun(self, values: Mapping[str, Any], rate: float) -> list[object | boundary.Abstention]:
+    async def arun(
+        self, values: Mapping[str, Any], rate: float, reader: boundary.Reader = boundary.WHOLE
+    ) -> list[object | boundary.Abstention]:
         """`run`, asynchronously."""
         requests = [(values, bucket) for bucket in self.selector.sample(rate)]
-        return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency)
+        return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
 
     # -- composition ---------------------------------------------------------------------------------------------------
 

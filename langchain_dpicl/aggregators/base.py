@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
 
 from langchain_dpicl.privacy.noise import Randomness
 
 T = TypeVar("T")
+
+Outcome = Literal["released", "zero-shot fallback", "members abstained"]
+
+
+@dataclass(frozen=True)
+class PublicCalls:
+    """Zero-shot calls that an aggregator wants for each query: they see the query and no private example."""
+
+    chain: Runnable[Any, Any]
+    count: int
 
 
 class Aggregator(ABC, Generic[T]):
@@ -16,24 +30,59 @@ class Aggregator(ABC, Generic[T]):
 
     Its promise is the privacy profile of ``mechanism`` (a family in `langchain_dpicl.privacy.MECHANISMS`) at the plan's
     parameter, valid when one member's output is replaced by any other, or by an abstention.
+
+    One release takes three steps. `prepare` settles what depends on the query alone, before anything is charged.
+    `encode` reads ONE member's output, within that member's own call, so that whatever it does depends on this output
+    and touches no other. `aggregate` is the mechanism.
     """
 
     mechanism: str
+
+    tells_abstention: bool = True
+    """Whether a release shows that the members fail. Where it does not, the ensemble asks a public question first."""
 
     @property
     def options(self) -> Mapping[str, float]:
         """Further public parameters of the mechanism, which the plan freezes."""
         return {}
 
+    def public_calls(self) -> PublicCalls | None:
+        """The zero-shot calls whose answers `prepare` gets; None for none."""
+        return None
+
+    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+        """The aggregator for one query: ``values`` as the caller gave them, the plan's ``options``, the zero-shot
+        ``answers``. All of it is public, and an error costs nothing."""
+        return self
+
+    def encode(self, output: object) -> object:
+        """What `aggregate` needs of one member's output. Raising makes this member abstain."""
+        return output
+
+    async def aencode(self, output: object) -> object:
+        """`encode`, asynchronously."""
+        return self.encode(output)
+
     @abstractmethod
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> T | None:
         """One release, or None where the release is that the members abstain.
 
-        ``outputs`` holds one entry per member, `ABSTAIN` for a failed one; ``parameter`` is the plan's noise. Nothing
-        that an output holds may make this raise.
+        ``outputs`` holds one encoded entry per member, `ABSTAIN` for a failed one; ``parameter`` is the plan's noise.
+        Nothing that an output holds may make this raise.
         """
+
+    def outcome(self, release: T | None) -> Outcome:
+        """What kind of release this is, for the receipt."""
+        return "members abstained" if release is None else "released"
 
     @property
     @abstractmethod
     def release_type(self) -> Any:
         """The Python type of a release, for the Runnable's schema."""
+
+
+def text_of(output: object) -> str | None:
+    """The text of a model's answer; None where there is none."""
+    if isinstance(output, BaseMessage):
+        output = str(output.text)
+    return output if isinstance(output, str) else None

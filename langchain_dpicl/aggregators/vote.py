@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from langchain_core.messages import BaseMessage
 
 from langchain_dpicl._labels import check_labels, normal
-from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.aggregators.base import Aggregator, text_of
 from langchain_dpicl.privacy.noise import Randomness
 
 
@@ -48,7 +47,7 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
 
     def parse(self, output: object) -> int | None:
         """The index of the label that one output names, or None. Never raises."""
-        text = _text(output)
+        text = text_of(output)
         if text is None:
             return None
         text = normal(text)
@@ -87,9 +86,3 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
 
     def __repr__(self) -> str:
         return f"NoisyVote({list(self.labels)!r}, scores={self.scores})"
-
-
-def _text(output: object) -> str | None:
-    if isinstance(output, BaseMessage):
-        output = output.content
-    return output if isinstance(output, str) else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 
+from langchain_dpicl import local
+from langchain_dpicl.cli import texts
 from langchain_dpicl.cli.session import Question, Session, add_common
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.files import read_records
@@ -16,6 +19,7 @@ from langchain_dpicl.files import read_records
 _EPILOG = """examples:
   dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
   dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
+  dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough at night"
 """
 
 
@@ -23,18 +27,20 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "answer",
-        help="answer questions from your own labelled examples",
-        description="Label new texts by a noisy vote of model calls that see private examples from your file.",
+        help="answer questions from your own examples",
+        description="Label new texts by a noisy vote of model calls that see private examples from your file, or write "
+        "texts as the examples' outputs are written.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data", required=True, help="private examples: JSON lines or CSV, plain or .gz")
-    parser.add_argument("--labels", required=True, help="the public list of labels, separated by commas")
+    parser.add_argument("--mode", choices=("label", *texts.MODES), default="label", help="what is released")
+    parser.add_argument("--labels", help="the public list of labels, separated by commas (mode label)")
     parser.add_argument("--epsilon", type=float, required=True)
     parser.add_argument("--delta", type=float, help="default: a tenth of 1 / number of owners")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
     parser.add_argument("--question", action="append", default=[], help="a text to label; may be repeated")
-    parser.add_argument("--test", help="a file with the right labels: prints accuracy, beside what is NOT private")
+    parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
     parser.add_argument("--held-out", type=int, default=0, help="keep this many owners of --data out, as the test")
     parser.add_argument("--limit", type=int, help="use only the first so many test records")
     parser.add_argument("--members", type=int, default=20, help="parallel calls per answer (default 20)")
@@ -46,7 +52,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
     parser.add_argument("--model-url", help="an OpenAI-compatible server (default: the embedded model)")
-    parser.add_argument("--model", help="its model's name; the key is taken from OPENAI_API_KEY")
+    parser.add_argument("--model", help="its model's name, with the key in OPENAI_API_KEY; or an embedded model's")
+    texts.add_options(parser)
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -62,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
         PrivacyBudget,
         PrivateEnsemble,
     )
-    from langchain_dpicl.local import local_embeddings
 
-    labels = [label.strip() for label in options.labels.split(",")]
+    if options.mode == "label" and not options.labels:
+        raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
     records, held_out = _hold_out(read_records(options.data), options.held_out, options.owner_key)
     tests = read_records(options.test) if options.test else held_out
     questions = [Question(text) for text in options.question]
@@ -72,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
     store = ExemplarStore.from_records(
         records,
-        local_embeddings(),
+        local.local_embeddings(),
         input_key=options.input_key,
         output_key=options.output_key,
         owner_key=options.owner_key,
@@ -82,6 +89,10 @@ def run(options: argparse.Namespace) -> int:
     name = options.name or os.path.basename(options.data).partition(".")[0]
     budget = PrivacyBudget(options.epsilon, delta, options.releases, ledger=options.ledger, name=name)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
+    if options.mode != "label":
+        model = functools.partial(_model, options, max_tokens=options.max_tokens)
+        return texts.run(options, budget, selector, model, questions, tests)
+    labels = [label.strip() for label in options.labels.split(",")]
     # The embedded base model follows examples better without an instruction, and returns as many alternatives as asked.
     embedded: dict[str, Any] = {"instruction": "", "top_logprobs": 100} if _is_embedded(options) else {}
     member = LabelScorer(_model(options), labels, query_key=options.input_key, **embedded)
@@ -123,19 +134,18 @@ def _known(records: list[dict[str, Any]], labels: list[str], options: argparse.N
 
 
 def _is_embedded(options: argparse.Namespace) -> bool:
-    return options.model_url is None and options.model is None
+    return options.model_url is None and (options.model is None or options.model in local.KNOWN_MODELS)
 
 
-def _model(options: argparse.Namespace) -> BaseLanguageModel[Any]:
+def _model(options: argparse.Namespace, **settings: Any) -> BaseLanguageModel[Any]:
     if _is_embedded(options):
-        from langchain_dpicl.local import local_llm
-
-        return local_llm()
+        return local.local_llm(options.model or local.DEFAULT_MODEL, **settings)
     try:
         from langchain_openai import ChatOpenAI
     except ImportError:
         sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
-    settings: dict[str, Any] = {"base_url": options.model_url} if options.model_url else {}
+    if options.model_url:
+        settings["base_url"] = options.model_url
     if "OPENAI_API_KEY" not in os.environ:
         settings["api_key"] = "none"
     return ChatOpenAI(model=options.model or "default", **settings)

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from langchain_dpicl.aggregate import SealedRelease
+from langchain_dpicl.budget import Receipt
 from langchain_dpicl.evaluation import Comparison, compare
 
 
@@ -50,15 +51,18 @@ class Session:
                 answered = self.chain.invoke({self.input_key: question.text})
                 entry = {"question": question.text, "private": answered["answer"], "receipt": answered["receipt"]}
             self.asked.append(entry)
-            receipt = entry["receipt"]
-            self.say(f"\n  {_shortened(question.text)}")
+            self.say(f"\n  {shortened(question.text)}")
             self.say(f"    private answer       {entry['private'] or '(the members abstain)'}")
             if compared:
                 self.say(f"    NOT private          ensemble {found.ensemble_not_private}, zero-shot {found.zero_shot}")
-            self.say(
-                f"    receipt              {receipt['id']}: epsilon {receipt['epsilon_spent']:.3g} of "
-                f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {receipt['remaining']} answers left"
-            )
+            self.say_receipt(entry["receipt"])
+
+    def say_receipt(self, receipt: Receipt) -> None:
+        """The receipt in one line."""
+        self.say(
+            f"    receipt              {receipt['id']}: epsilon {receipt['epsilon_spent']:.3g} of "
+            f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {receipt['remaining']} answers left"
+        )
 
     def test(self, questions: Sequence[Question]) -> None:
         """Answer questions whose label is known, with a progress bar, and print the three accuracies."""
@@ -84,12 +88,16 @@ class Session:
             "zero-shot": share("zero_shot"),
         }
 
+    def scores(self) -> dict[str, Any]:
+        """What the test showed, for the JSON object."""
+        return {"accuracy": self.accuracy(), "held_out": len(self.tested)} if self.tested else {}
+
     def finish(self, **facts: Any) -> int:
         """The last lines, or the one JSON object."""
         seconds = time.monotonic() - self.started
         if self.as_json:
-            accuracy = {"accuracy": self.accuracy(), "held_out": len(self.tested)} if self.tested else {}
-            print(json.dumps({**facts, "answers": self.asked, **accuracy, "seconds": round(seconds, 1)}, indent=2))
+            answers = {"answers": self.asked, **self.scores(), "seconds": round(seconds, 1)}
+            print(json.dumps({**facts, **answers}, indent=2))
         else:
             self.say(f"\n{seconds:.0f} seconds.")
         return 0
@@ -100,6 +108,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def _shortened(text: str, width: int = 110) -> str:
+def shortened(text: str, width: int = 110) -> str:
+    """One line of so many characters at most."""
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 1] + "…"

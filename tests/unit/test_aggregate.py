@@ -486,7 +486,7 @@ async def test_an_answer_whose_receipt_cannot_be_written_is_not_given(
 ) -> None:
     sealed.line()
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
     monkeypatch.setattr(sealed.budget._ledger, "record", fail)
@@ -501,7 +501,7 @@ async def test_nothing_is_called_when_the_charge_cannot_be_written(
 ) -> None:
     sealed.line()
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
     monkeypatch.setattr(sealed.budget._ledger, "charge", fail)

@@ -25,7 +25,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
-    monkeypatch.setattr(local, "local_llm", lambda: None)
+    monkeypatch.setattr(local, "local_llm", lambda *_, **__: None)
     monkeypatch.setattr(
         langchain_dpicl,
         "LabelScorer",

@@ -22,8 +22,22 @@ FLOORS: list[set[str]] = [
     {"aggregators", "store", "budget"},
     {"selection", "boundary"},
     {"ensemble", "decoding"},
+    {"release"},
     {"aggregate"},
-    {"scoring", "retrieval", "tool", "serving", "evaluation", "local", "files", "demo", "planning", "cli", "__main__"},
+    {
+        "scoring",
+        "downstream",
+        "retrieval",
+        "tool",
+        "serving",
+        "evaluation",
+        "local",
+        "files",
+        "demo",
+        "planning",
+        "cli",
+        "__main__",
+    },
 ]
 """From the ground up, as in section 6 of the design. Rooms of one floor may know each other."""
 

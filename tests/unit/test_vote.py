@@ -46,7 +46,7 @@ PARSED: list[tuple[object, str | None]] = [
     ("no label", None),
     (AIMessage("Positive"), "Positive"),
     (HumanMessage(" negative "), "Negative"),
-    (AIMessage([{"type": "text", "text": "Positive"}]), None),
+    (AIMessage([{"type": "text", "text": "Positive"}]), "Positive"),
     (None, None),
     (1, None),
     (b"Positive", None),

@@ -1,0 +1,261 @@
+"""Keywords: the words that most answers share, by the joint exponential mechanism or by propose-test-release."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from langchain_dpicl.aggregators.base import Aggregator, Outcome, text_of
+from langchain_dpicl.aggregators.joint_em import sample_sequence
+from langchain_dpicl.aggregators.words import Words
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import MECHANISMS, checks
+from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.sampling import choose_exponential
+
+
+class ReleasedKeywords(list[str]):
+    """Keywords that were released, as a list of words. Public.
+
+    Attributes
+    ----------
+    ranked
+        Whether the order means anything: the most frequent first. Otherwise it is alphabetical.
+    fallback
+        Whether the test failed, so that there are no keywords and the zero-shot answer has to do.
+    query
+        What the caller asked, as it was given.
+    """
+
+    def __init__(
+        self,
+        words: Iterable[str] = (),
+        *,
+        ranked: bool = False,
+        fallback: bool = False,
+        query: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(words)
+        self.ranked = ranked
+        self.fallback = fallback
+        self.query: Mapping[str, Any] = dict(query or {})
+
+
+class Keywords(Aggregator[ReleasedKeywords]):
+    """Release words that many members' answers share; make one with `Keywords.joint_em` or `Keywords.ptr`.
+
+    A member adds each of its words once. What a word is, `Words` says. An answer without words counts like an
+    abstention: it adds nothing. Turn the release back into a text with `keywords_to_answer`.
+    """
+
+    def __init__(self, words: Words | None) -> None:
+        if words is not None and not isinstance(words, Words):
+            raise InvalidParameter("words", type(words).__name__, "Words")
+        self.words = Words() if words is None else words
+        self._values: Mapping[str, Any] = {}
+
+    @staticmethod
+    def joint_em(
+        domain: Sequence[str] | Literal["query"] = "query", k: int = 10, *, words: Words | None = None
+    ) -> Keywords:
+        """k words of a public domain, ranked, by ONE joint exponential mechanism.
+
+        Mechanism. Count for each word of the domain the members that use it; release a sequence s of k different words
+        with probability proportional to exp(eps0 u / 4), where u = -max_i (c_(i) - c_{s_i}) compares the count of the
+        i-th word with the i-th largest count. The sampler is exact (`joint_em.sample_sequence`).
+
+        Neighbours and range. One member's output replaced by any other: every count moves by at most 1, so c_(i) and
+        c_{s_i} may move apart by 2, and u by at most 2 either way: eps0-bounded range.
+
+        Parameters
+        ----------
+        domain
+            The words that may be released: a public list, or "query" for the words of the texts in the caller's input.
+            It is never taken from the answers. A list entry of several words counts as these words.
+        k
+            How many words; at most as many as the list holds. A query with fewer words gets all of them, ranked; one
+            without words is refused before anything is charged.
+        words
+            How texts become words.
+
+        Equal counts everywhere, also where all members fail, release a uniformly random sequence: the release cannot
+        show that the members fail, so the ensemble asks the member a public question from time to time first.
+
+        Source: Gillenwater et al. 2022; Wu et al. 2024, section 4.2, with the sensitivity corrected.
+        """
+        return _JointEM(domain, k, words)
+
+    @staticmethod
+    def ptr(
+        k: int | tuple[int, int] = (15, 30),
+        *,
+        delta0: float | None = None,
+        select: float = 1.0,
+        words: Words | None = None,
+    ) -> Keywords:
+        """The k most frequent words of all answers, from no fixed domain, by propose-test-release.
+
+        Mechanism. With d_k = c_(k) - c_(k+1): choose k in the public range as the argmax of d_k + Gumbel(4 / eps0);
+        then release the SET of the k most frequent words (in alphabetical order) if
+        max(2, d_k) + N(0, 4 sigma^2) - Phi^-1(1 - delta0; 0, 2 sigma) > 2 for this same k, and nothing otherwise.
+
+        Neighbours and profile. One member's output replaced by any other: d_k moves by at most 2, so the choice of k is
+        eps0-bounded range. Where d_k > 2 the neighbour's set is the same, and the test is a Gaussian of multiplier
+        sigma; where it may differ, both gaps are at most 2, and each releases with probability delta0. delta0 is paid
+        at EVERY release. Choice and test share a sample: they are composed before they are amplified.
+
+        Parameters
+        ----------
+        k
+            A public number of words, or a range (least, most) to choose from.
+        delta0
+            Default: so that all releases of the plan together use half of its delta for it.
+        select
+            eps0 = select / sigma for the choice of k. With one public k it is 0.
+        words
+            How texts become words.
+
+        A failed test releases an empty list with ``fallback=True``, and the receipt says "zero-shot fallback". To pass
+        it often, the gap has to reach some ten sigma: this release wants many members.
+
+        The test's outcome is drawn by its probability, computed within one part in 1e12 on either side: at most 2e-12
+        of epsilon.
+
+        Source: Zhu and Wang 2022; Wu et al. 2024, section 4.2, with the tested k and delta0 corrected.
+        """
+        return _ProposeTestRelease(k, delta0, select, words)
+
+    @property
+    def release_type(self) -> Any:
+        return list[str]
+
+    @abstractmethod
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords: ...
+
+
+class _JointEM(Keywords):
+    mechanism = "joint-em"
+    tells_abstention = False
+
+    def __init__(self, domain: Sequence[str] | Literal["query"], k: int, words: Words | None) -> None:
+        super().__init__(words)
+        self.k = checks.whole("k", k)
+        self._spelling: tuple[str, ...] = ()
+        self._index: dict[str, int] = {}
+        self.domain = "query" if domain == "query" else "list"
+        if self.domain == "query":
+            return
+        if isinstance(domain, str) or not isinstance(domain, Sequence):
+            raise InvalidParameter("domain", type(domain).__name__, 'a list of words, or "query"')
+        if not all(isinstance(entry, str) for entry in domain):
+            raise InvalidParameter("domain", domain, "a list of strings")
+        self._set_domain(domain)
+        if self.k > len(self._spelling):
+            raise InvalidParameter("k", k, f"at most the number of words in the domain, {len(self._spelling)}")
+
+    def _set_domain(self, texts: Iterable[str]) -> None:
+        spelling: dict[str, str] = {}
+        for text in texts:
+            for word in self.words(text):
+                spelling.setdefault(self.words.key(word), word)
+        self._spelling = tuple(spelling.values())
+        self._index = {key: i for i, key in enumerate(spelling)}
+
+    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+        bound = copy.copy(self)
+        bound._values = values
+        if self.domain == "query":
+            bound._set_domain(text for text in values.values() if isinstance(text, str))
+            bound.k = min(self.k, len(bound._spelling))
+            if bound.k == 0:
+                raise InvalidParameter(
+                    "input", sorted(values), "at least one value with a word that is not a stop word"
+                )
+        return bound
+
+    def encode(self, output: object) -> object:
+        known = (self._index.get(key) for key in self.words.keys(text_of(output) or ""))
+        return np.array([i for i in known if i is not None], np.int64)
+
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
+        said = [output for output in outputs if isinstance(output, np.ndarray)]
+        used = np.concatenate([np.empty(0, np.int64), *said])
+        counts = np.bincount(used, minlength=len(self._spelling))
+        chosen = sample_sequence(counts, self.k, parameter, randomness)
+        return ReleasedKeywords((self._spelling[i] for i in chosen), ranked=True, query=self._values)
+
+    def __repr__(self) -> str:
+        domain = repr("query") if self.domain == "query" else f"<{len(self._spelling)} words>"
+        return f"Keywords.joint_em({domain}, k={self.k})"
+
+
+class _ProposeTestRelease(Keywords):
+    mechanism = "ptr"
+
+    def __init__(self, k: int | tuple[int, int], delta0: float | None, select: float, words: Words | None) -> None:
+        super().__init__(words)
+        pair = (k, k) if not isinstance(k, (tuple, list)) else tuple(k)
+        if len(pair) != 2:
+            raise InvalidParameter("k", k, "a whole number, or a range (least, most)")
+        self.least = checks.whole("k", pair[0])
+        self.most = checks.whole("k", pair[1], at_least=self.least)
+        given = {"select": select if self.most > self.least else 0.0} | ({} if delta0 is None else {"delta0": delta0})
+        checked = MECHANISMS["ptr"].check_options({"delta0": 0.25, **given})
+        if self.most > self.least:
+            checks.positive("select", select)
+        self._options = {name: checked[name] for name in given}
+        self._delta0: float | None = self._options.get("delta0")
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        return self._options
+
+    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+        bound = copy.copy(self)
+        bound._values = values
+        bound._delta0 = options["delta0"]
+        return bound
+
+    def encode(self, output: object) -> object:
+        return self.words.keys(text_of(output) or "")
+
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
+        if self._delta0 is None:
+            raise InvalidParameter("delta0", None, "the plan's, which `prepare` brings")
+        counts = Counter(key for output in outputs if isinstance(output, frozenset) for key in output)
+        top = counts.most_common(self.most + 1)
+        heights = [count for _, count in top] + [0] * (self.most + 2)
+        gaps = {k: heights[k - 1] - heights[k] for k in range(self.least, self.most + 1)}
+        k = self._choose(gaps, parameter, randomness)
+        if not _passes(gaps[k], parameter, self._delta0, randomness):
+            return ReleasedKeywords(fallback=True, query=self._values)
+        return ReleasedKeywords(sorted(word for word, _ in top[:k]), query=self._values)
+
+    def _choose(self, gaps: Mapping[int, int], sigma: float, randomness: Randomness) -> int:
+        """argmax of d_k + Gumbel(4 / eps0): each k with probability proportional to exp(eps0 d_k / 4)."""
+        if self.least == self.most:
+            return self.least
+        best = max(gaps.values())
+        rate = self._options["select"] / sigma / 4
+        return self.least + choose_exponential([1] * len(gaps), [best - gap for gap in gaps.values()], rate, randomness)
+
+    def outcome(self, release: ReleasedKeywords | None) -> Outcome:
+        return "zero-shot fallback" if release is None or release.fallback else "released"
+
+    def __repr__(self) -> str:
+        k = self.least if self.least == self.most else (self.least, self.most)
+        return f"Keywords.ptr(k={k}{''.join(f', {name}={value:g}' for name, value in self._options.items())})"
+
+
+def _passes(gap: int, sigma: float, delta0: float, randomness: Randomness) -> bool:
+    """Whether max(2, gap) + N(0, 4 sigma^2) - Phi^-1(1 - delta0; 0, 2 sigma) > 2, by its probability."""
+    reach = float(ndtri(delta0 * (1 - 1e-12))) + (max(2, gap) - 2) / (2 * sigma)
+    (uniform,) = randomness.uniforms(1)
+    # Draw the rarer of the two outcomes, whose probability has its full relative precision.
+    return bool(uniform < ndtr(reach)) if reach <= 0 else not uniform < ndtr(-reach)

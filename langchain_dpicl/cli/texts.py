@@ -1,0 +1,178 @@
+"""``dpicl answer`` for texts: the modes ``embedding``, ``keywords-joint`` and ``keywords-ptr``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import Runnable, RunnableLambda
+from tqdm import tqdm
+
+from langchain_dpicl import (
+    DPAggregate,
+    EmbeddingMean,
+    Keywords,
+    MembersAbstained,
+    PrivacyBudget,
+    PrivateEnsemble,
+    local,
+)
+from langchain_dpicl.aggregators import Aggregator
+from langchain_dpicl.cli.session import Question, Session, shortened
+from langchain_dpicl.downstream import keywords_to_answer
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.selection import PoissonExampleSelector
+
+MODES = ("embedding", "keywords-joint", "keywords-ptr")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of these modes."""
+    texts = parser.add_argument_group("texts instead of labels")
+    texts.add_argument("--instruction", help="what the model is asked to do, without a full stop")
+    texts.add_argument("--k", help="how many keywords; for keywords-ptr also a range such as 5-10")
+    texts.add_argument("--domain", help="a file with the words that keywords-joint may release (default: the question)")
+    texts.add_argument("--candidates", help="a file with public sentences for embedding, one a line (default: written)")
+    texts.add_argument("--n-candidates", type=int, default=20, help="zero-shot sentences to write (default 20)")
+    texts.add_argument("--max-tokens", type=int, default=60, help="length of an answer (default 60)")
+
+
+def run(
+    options: argparse.Namespace,
+    budget: PrivacyBudget,
+    selector: PoissonExampleSelector,
+    model: Callable[..., BaseLanguageModel[Any]],
+    questions: Sequence[Question],
+    tests: Sequence[dict[str, Any]],
+) -> int:
+    """Answer with texts."""
+    instruction = options.instruction or f"Write the {options.output_key} for the {options.input_key}"
+    prompt = f"{instruction}{{suggestions}}.\n\n{{examples}}{_field(options)}"
+    member = _filled(prompt) | model(temperature=0.0) | StrOutputParser() | _first_answer(options)
+    writer = _filled(prompt) | model(temperature=0.9) | StrOutputParser() | _first_answer(options)
+    aggregator = _aggregator(options, writer)
+    release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
+    session = TextSession(release, options.input_key, options.json, chain_to_text=release, member=member)
+    if isinstance(aggregator, Keywords):
+        public = prompt.replace("{examples}", "")
+        session.chain_to_text = release | keywords_to_answer(model(temperature=0.0), public)
+        session.finish_text = _first_answer(options)
+    line = release.line()
+    session.say(f"{selector.store!r}; {budget!r}")
+    session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
+    session.ask(questions, compared=options.compare)
+    session.test(_known(tests, options)[: options.limit])
+    return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, parameter=line.parameter)
+
+
+def _aggregator(options: argparse.Namespace, writer: Runnable[Any, Any]) -> Aggregator[Any]:
+    if options.mode == "embedding":
+        candidates = _lines("--candidates", options.candidates) if options.candidates else writer
+        return EmbeddingMean(local.local_embeddings(), candidates, options.n_candidates)
+    least, _, most = (options.k or "").partition("-")
+    if not all(not part or part.isdecimal() for part in (least, most)) or (most and options.mode == "keywords-joint"):
+        raise InvalidParameter("--k", options.k, "a whole number, or for keywords-ptr also a range such as 5-10")
+    if options.mode == "keywords-joint":
+        domain: Any = _lines("--domain", options.domain) if options.domain else "query"
+        return Keywords.joint_em(domain, int(least or 10))
+    return Keywords.ptr((int(least), int(most or least)) if least else (15, 30))
+
+
+def _lines(name: str, path: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        reason = type(error).__name__
+    raise InvalidParameter(name, path, f"a readable UTF-8 file ({reason})")
+
+
+def _field(options: argparse.Namespace) -> str:
+    return f"{options.input_key.capitalize()}: {{{options.input_key}}}\n{options.output_key.capitalize()}:"
+
+
+def _filled(prompt: str) -> Runnable[Any, Any]:
+    def fill(values: dict[str, Any]) -> str:
+        examples = format(values["examples"])
+        return prompt.format(**{**values, "suggestions": "", "examples": f"{examples}\n\n" if examples else ""})
+
+    return RunnableLambda(fill)
+
+
+def _first_answer(options: argparse.Namespace) -> Runnable[Any, Any]:
+    """The first paragraph of what a model wrote, without the next example that it may have begun."""
+
+    def cut(text: str) -> str:
+        return text.strip().split("\n\n")[0].split(f"\n{options.input_key.capitalize()}:")[0].strip()
+
+    return RunnableLambda(cut)
+
+
+def _known(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Question]:
+    found = []
+    for i, record in enumerate(records):
+        text, answer = record.get(options.input_key), record.get(options.output_key)
+        if not isinstance(text, str) or not isinstance(answer, str):
+            raise InvalidRecords(f"test record {i} needs texts under {options.input_key!r} and {options.output_key!r}")
+        found.append(Question(text, answer))
+    return found
+
+
+@dataclass
+class TextSession(Session):
+    """Asks, prints and scores texts."""
+
+    chain_to_text: Runnable[Any, Any] | None = None
+    member: Runnable[Any, Any] | None = None
+    finish_text: Runnable[Any, Any] | None = None
+    written: list[tuple[str, str, str]] = field(default_factory=list)  # private, zero-shot, reference
+
+    def _entry(self, question: Question) -> dict[str, Any]:
+        assert self.chain_to_text is not None
+        try:
+            found = self.chain_to_text.invoke({self.input_key: question.text})
+        except MembersAbstained:
+            return {"question": question.text, "private": None, "receipt": None}
+        text = found["answer"] if self.finish_text is None else self.finish_text.invoke(found["answer"])
+        return {"question": question.text, "private": text, "receipt": found["receipt"]}
+
+    def _zero_shot(self, question: Question) -> str:
+        assert self.member is not None
+        return str(self.member.invoke({self.input_key: question.text, "examples": ""}))
+
+    def ask(self, questions: Sequence[Question], *, compared: bool) -> None:
+        for question in questions:
+            entry = self._entry(question) | ({"zero_shot": self._zero_shot(question)} if compared else {})
+            self.asked.append(entry)
+            self.say(f"\n  {shortened(question.text)}")
+            self.say(f"    private answer       {entry['private'] or '(the members abstain)'}")
+            if compared:
+                self.say(f"    zero-shot            {entry['zero_shot']}")
+            if entry["receipt"] is not None:
+                if entry["receipt"]["outcome"] != "released":
+                    self.say(f"    released             nothing: {entry['receipt']['outcome']}")
+                self.say_receipt(entry["receipt"])
+
+    def test(self, questions: Sequence[Question]) -> None:
+        if not questions:
+            return
+        for question in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
+            private = self._entry(question)["private"] or ""
+            self.written.append((private, self._zero_shot(question), question.expected or ""))
+        self.say()
+        for kind, values in self.scores()["scores"].items():
+            self.say(f"    {kind:20s} " + "  ".join(f"{name} {value:.3f}" for name, value in values.items()))
+
+    def scores(self) -> dict[str, Any]:
+        if not self.written:
+            return {}
+        from langchain_dpicl.evaluation.text import text_scores
+
+        private, zero_shot, references = zip(*self.written, strict=True)
+        kinds = {"private": private, "zero-shot": zero_shot}
+        return {"scores": {k: text_scores(v, references) for k, v in kinds.items()}, "held_out": len(self.written)}
