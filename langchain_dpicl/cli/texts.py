@@ -52,17 +52,17 @@ def run(
     tests: Sequence[dict[str, Any]],
 ) -> int:
     """Answer with texts."""
-    instruction = options.instruction or f"Write the {options.output_key} for the {options.input_key}"
+    asked = options.instruction or f"Write the {options.output_key} for the {options.input_key}"
+    instruction = asked.replace("{", "{{").replace("}", "}}")
     prompt = f"{instruction}{{suggestions}}.\n\n{{examples}}{_field(options)}"
     member = _filled(prompt) | model(temperature=0.0) | StrOutputParser() | _first_answer(options)
     writer = _filled(prompt) | model(temperature=0.9) | StrOutputParser() | _first_answer(options)
     aggregator = _aggregator(options, writer)
     release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
-    session = TextSession(release, options.input_key, options.json, chain_to_text=release, member=member)
+    session = TextSession(release, options.input_key, options.json, member=member)
     if isinstance(aggregator, Keywords):
         public = prompt.replace("{examples}", "")
-        session.chain_to_text = release | keywords_to_answer(model(temperature=0.0), public)
-        session.finish_text = _first_answer(options)
+        session.write = keywords_to_answer(model(temperature=0.0) | StrOutputParser() | _first_answer(options), public)
     line = release.line()
     session.say(f"{selector.store!r}; {budget!r}")
     session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
@@ -127,19 +127,19 @@ def _known(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> li
 class TextSession(Session):
     """Asks, prints and scores texts."""
 
-    chain_to_text: Runnable[Any, Any] | None = None
     member: Runnable[Any, Any] | None = None
-    finish_text: Runnable[Any, Any] | None = None
+    write: Runnable[Any, Any] | None = None  # from released keywords to a text
     written: list[tuple[str, str, str]] = field(default_factory=list)  # private, zero-shot, reference
 
     def _entry(self, question: Question) -> dict[str, Any]:
-        assert self.chain_to_text is not None
         try:
-            found = self.chain_to_text.invoke({self.input_key: question.text})
+            found = self.chain.invoke({self.input_key: question.text})
         except MembersAbstained:
             return {"question": question.text, "private": None, "receipt": None}
-        text = found["answer"] if self.finish_text is None else self.finish_text.invoke(found["answer"])
-        return {"question": question.text, "private": text, "receipt": found["receipt"]}
+        entry = {"question": question.text, "private": found["answer"], "receipt": found["receipt"]}
+        if self.write is not None:
+            entry |= {"private": self.write.invoke(found["answer"]), "keywords": list(found["answer"])}
+        return entry
 
     def _zero_shot(self, question: Question) -> str:
         assert self.member is not None
@@ -151,6 +151,8 @@ class TextSession(Session):
             self.asked.append(entry)
             self.say(f"\n  {shortened(question.text)}")
             self.say(f"    private answer       {entry['private'] or '(the members abstain)'}")
+            if entry.get("keywords"):
+                self.say(f"    released keywords    {', '.join(entry['keywords'])}")
             if compared:
                 self.say(f"    zero-shot            {entry['zero_shot']}")
             if entry["receipt"] is not None:

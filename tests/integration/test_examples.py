@@ -1,0 +1,52 @@
+"""The example scripts that write texts, as they stand, with the real models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl.demo.replies import PUBLIC_REPLIES, PUBLIC_WORDS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+
+def run(name: str, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_the_embedding_mean_answers_with_a_public_sentence(tmp_path: Path) -> None:
+    answer, receipt = run("reply_by_embedding.py", tmp_path)
+    assert answer in PUBLIC_REPLIES
+    assert receipt.startswith("embedding:embedding:1: epsilon ")
+    assert "spent=1" in receipt
+
+
+def test_joint_em_answers_with_ranked_public_words_and_a_text(tmp_path: Path) -> None:
+    words, *_, budget = run("reply_by_joint_em.py", tmp_path)
+    released = [word.strip("'[]") for word in words.split(", ")]
+    assert len(set(released)) == 4
+    assert set(released) <= set(PUBLIC_WORDS)
+    assert "spent=2" in budget
+
+
+def test_propose_test_release_answers_with_words_or_says_that_it_does_not(tmp_path: Path) -> None:
+    first, *text, budget = run("reply_by_ptr.py", tmp_path)
+    assert first.endswith("] released") or first == "[] zero-shot fallback"
+    assert "".join(text).strip()
+    assert "spent=1" in budget
