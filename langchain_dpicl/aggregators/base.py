@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,29 @@ class Aggregator(ABC, Generic[T]):
     def outcome(self, release: T | None) -> Outcome:
         """What kind of release this is, for the receipt."""
         return "members abstained" if release is None else "released"
+
+    # -- what else can be done with a release, which is public --------------------------------------------------------
+
+    @property
+    def variant(self) -> str:
+        """All public settings that decide what a release looks like: answers are replayed between equal ones alone."""
+        return repr(self)
+
+    def dump(self, release: T) -> str:
+        """A release as JSON text, from which `load` makes an equal one."""
+        return json.dumps(release)
+
+    def load(self, text: str, values: Mapping[str, Any]) -> T:
+        """The release that `dump` wrote, as the answer to a query."""
+        release: T = json.loads(text)
+        return release
+
+    @abstractmethod
+    def zero_shot(self, output: object, values: Mapping[str, Any]) -> T | None:
+        """A public answer in the form of a release, from the member's output without examples; None if there is none.
+
+        It stands in where the budget is spent and the deployer asked for that.
+        """
 
     @property
     @abstractmethod

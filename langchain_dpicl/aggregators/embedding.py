@@ -207,6 +207,16 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         return self._texts[int(np.argmax(self._units @ mean))]
 
     @property
+    def variant(self) -> str:
+        return f"{self!r} {self._texts!r}"
+
+    def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | list[float] | None:
+        text = (text_of(output) or "").strip()
+        if not text or self.release == "text":
+            return text or None
+        return self._embed_public([text])[0]
+
+    @property
     def release_type(self) -> Any:
         return list[float] if self.release == "vector" else str
 

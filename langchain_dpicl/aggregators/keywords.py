@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,6 +133,20 @@ class Keywords(Aggregator[ReleasedKeywords]):
         return _ProposeTestRelease(k, delta0, select, words)
 
     @property
+    def variant(self) -> str:
+        return f"{self!r} {self.words!r}"
+
+    def dump(self, release: ReleasedKeywords) -> str:
+        return json.dumps({"words": list(release), "ranked": release.ranked, "fallback": release.fallback})
+
+    def load(self, text: str, values: Mapping[str, Any]) -> ReleasedKeywords:
+        held = json.loads(text)
+        return ReleasedKeywords(held["words"], ranked=held["ranked"], fallback=held["fallback"], query=values)
+
+    def zero_shot(self, output: object, values: Mapping[str, Any]) -> ReleasedKeywords:
+        return ReleasedKeywords(fallback=True, query=values)
+
+    @property
     def release_type(self) -> Any:
         return list[str]
 
@@ -189,6 +204,10 @@ class _JointEM(Keywords):
         counts = np.bincount(used, minlength=len(self._spelling))
         chosen = sample_sequence(counts, self.k, parameter, randomness)
         return ReleasedKeywords((self._spelling[i] for i in chosen), ranked=True, query=self._values)
+
+    @property
+    def variant(self) -> str:
+        return f"{super().variant} {self._spelling!r}"
 
     def __repr__(self) -> str:
         domain = repr("query") if self.domain == "query" else f"<{len(self._spelling)} words>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,12 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
             return {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
         winners = np.flatnonzero(noisy[:-1] == best)
         return self.labels[int(winners[int(randomness.integers(len(winners), 1)[0])])]
+
+    def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | dict[str, int] | None:
+        index = self.parse(output)
+        if index is None:
+            return None
+        return {label: int(label == self.labels[index]) for label in self.labels} if self.scores else self.labels[index]
 
     @property
     def release_type(self) -> Any:

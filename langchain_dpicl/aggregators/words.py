@@ -71,8 +71,13 @@ class Words:
         raise InvalidParameter("words", self, f"settings that scikit-learn accepts ({reason})")
 
     def __repr__(self) -> str:
-        shown = ("lowercase", "stop_words", "stem", "pattern", "tokenizer")
-        return f"Words({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("lowercase", "stop_words", "stem"))
+        split = f"pattern={self.pattern!r}" if self.tokenizer is None else f"tokenizer={_name(self.tokenizer)}"
+        return f"Words({shown}, {split})"
+
+
+def _name(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _stemmer(language: str | None) -> Callable[[str], str]:
