@@ -16,6 +16,7 @@
     ├── PlanError                          the schedule
     │   ├── InfeasiblePlan                 no noise reaches the target
     │   ├── AccountingError                an accountant cannot certify a number here
+    │   ├── PlanIncomplete                 a plan of several lines does not know all of them yet
     │   └── PlanMismatch                   the ledger holds another plan
     └── BudgetError                        the ledger
         ├── PrivacyBudgetExceeded          the plan's releases are spent: the answer is no
@@ -126,6 +127,10 @@ class InfeasiblePlan(PlanError):
 
 class AccountingError(PlanError):
     """This accountant cannot certify a number for these parameters. Says which one can."""
+
+
+class PlanIncomplete(PlanError):
+    """A plan of several lines cannot be solved before each is known. Names those that are missing; costs nothing."""
 
 
 class PlanMismatch(PlanError):

@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -73,12 +73,14 @@ _releases = sa.Table(
 
 @dataclass(frozen=True)
 class Charge:
-    """A durable charge: its plan and line, its number there (from 1), and when it was made."""
+    """A durable charge: its plan and line, its number there (from 1), when it was made, and what the plan's other
+    lines had spent by then (read in the same transaction)."""
 
     plan_id: int
     line: str
     number: int
     time: str
+    others: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,12 @@ class Ledger:
 
     # -- charges ----------------------------------------------------------------------------------------------------
 
-    def charge(self, plan_id: int, line: str, count: int) -> list[Charge]:
-        """Charge ``count`` releases, durably, all or none. An empty list means that fewer are left."""
+    def charge(self, plan_id: int, line: str, count: int, *, others: bool = False) -> list[Charge]:
+        """Charge ``count`` releases, durably, all or none. An empty list means that fewer are left.
+
+        With ``others`` each charge says what the plan's other lines have spent: the charges of a plan then wait for
+        each other, so that no two of them miss one another.
+        """
         now = _now()
         advance = (
             sa.update(_lines)
@@ -208,17 +214,22 @@ class Ledger:
             .values(spent=_lines.c.spent + count)
             .returning(_lines.c.spent)
         )
+        queue = sa.select(_plans.c.id).where(_plans.c.id == plan_id).with_for_update()
+        rest = sa.select(_lines.c.line, _lines.c.spent).where(_lines.c.plan_id == plan_id, _lines.c.line != line)
 
-        def charge(connection: Connection) -> range:
+        def charge(connection: Connection) -> list[Charge]:
+            if others:
+                connection.execute(queue)
             spent = connection.scalar(advance)
             if spent is None:
-                return range(0)
+                return []
             numbers = range(spent - count + 1, spent + 1)
             rows = [{"plan_id": plan_id, "line": line, "number": number, "charged": now} for number in numbers]
             connection.execute(sa.insert(_releases), rows)
-            return numbers
+            beside = {row.line: row.spent for row in connection.execute(rest)} if others else {}
+            return [Charge(plan_id, line, number, now, beside) for number in numbers]
 
-        return [Charge(plan_id, line, number, now) for number in self._run(charge)]
+        return self._run(charge)
 
     def record(self, charge: Charge, receipt: str) -> None:
         """Keep a release's receipt. If the power fails just now, the charge stands and its receipt may be missing."""
@@ -232,13 +243,13 @@ class Ledger:
         found = self._run(lambda connection: connection.scalar(query), durable=False)
         return None if found is None else str(found)
 
-    def spent(self, plan_id: int, line: str) -> int:
-        """Releases spent on a line of a plan."""
-        query = sa.select(_lines.c.spent).where(_lines.c.plan_id == plan_id, _lines.c.line == line)
-        spent = self._run(lambda connection: connection.scalar(query), durable=False)
-        if spent is None:
+    def spent(self, plan_id: int) -> dict[str, int]:
+        """Releases spent on each line of a plan."""
+        query = sa.select(_lines.c.line, _lines.c.spent).where(_lines.c.plan_id == plan_id)
+        rows = self._run(lambda connection: connection.execute(query).all(), durable=False)
+        if not rows:
             raise LedgerError("the ledger has lost this plan; restore it from a backup")
-        return int(spent)
+        return {row.line: row.spent for row in rows}
 
     def close(self) -> None:
         """Close the connections."""

@@ -19,10 +19,12 @@ class Receipt(TypedDict):
     mechanism: str
     """Mechanism and noise, in words."""
     epsilon_spent: float
-    """Upper bound for everything released on this budget so far, at the plan's delta."""
+    """Upper bound for everything released on this budget so far, on all its lines, at the plan's delta."""
     epsilon: float
     delta: float
     remaining: int
     """Releases left on this line just after this one was charged."""
+    outcome: str
+    """What came of it: "released", or in words what was answered instead."""
     time: str
     """When it was charged: UTC, ISO 8601, from the machine's clock. Nothing is computed from it."""

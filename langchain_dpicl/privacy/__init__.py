@@ -12,7 +12,7 @@ from langchain_dpicl.privacy.families import (
     PureDP,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
 from langchain_dpicl.privacy.profile import Profile, compose
@@ -44,6 +44,7 @@ __all__ = [
     "Schedule",
     "SecureRandomness",
     "compose",
+    "default_delta0",
     "flip_probability",
     "lattice_multiplier",
 ]

@@ -144,6 +144,17 @@ def _round_digits(value: float, digits: int, direction: int) -> float:
     return value
 
 
+def default_delta0(delta: float, rate: float, count: int, lines: int = 1) -> float:
+    """PTR's delta0 where nobody chose one: half of delta for the failed tests of all `lines` PTR lines of a plan.
+
+    A test that fails wrongly is paid at every release, amplified by the rate: rate * count * delta0 for a line. So each
+    line gets delta / 2 / lines, that is delta / 2 / (rate * count * lines) a release; never above delta / 2 nor 0.25.
+    Three digits, rounded down.
+    """
+    expected = max(1.0, rate * count * lines)
+    return max(1e-300, _round_digits(min(0.25, delta / 2.0 / expected), 3, -1))
+
+
 def _vote(sigma: float, options: Mapping[str, float]) -> Profile:
     return DiscreteGaussian(sigma)
 

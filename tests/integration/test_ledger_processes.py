@@ -117,5 +117,5 @@ def test_a_process_killed_after_an_acknowledged_charge_keeps_it(size: int, ledge
     ledger = Ledger(ledger_url)
     plan = ledger.find_plan("default")
     assert plan is not None
-    assert ledger.spent(plan.id, "vote") == spent
+    assert ledger.spent(plan.id)["vote"] == spent
     assert [charge.number for charge in ledger.charge(plan.id, "vote", 1)] == [spent + 1]

@@ -22,6 +22,7 @@ from langchain_dpicl import (
     PlanMismatch,
     PrivacyBudgetExceeded,
     PrivacyWarning,
+    Receipt,
     ReleaseFailed,
     SealedRelease,
     UnsafeConfigurationError,
@@ -126,9 +127,7 @@ async def test_a_receipt_comes_with_the_answer_where_it_is_asked_for(way: str, s
     assert set(answer) == {"answer", "receipt"}
     assert answer["answer"] == "Positive"
     receipt = answer["receipt"]
-    assert set(receipt) == {
-        "id", "budget", "plan", "line", "number", "mechanism", "epsilon_spent", "epsilon", "delta", "remaining", "time",
-    }  # fmt: skip
+    assert set(receipt) == set(Receipt.__annotations__)
     assert receipt["number"] == 2
     assert receipt["remaining"] == 8
     assert 0 < receipt["epsilon_spent"] <= receipt["epsilon"] == 1000.0
@@ -487,7 +486,7 @@ async def test_an_answer_whose_receipt_cannot_be_written_is_not_given(
 ) -> None:
     sealed.line()
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
     monkeypatch.setattr(sealed.budget._ledger, "record", fail)
@@ -502,7 +501,7 @@ async def test_nothing_is_called_when_the_charge_cannot_be_written(
 ) -> None:
     sealed.line()
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
     monkeypatch.setattr(sealed.budget._ledger, "charge", fail)
