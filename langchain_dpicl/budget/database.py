@@ -80,7 +80,7 @@ class Database:
             @sa.event.listens_for(engine, "begin")
             def _on_begin(connection: Connection) -> None:
                 durable = _kind(connection) == "charge"
-                connection.connection.driver_connection.execute(  # type: ignore[union-attr]
+                _driver(connection).execute(
                     "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
                     f"SET LOCAL synchronous_commit TO {'on' if durable else 'off'}"
                 )
@@ -117,12 +117,11 @@ class Database:
 
         @sa.event.listens_for(engine, "begin")
         def _on_begin(connection: Connection) -> None:
-            kind = _kind(connection)
-            if kind == "read":
-                connection.exec_driver_sql("BEGIN")
-                return
-            connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            kind, driver = _kind(connection), _driver(connection)
+            if kind != "read" and connection.info.get("synchronous") != kind:
+                driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
+                connection.info["synchronous"] = kind
+            driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
 
         return engine
 
@@ -194,6 +193,11 @@ class _CommitUnknown(Exception):
 def _kind(connection: Connection) -> Kind:
     kind: Kind = connection.get_execution_options().get("dpicl_kind", "charge")
     return kind
+
+
+def _driver(connection: Connection) -> Any:
+    """The driver's own connection: what it raises is handled in `Database.run` as well."""
+    return connection.connection.driver_connection
 
 
 def _state(error: BaseException) -> str:

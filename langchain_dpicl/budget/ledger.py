@@ -347,22 +347,52 @@ def _at(account: Account) -> sa.ColumnElement[bool]:
     )
 
 
+def _parameters(account: Account) -> dict[str, object]:
+    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
+
+
+# The statements of a charge, built once: building them anew would take as long as running them.
+_ADVANCE = (
+    sa.update(counters)
+    .where(
+        counters.c.plan_id == sa.bindparam("at_plan"),
+        counters.c.line == sa.bindparam("at_line"),
+        counters.c.principal == sa.bindparam("at_principal"),
+        counters.c.spent + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
+    )
+    .values(spent=counters.c.spent + sa.bindparam("count", type_=sa.BigInteger))
+    .returning(counters.c.id, counters.c.spent)
+)
+_INSERT = sa.insert(charges)
+_QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
+_OTHERS = sa.select(counters.c.line, counters.c.spent).where(
+    counters.c.plan_id == sa.bindparam("at_plan"),
+    counters.c.principal == sa.bindparam("at_principal"),
+    counters.c.line != sa.bindparam("at_line"),
+)
+_CLAIMS = (
+    sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
+    .join(counters, counters.c.id == queries.c.counter_id)
+    .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
+    .where(
+        counters.c.plan_id == sa.bindparam("at_plan"),
+        counters.c.line == sa.bindparam("at_line"),
+        counters.c.principal == sa.bindparam("at_principal"),
+        queries.c.query.in_(sa.bindparam("wanted", expanding=True)),
+    )
+)
+
+
 def _add_counter(connection: Connection, plan_id: int | None, line: str, allowed: int) -> None:
     values = {"plan_id": plan_id, "line": line, "principal": "", "allowed": allowed, "spent": 0}
     connection.execute(sa.insert(counters).values(values))
 
 
 def _claims(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
-    answer = {}
+    answer, at = {}, _parameters(account)
     for start in range(0, len(wanted), _CHUNK):
-        query = (
-            sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
-            .join(counters, counters.c.id == queries.c.counter_id)
-            .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
-            .where(_at(account), queries.c.query.in_(wanted[start : start + _CHUNK]))
-        )
-        for name, *claim in connection.execute(query):
-            answer[name] = Claim(*claim)
+        rows = connection.execute(_CLAIMS, {**at, "wanted": wanted[start : start + _CHUNK]})
+        answer.update({name: Claim(*claim) for name, *claim in rows})
     return answer
 
 
@@ -379,42 +409,33 @@ def _spend(
     if not count:
         return []
     if others:
-        connection.execute(sa.select(plans.c.id).where(plans.c.id == account.plan_id).with_for_update())
+        connection.execute(_QUEUE, {"at_plan": account.plan_id})
     extra = (None, None) if advance is None else advance(connection, count)
     if extra is None:
         return None
     row = _advance_counter(connection, account, count)
     if row is None:
         return None
-    numbers = range(row.spent - count + 1, row.spent + 1)
-    rows = [{"counter_id": row.id, "number": number, "charged": now} for number in numbers]
-    connection.execute(sa.insert(charges), rows)
+    counter, spent = row
+    numbers = range(spent - count + 1, spent + 1)
+    connection.execute(_INSERT, [{"counter_id": counter, "number": number, "charged": now} for number in numbers])
     beside: dict[str, int] = {}
     if others:
-        rest = sa.select(counters.c.line, counters.c.spent).where(
-            counters.c.plan_id == account.plan_id,
-            counters.c.principal == account.principal,
-            counters.c.line != account.line,
-        )
-        beside = {line: spent for line, spent in connection.execute(rest)}  # noqa: C416
+        rows = connection.execute(_OTHERS, _parameters(account)).all()
+        beside = {line: other for line, other in rows}  # noqa: C416
     return [
-        Charge(account.plan_id, account.line, number, now, beside, row.id, account.principal, name, None, *extra)
+        Charge(account.plan_id, account.line, number, now, beside, counter, account.principal, name, None, *extra)
         for number, name in zip(numbers, names, strict=True)
     ]
 
 
-def _advance_counter(connection: Connection, account: Account, count: int) -> sa.Row[tuple[int, int]] | None:
-    advance = (
-        sa.update(counters)
-        .where(_at(account), counters.c.spent + count <= counters.c.allowed)
-        .values(spent=counters.c.spent + count)
-        .returning(counters.c.id, counters.c.spent)
-    )
-    row = connection.execute(advance).one_or_none()
+def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int] | None:
+    """The counter's id and what is spent on it now; None if so many do not fit. Makes a principal's first counter."""
+    at = _parameters(account)
+    row = connection.execute(_ADVANCE, {**at, "count": count}).one_or_none()
     if row is not None or not account.principal:
-        return row
-    template = sa.select(counters.c.allowed).where(_at(Account(account.plan_id, account.line)))
-    allowed = connection.scalar(template)
+        return None if row is None else (row[0], row[1])
+    allowed = connection.scalar(sa.select(counters.c.allowed).where(_at(Account(account.plan_id, account.line))))
     if allowed is None or count > allowed or connection.scalar(sa.select(counters.c.id).where(_at(account))):
         return None
     values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
@@ -422,7 +443,8 @@ def _advance_counter(connection: Connection, account: Account, count: int) -> sa
         connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
     except IntegrityError:  # another worker made this principal's counter just now
         raise TryAgain from None
-    return connection.execute(advance).one_or_none()
+    row = connection.execute(_ADVANCE, {**at, "count": count}).one()
+    return row[0], row[1]
 
 
 def _take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:

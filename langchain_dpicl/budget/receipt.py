@@ -55,4 +55,5 @@ class Replayed:
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
     """A receipt as the ledger holds it. Those of older releases of this package lack what was not said then."""
     earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None}
-    return cast("Receipt", {**earlier, **json.loads(text), "replayed": replayed})
+    held = {**earlier, **json.loads(text), "replayed": replayed}
+    return cast("Receipt", {field: held[field] for field in Receipt.__annotations__ if field in held})
