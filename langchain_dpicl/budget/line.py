@@ -112,34 +112,23 @@ class BudgetLine:
             The queries' texts, kept in the receipts if the budget was made with ``keep_queries=True``.
         stop
             Set it from another thread to end the waiting: nothing is charged, or what was charged is given up, and
-            `concurrent.futures.CancelledError` is raised. `acharge` does this for a task that is cancelled.
+            `concurrent.futures.CancelledError` is raised. Tasks have `acharge`.
         """
-        wanted = [None] * checks.whole("count", count) if queries is None else list(queries)
-        if queries is not None and count not in (1, len(wanted)):
-            raise InvalidParameter("queries", f"{len(wanted)} entries", f"one for each of {count} releases")
-        if texts is not None and len(texts) != len(wanted):
-            raise InvalidParameter("texts", f"{len(texts)} entries", f"one for each of {len(wanted)} releases")
-        account = Account(self.plan_id, self.name, self._policy.principal(principal))
-        if not wanted:
-            return []
-        claimed = self._claim(account, wanted, stop)
-        if claimed is None:
-            raise self._exceeded(account, len(set(wanted) - {None}) + wanted.count(None))
-        entries = claimed.entries
-        if self._policy.keep_queries and texts is not None:
-            entries = [
-                entry if isinstance(entry, Claim) else replace(entry, text=text)
-                for entry, text in zip(entries, texts, strict=True)
-            ]
-        same = {(entry.counter_id, entry.number): entry for entry in reversed(entries) if isinstance(entry, Charge)}
-        self._warn(list(same.values()))
+        account, wanted = self._asked(count, principal, queries, texts)
+        waiting = _Waiting(self._policy.replay_patience)
+        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue), Claimed):
+            pending = waiting.still(claimed.claims)
+            while pending:
+                if stop is not None and stop.is_set():
+                    raise CancelledError
+                pause = waiting.pause()
+                time.sleep(pause) if stop is None else stop.wait(pause)
+                pending = waiting.still(self._ledger.claims(account, list(pending)))
+        entries = self._entries(claimed, texts)
         if stop is not None and stop.is_set():
-            for charge in same.values():
-                self.give_up(charge)
+            self._give_up_all(entries)
             raise CancelledError
-        return [
-            _replayed(entry) if isinstance(entry, Claim) else same[entry.counter_id, entry.number] for entry in entries
-        ]
+        return entries
 
     async def acharge(
         self,
@@ -149,66 +138,88 @@ class BudgetLine:
         *,
         texts: Sequence[str] | None = None,
     ) -> list[Charge | Replayed]:
-        """`charge`, in a thread. If the task is cancelled, the thread stops waiting, and what it charges is given up
-        (the charge stands, and callers who wait for the same query may go on)."""
-        stop = threading.Event()
+        """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
+        waiting task could starve the one that has the answer to record).
 
-        def work() -> list[Charge | Replayed]:
-            return list(self.charge(count, principal, queries, texts=texts, stop=stop))
+        Cancelled while it waits, it charges nothing. Cancelled in the middle of the transaction, what is charged is
+        given up: the charge stands, and callers who wait for the same query may go on.
+        """
+        account, wanted = self._asked(count, principal, queries, texts)
+        waiting = _Waiting(self._policy.replay_patience)
 
-        running = asyncio.ensure_future(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            stop.set()
-            running.add_done_callback(self._give_up_late)
-            raise
+        def attempt() -> list[Charge | Replayed] | Pending:
+            claimed = self._claim(account, wanted, waiting.overdue)
+            return claimed if isinstance(claimed, Pending) else self._entries(claimed, texts)
 
-    def _give_up_late(self, done: asyncio.Future[list[Charge | Replayed]]) -> None:
-        """A charge that was made just before the thread was told to stop: nobody will use it."""
+        while True:
+            running = asyncio.ensure_future(asyncio.to_thread(attempt))
+            try:
+                entries = await asyncio.shield(running)
+            except asyncio.CancelledError:
+                running.add_done_callback(self._give_up_late)
+                raise
+            if not isinstance(entries, Pending):
+                return entries
+            pending = waiting.still(entries.claims)
+            while pending:
+                await asyncio.sleep(waiting.pause())
+                pending = waiting.still(await asyncio.to_thread(self._ledger.claims, account, list(pending)))
+
+    def _asked(
+        self, count: int, principal: str | None, queries: Sequence[str | None] | None, texts: Sequence[str] | None
+    ) -> tuple[Account, list[str | None]]:
+        """The counter, and one entry for each release, checked."""
+        number = checks.whole("count", count)
+        wanted: list[str | None] = [None] * number if queries is None else list(queries)
+        if queries is not None and count not in (1, len(wanted)):
+            raise InvalidParameter("queries", f"{len(wanted)} entries", f"one for each of {count} releases")
+        if texts is not None and len(texts) != len(wanted):
+            raise InvalidParameter("texts", f"{len(texts)} entries", f"one for each of {len(wanted)} releases")
+        return Account(self.plan_id, self.name, self._policy.principal(principal)), wanted
+
+    def _claim(self, account: Account, wanted: Sequence[str | None], overdue: Mapping[str, int]) -> Claimed | Pending:
+        """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
+        claimed = self._ledger.claim(
+            account,
+            wanted,
+            replay=self._policy.replay,
+            overdue=overdue,
+            others=self._counts_others,
+            advance=self._advance(),
+        )
+        if claimed is None:
+            raise self._exceeded(account, self._needed(account, wanted))
+        return claimed
+
+    def _entries(self, claimed: Claimed, texts: Sequence[str] | None) -> list[Charge | Replayed]:
+        """What the caller gets: equal queries the same object, texts where they are kept; warns at the soft limit."""
+        same: dict[tuple[int, int], Charge] = {}
+        entries: list[Charge | Replayed] = []
+        for position, entry in enumerate(claimed.entries):
+            if isinstance(entry, Claim):
+                entries.append(_replayed(entry))
+                continue
+            if self._policy.keep_queries and texts is not None:
+                entry = replace(entry, text=texts[position])
+            entries.append(same.setdefault((entry.counter_id, entry.number), entry))
+        self._warn(list(same.values()))
+        return entries
+
+    def _give_up_all(self, entries: Sequence[Charge | Replayed]) -> None:
+        for charge in {id(entry): entry for entry in entries if isinstance(entry, Charge)}.values():
+            self.give_up(charge)
+
+    def _give_up_late(self, done: asyncio.Future[list[Charge | Replayed] | Pending]) -> None:
+        """Nobody will use what a cancelled task's thread has charged. The loop may be closing, so: a thread."""
         if done.cancelled() or done.exception() is not None:
             return
+        entries = done.result()
 
-        def give_up(charges: list[Charge]) -> None:
+        def give_up() -> None:
             with contextlib.suppress(LedgerError):
-                for charge in charges:
-                    self.give_up(charge)
+                self._give_up_all([] if isinstance(entries, Pending) else entries)
 
-        left = [entry for entry in done.result() if isinstance(entry, Charge)]
-        threading.Thread(target=give_up, args=(left,), daemon=True).start()
-
-    def _claim(self, account: Account, wanted: Sequence[str | None], stop: threading.Event | None) -> Claimed | None:
-        """Claim, and wait as long as others are answering the same. By the monotonic clock of this process alone."""
-        overdue: dict[str, int] = {}
-        seen: dict[str, tuple[int, float]] = {}
-        pause = _FIRST_PAUSE
-        while True:
-            result = self._ledger.claim(
-                account,
-                wanted,
-                replay=self._policy.replay,
-                overdue=overdue,
-                others=self._counts_others,
-                advance=self._advance(),
-            )
-            if not isinstance(result, Pending):
-                return result
-            pending = dict(result.claims)
-            while pending:
-                now = time.monotonic()
-                for query, claim in pending.items():
-                    if query not in seen or seen[query][0] != claim.number:
-                        seen[query] = (claim.number, now)
-                    if now - seen[query][1] >= self._policy.replay_patience:
-                        overdue[query] = claim.number
-                if stop is not None and stop.is_set():
-                    raise CancelledError
-                pending = {query: claim for query, claim in pending.items() if overdue.get(query) != claim.number}
-                if pending:
-                    time.sleep(pause) if stop is None else stop.wait(pause)
-                    pause = min(1.5 * pause, _LONGEST_PAUSE)
-                    latest = self._ledger.claims(account, list(pending))
-                    pending = {query: claim for query, claim in latest.items() if claim.pending}
+        threading.Thread(target=give_up).start()
 
     @property
     def _counts_others(self) -> bool:
@@ -218,6 +229,14 @@ class BudgetLine:
     def _advance(self) -> Advance | None:
         """What else a charge advances in its transaction."""
         return None
+
+    def _needed(self, account: Account, wanted: Sequence[str | None]) -> int:
+        """How many of these would be charged, for a message."""
+        if not self._policy.replay:
+            return len(wanted)
+        named = [query for query in dict.fromkeys(wanted) if query is not None]
+        known = self._ledger.claims(account, named).values()
+        return len(named) + list(wanted).count(None) - sum(claim.answer is not None for claim in known)
 
     def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
         left = self.count - self._ledger.spent(self.plan_id, account.principal)[self.name]
@@ -291,6 +310,31 @@ class BudgetLine:
     def spent(self, principal: str | None = None) -> int:
         """Releases charged on this line."""
         return self._ledger.spent(self.plan_id, self._policy.principal(principal))[self.name]
+
+
+class _Waiting:
+    """How long the claims of others were waited for, by the monotonic clock of this process alone."""
+
+    def __init__(self, patience: float) -> None:
+        self.overdue: dict[str, int] = {}
+        self._patience = patience
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._pause = _FIRST_PAUSE
+
+    def still(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
+        """Those that are pending and not waited for long enough. A claim that another caller took over starts anew."""
+        now = time.monotonic()
+        for query, claim in claims.items():
+            if query not in self._seen or self._seen[query][0] != claim.number:
+                self._seen[query] = (claim.number, now)
+            if now - self._seen[query][1] >= self._patience:
+                self.overdue[query] = claim.number
+        return {q: claim for q, claim in claims.items() if claim.pending and self.overdue.get(q) != claim.number}
+
+    def pause(self) -> float:
+        """Seconds until the next look: a little longer each time."""
+        pause, self._pause = self._pause, min(1.5 * self._pause, _LONGEST_PAUSE)
+        return pause
 
 
 class PlannedLine(BudgetLine):

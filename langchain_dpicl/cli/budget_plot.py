@@ -87,7 +87,7 @@ def _time_axis(axes: Any) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.ticker import MaxNLocator
 
-    locator = AutoDateLocator(maxticks=7)
+    locator = AutoDateLocator(minticks=3, maxticks=9)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
