@@ -436,15 +436,16 @@ def _advance_counter(connection: Connection, account: Account, count: int) -> tu
     if row is not None or not account.principal:
         return None if row is None else (row[0], row[1])
     allowed = connection.scalar(sa.select(counters.c.allowed).where(_at(Account(account.plan_id, account.line))))
-    if allowed is None or count > allowed or connection.scalar(sa.select(counters.c.id).where(_at(account))):
+    if allowed is None or count > allowed:
         return None
-    values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
-    try:
-        connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
-    except IntegrityError:  # another worker made this principal's counter just now
-        raise TryAgain from None
-    row = connection.execute(_ADVANCE, {**at, "count": count}).one()
-    return row[0], row[1]
+    if connection.scalar(sa.select(counters.c.id).where(_at(account))) is None:
+        values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
+        try:
+            connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
+        except IntegrityError:  # another worker made this principal's counter just now
+            raise TryAgain from None
+    row = connection.execute(_ADVANCE, {**at, "count": count}).one_or_none()  # it may be there only since the first try
+    return None if row is None else (row[0], row[1])
 
 
 def _take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
