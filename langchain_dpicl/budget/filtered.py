@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.budget import Fingerprint, LineState, Preview, PrivacyBudget
-from langchain_dpicl.budget.ledger import Account, Advance, Charge, Ledger, read_filter, write_filter
+from langchain_dpicl.budget.claims import Account, Advance, Charge, read_filter, write_filter
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.policy import Policy
 from langchain_dpicl.budget.renewal import StoredPlan

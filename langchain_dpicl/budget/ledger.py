@@ -2,85 +2,39 @@
 
 A charge is one transaction: a guarded ``UPDATE`` of one counter, which cannot pass its limit, and an ``INSERT`` for
 each release. Its cost does not grow with what was spent, and it is durable before it returns. Clocks are written down
-for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL.
+for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL, and
+`claims` for what a charge does in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
-from langchain_dpicl.budget.database import Database, TryAgain
+from langchain_dpicl.budget.claims import (
+    Account,
+    Advance,
+    Charge,
+    Claim,
+    Claimed,
+    Pending,
+    at,
+    claims_of,
+    spend,
+    take_claims,
+)
+from langchain_dpicl.budget.database import Database
 from langchain_dpicl.budget.renewal import Act, StoredPlan, enter_generation
-from langchain_dpicl.budget.schema import acts, charges, counters, filters, meta, plans, queries
+from langchain_dpicl.budget.schema import acts, charges, counters, filters, meta, plans
 from langchain_dpicl.errors import LedgerError
 
+__all__ = ["Account", "Charge", "Claim", "Claimed", "Ledger", "Pending", "Release"]
+
 GIVEN_UP = "given up"
-_CHUNK = 500
-
-Advance = Callable[[Connection, int], "tuple[float, int] | None"]
-
-
-@dataclass(frozen=True)
-class Account:
-    """Which counter: a plan's line, and in a ``per_principal`` plan whose ("" where all callers share one)."""
-
-    plan_id: int
-    line: str
-    principal: str = ""
-
-
-@dataclass(frozen=True)
-class Charge:
-    """A durable charge: its plan and line, its number there (from 1), when it was made, and what the plan's other
-    lines had spent by then (read in the same transaction). ``query`` is the keyed hash of what was asked."""
-
-    plan_id: int
-    line: str
-    number: int
-    time: str
-    others: Mapping[str, int] = field(default_factory=dict)
-    counter_id: int = 0
-    principal: str = ""
-    query: str | None = None
-    text: str | None = field(default=None, repr=False)
-    epsilon: float | None = None
-    left: int | None = None
-    """What a filtered budget had spent with this charge, and how many such releases it then had room for."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The latest charge for a query: its number, and its answer and receipt once they are recorded."""
-
-    number: int
-    outcome: str | None
-    receipt: str | None
-    answer: str | None
-
-    @property
-    def pending(self) -> bool:
-        """Charged, and neither answered nor given up so far."""
-        return self.outcome is None and self.receipt is None
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """What one transaction gave, in the order asked: new charges, and claims that are answered already."""
-
-    entries: list[Charge | Claim]
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Nothing was charged: these queries are charged by somebody who has not answered yet."""
-
-    claims: Mapping[str, Claim]
 
 
 @dataclass(frozen=True)
@@ -163,7 +117,7 @@ class Ledger(Database):
 
     def add_line(self, plan_id: int, line: str, allowed: int) -> None:
         """A further line of a plan, unless it is there."""
-        account = _at(Account(plan_id, line))
+        account = at(Account(plan_id, line))
 
         def add(connection: Connection) -> None:
             connection.execute(sa.select(plans.c.id).where(plans.c.id == plan_id).with_for_update())
@@ -221,17 +175,17 @@ class Ledger(Database):
         overdue = overdue or {}
 
         def claim(connection: Connection) -> Claimed | Pending | None:
-            known = _claims(connection, account, known_names)
+            known = claims_of(connection, account, known_names)
             waiting = {q: c for q, c in known.items() if c.pending and overdue.get(q) != c.number}
             if waiting:
                 return Pending(waiting)
             fresh = [query for query in known_names if query not in known or known[query].answer is None]
             plain = [query for query in wanted if query is None or not replay]
-            entries = _spend(connection, account, [*fresh, *plain], now, others, advance)
+            entries = spend(connection, account, [*fresh, *plain], now, others, advance)
             if entries is None:
                 return None
             if fresh:
-                _take_claims(connection, entries[: len(fresh)], known)
+                take_claims(connection, entries[: len(fresh)], known)
             owned = dict(zip(fresh, entries, strict=False))
             rest = iter(entries[len(fresh) :])
             return Claimed(
@@ -242,7 +196,7 @@ class Ledger(Database):
 
     def claims(self, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
         """The latest claims on these queries."""
-        return self.run(lambda connection: _claims(connection, account, wanted), "read")
+        return self.run(lambda connection: claims_of(connection, account, wanted), "read")
 
     def record(self, charge: Charge, receipt: str, outcome: str = "released", answer: str | None = None) -> None:
         """Keep a release's receipt, and its answer if it may be replayed, in one transaction.
@@ -300,20 +254,20 @@ class Ledger(Database):
 
     def history(self, plan_id: int) -> Iterator[Release]:
         """Every release of a plan, counter by counter, read in pieces."""
-        at: tuple[int, int] = (0, 0)
+        last: tuple[int, int] = (0, 0)
         while True:
             query = (
                 sa.select(counters.c.line, counters.c.principal, charges)
                 .join(counters, counters.c.id == charges.c.counter_id)
                 .where(counters.c.plan_id == plan_id)
-                .where(sa.tuple_(charges.c.counter_id, charges.c.number) > sa.tuple_(*map(sa.literal, at)))
+                .where(sa.tuple_(charges.c.counter_id, charges.c.number) > sa.tuple_(*map(sa.literal, last)))
                 .order_by(charges.c.counter_id, charges.c.number)
                 .limit(10_000)
             )
             rows = self.run(lambda connection, query=query: connection.execute(query).all(), "read")  # type: ignore[misc]
             for row in rows:
-                at = (row.counter_id, row.number)
-                yield Release(row.line, row.principal, *at, row.charged, row.outcome, row.receipt)
+                last = (row.counter_id, row.number)
+                yield Release(row.line, row.principal, *last, row.charged, row.outcome, row.receipt)
             if not rows:
                 return
 
@@ -326,145 +280,9 @@ class Ledger(Database):
         return str(found)
 
 
-def read_filter(connection: Connection, plan_id: int) -> str:
-    """A filter's state, for a transaction that is about to replace it."""
-    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
-    state = connection.scalar(query)
-    if state is None:
-        raise LedgerError("the ledger has lost this filter; restore it from a backup")
-    return str(state)
-
-
-def write_filter(connection: Connection, plan_id: int, state: str) -> None:
-    """Replace what `read_filter` gave."""
-    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))
-
-
-def _at(account: Account) -> sa.ColumnElement[bool]:
-    columns = counters.c
-    return sa.and_(
-        columns.plan_id == account.plan_id, columns.line == account.line, columns.principal == account.principal
-    )
-
-
-def _parameters(account: Account) -> dict[str, object]:
-    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
-
-
-# The statements of a charge, built once: building them anew would take as long as running them.
-_ADVANCE = (
-    sa.update(counters)
-    .where(
-        counters.c.plan_id == sa.bindparam("at_plan"),
-        counters.c.line == sa.bindparam("at_line"),
-        counters.c.principal == sa.bindparam("at_principal"),
-        counters.c.spent + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
-    )
-    .values(spent=counters.c.spent + sa.bindparam("count", type_=sa.BigInteger))
-    .returning(counters.c.id, counters.c.spent)
-)
-_INSERT = sa.insert(charges)
-_QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
-_OTHERS = sa.select(counters.c.line, counters.c.spent).where(
-    counters.c.plan_id == sa.bindparam("at_plan"),
-    counters.c.principal == sa.bindparam("at_principal"),
-    counters.c.line != sa.bindparam("at_line"),
-)
-_CLAIMS = (
-    sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
-    .join(counters, counters.c.id == queries.c.counter_id)
-    .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
-    .where(
-        counters.c.plan_id == sa.bindparam("at_plan"),
-        counters.c.line == sa.bindparam("at_line"),
-        counters.c.principal == sa.bindparam("at_principal"),
-        queries.c.query.in_(sa.bindparam("wanted", expanding=True)),
-    )
-)
-
-
 def _add_counter(connection: Connection, plan_id: int | None, line: str, allowed: int) -> None:
     values = {"plan_id": plan_id, "line": line, "principal": "", "allowed": allowed, "spent": 0}
     connection.execute(sa.insert(counters).values(values))
-
-
-def _claims(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
-    answer, at = {}, _parameters(account)
-    for start in range(0, len(wanted), _CHUNK):
-        rows = connection.execute(_CLAIMS, {**at, "wanted": wanted[start : start + _CHUNK]})
-        answer.update({name: Claim(*claim) for name, *claim in rows})
-    return answer
-
-
-def _spend(
-    connection: Connection,
-    account: Account,
-    names: Sequence[str | None],
-    now: str,
-    others: bool,
-    advance: Advance | None,
-) -> list[Charge] | None:
-    """Advance the counter by as many as there are names, and write a row for each; None if they do not fit."""
-    count = len(names)
-    if not count:
-        return []
-    if others:
-        connection.execute(_QUEUE, {"at_plan": account.plan_id})
-    extra = (None, None) if advance is None else advance(connection, count)
-    if extra is None:
-        return None
-    row = _advance_counter(connection, account, count)
-    if row is None:
-        return None
-    counter, spent = row
-    numbers = range(spent - count + 1, spent + 1)
-    connection.execute(_INSERT, [{"counter_id": counter, "number": number, "charged": now} for number in numbers])
-    beside: dict[str, int] = {}
-    if others:
-        rows = connection.execute(_OTHERS, _parameters(account)).all()
-        beside = {line: other for line, other in rows}  # noqa: C416
-    return [
-        Charge(account.plan_id, account.line, number, now, beside, counter, account.principal, name, None, *extra)
-        for number, name in zip(numbers, names, strict=True)
-    ]
-
-
-def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int] | None:
-    """The counter's id and what is spent on it now; None if so many do not fit. Makes a principal's first counter."""
-    at = _parameters(account)
-    row = connection.execute(_ADVANCE, {**at, "count": count}).one_or_none()
-    if row is not None or not account.principal:
-        return None if row is None else (row[0], row[1])
-    allowed = connection.scalar(sa.select(counters.c.allowed).where(_at(Account(account.plan_id, account.line))))
-    if allowed is None or count > allowed:
-        return None
-    if connection.scalar(sa.select(counters.c.id).where(_at(account))) is None:
-        values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
-        try:
-            connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
-        except IntegrityError:  # another worker made this principal's counter just now
-            raise TryAgain from None
-    row = connection.execute(_ADVANCE, {**at, "count": count}).one_or_none()  # it may be there only since the first try
-    return None if row is None else (row[0], row[1])
-
-
-def _take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
-    """Point each query at its new charge; `TryAgain` if another worker was faster."""
-    fresh = []
-    for entry in entries:
-        name = str(entry.query)
-        if name not in known:
-            fresh.append({"counter_id": entry.counter_id, "query": name, "number": entry.number})
-            continue
-        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == name)
-        taken = sa.update(queries).where(row, queries.c.number == known[name].number).values(number=entry.number)
-        if connection.execute(taken).rowcount != 1:
-            raise TryAgain
-    if fresh:
-        try:
-            connection.execute(sa.insert(queries), fresh)
-        except IntegrityError:
-            raise TryAgain from None
 
 
 def _now() -> str:

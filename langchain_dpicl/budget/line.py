@@ -12,7 +12,8 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import overload
 
-from langchain_dpicl.budget.ledger import Account, Advance, Charge, Claim, Claimed, Ledger, Pending
+from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.queries import query_id
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt
