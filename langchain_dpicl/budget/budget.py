@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
+from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.line import BudgetLine
-from langchain_dpicl.budget.receipt import Receipt
+from langchain_dpicl.budget.line import BudgetLine, PlannedLine
+from langchain_dpicl.budget.policy import OnExhausted, Policy, Scope, SoftLimit
+from langchain_dpicl.budget.receipt import Receipt, read_receipt
+from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
 from langchain_dpicl.budget.schedule import Declaration, Releases, Schedule, against
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.privacy import PrivacyPlan, checks
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.filtered import FilteredBudget
+
+Fingerprint = Callable[[bytes], tuple[str, ...]]
 
 
 class Preview(TypedDict):
@@ -50,6 +58,20 @@ class PrivacyBudget:
         A database URL. SQLite by default; share one ledger between workers.
     name
         The plan's name in the ledger.
+    scope
+        ``"shared"``: one counter for all callers, who may collude. ``"per_principal"``: one counter for each caller;
+        the guarantee then holds for each caller's releases on their own, if callers do not collude. Frozen with the
+        plan.
+    replay, replay_patience
+        Whether an equal query on the same line is answered from the ledger at no cost (post-processing of a released
+        answer), and how many seconds it waits for a caller who is answering the same query just now.
+    keep_queries
+        Keep the queries' texts in the receipts, instead of keyed hashes.
+    on_exhausted
+        What a chain does when the releases are spent: ``"raise"`` `PrivacyBudgetExceeded`, or give the public
+        ``"zero_shot"`` answer, marked as such.
+    soft_limit, on_soft_limit
+        A share of the releases (say 0.8): the charge that reaches it logs a warning and calls ``on_soft_limit``.
 
     The plan is completed and frozen at first use, when every line's sampling rate and mechanism are known; from then
     on the ledger refuses other parameters under this name (`PlanMismatch`). Every release is charged before the first
@@ -63,37 +85,129 @@ class PrivacyBudget:
         releases: Releases,
         ledger: str = "sqlite:///dpicl-budget.db",
         name: str = "default",
+        *,
+        scope: Scope = "shared",
+        replay: bool = True,
+        replay_patience: float = 300.0,
+        keep_queries: bool = False,
+        on_exhausted: OnExhausted = "raise",
+        soft_limit: float | None = None,
+        on_soft_limit: Callable[[SoftLimit], Any] | None = None,
     ) -> None:
         self.epsilon = checks.positive("epsilon", epsilon)
         self.delta = checks.open_unit("delta", delta)
         self._schedule = Schedule(releases)
         self.releases = self._schedule.counts
+        self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
+        self._start(Ledger, ledger, name)
+
+    def _start(self, open_ledger: Callable[[str], Ledger], ledger: str, name: str) -> None:
         if not isinstance(name, str) or not name or len(name) > 255:
             raise InvalidParameter("name", name, "a string of 1 to 255 characters")
         self.name = name
-        self._ledger = Ledger(ledger)
+        self._ledger = open_ledger(ledger)
         self._lock = threading.Lock()
         self._lines: dict[str, BudgetLine] = {}
-        self._find_lines()
+        self._plan: PrivacyPlan | None = None
+        self._stored: StoredPlan | None = None
+        self._find()
 
-    def _find_lines(self) -> dict[str, BudgetLine]:
-        """The plan's lines, from the ledger if another worker has stored the plan since; none before the first use."""
-        if not self._lines:
+    @classmethod
+    def open(cls, name: str = "default", ledger: str = "sqlite:///dpicl-budget.db", **policy: Any) -> PrivacyBudget:
+        """The budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
+
+        ``policy`` may set ``replay`` and what follows it in the constructor; the rest is as it was frozen. Raises
+        `LedgerError` where there is no ledger, `InvalidParameter` where it has no such plan.
+        """
+        reader = Ledger(ledger, create=False)
+        try:
+            plans = reader.plans()
+        finally:
+            reader.close()
+        stored = next((plan for plan in plans if plan.name == name), None)
+        if stored is None:
+            known = ", ".join(repr(plan.name) for plan in plans) or "none"
+            raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
+        if stored.is_filter:
+            from langchain_dpicl.budget.filtered import FilteredBudget
+
+            content = json.loads(stored.content)
+            orders, failures = tuple(content["orders"]), content["failures"]
+            return FilteredBudget(
+                content["epsilon"], content["delta"], ledger, name, orders=orders, failures=failures, **policy
+            )
+        plan = PrivacyPlan.from_json(stored.content)
+        counts: dict[str, int] = {line: item.count for line, item in plan.lines.items()}
+        single = next(iter(plan.lines.values())) if len(plan.lines) == 1 else None
+        releases = single.count if single is not None and [single.mechanism] == list(plan.lines) else counts
+        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, scope=stored.scope, **policy)  # type: ignore[arg-type]
+
+    @classmethod
+    def filtered(
+        cls,
+        epsilon: float,
+        delta: float,
+        ledger: str = "sqlite:///dpicl-budget.db",
+        name: str = "default",
+        *,
+        orders: tuple[int, ...] = (),
+        failures: float = 0.0,
+        **policy: Any,
+    ) -> FilteredBudget:
+        """A budget without a schedule: mechanisms and parameters are chosen as one goes. See `FilteredBudget`."""
+        from langchain_dpicl.budget.filtered import FilteredBudget
+
+        return FilteredBudget(epsilon, delta, ledger, name, orders=orders, failures=failures, **policy)
+
+    @property
+    def scope(self) -> Scope:
+        """Whose releases one counter counts: ``"shared"`` or ``"per_principal"``."""
+        return self._policy.scope
+
+    @property
+    def on_exhausted(self) -> OnExhausted:
+        """What a chain does when the releases are spent."""
+        return self._policy.on_exhausted
+
+    @property
+    def replay(self) -> bool:
+        """Whether equal queries are answered from the ledger."""
+        return self._policy.replay
+
+    def _find(self) -> StoredPlan | None:
+        """The plan as it is stored, perhaps by another worker since; None before the first use."""
+        if self._stored is None:
             stored = self._ledger.find_plan(self.name)
             if stored is not None:
-                plan = PrivacyPlan.from_json(stored.content)
-                different: dict[str, tuple[object, object]] = {
-                    "epsilon": (plan.epsilon, self.epsilon),
-                    "delta": (plan.delta, self.delta),
-                }
-                self._refuse_other({**different, **self._schedule.differences(plan)})
-                self._lines = {name: BudgetLine(self.name, self._ledger, stored.id, plan, name) for name in plan.lines}
+                self._adopt(stored)
+                self._stored = stored
+        return self._stored
+
+    def _adopt(self, stored: StoredPlan) -> None:
+        """Make the lines of a stored plan, if it is the one that was asked for."""
+        if stored.is_filter:
+            raise PlanMismatch(f"the budget {self.name!r} is a filtered one: use PrivacyBudget.filtered")
+        plan = PrivacyPlan.from_json(stored.content)
+        different: dict[str, tuple[object, object]] = {
+            "epsilon": (plan.epsilon, self.epsilon),
+            "delta": (plan.delta, self.delta),
+            "scope": (stored.scope, self.scope),
+        }
+        self._refuse_other({**different, **self._schedule.differences(plan)})
+        self._plan = plan
+        self._lines = {
+            name: PlannedLine(self.name, self._ledger, stored.id, plan, name, self._policy) for name in plan.lines
+        }
+
+    def _find_lines(self) -> Mapping[str, BudgetLine]:
+        self._find()
         return self._lines
 
     @property
     def plan(self) -> PrivacyPlan | None:
         """The frozen plan; None before the first use."""
-        return next((line.plan for line in self._find_lines().values()), None)
+        self._find()
+        return self._plan
 
     def declare(
         self,
@@ -126,13 +240,15 @@ class PrivacyBudget:
         name: str | None = None,
         rate_is_explicit: bool = False,
         options: Mapping[str, float] | None = None,
+        fingerprint: Fingerprint | None = None,
     ) -> BudgetLine:
         """One line of the plan, for a mechanism at a sampling rate; completes and freezes the plan at first use.
 
         ``name`` is needed where the budget has several lines. Where the ledger already holds the plan, its rate stands
         (the number of owners may have changed since); a rate that the caller fixed explicitly must agree with it, and
-        so must every option given. Raises `PlanIncomplete` while another line is not declared, `PlanMismatch`,
-        `InfeasiblePlan`, `LedgerError`; none of them costs anything.
+        so must every option given. ``fingerprint`` (a store's method of that name) is called once, when the plan is
+        frozen, so that the ledger recognises a later plan on the same data. Raises `PlanIncomplete` while another line
+        is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of them costs anything.
         """
         declaration = Declaration(mechanism, rate, rate_is_explicit, dict(options or {}))
         with self._lock:
@@ -142,7 +258,10 @@ class PrivacyBudget:
                 requests = self._schedule.requests(self.delta)
                 plan = PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines=requests)
                 allowed = {line: request.count for line, request in requests.items()}
-                self._ledger.store_plan(self.name, plan.to_json(), plan.digest, allowed)
+                marks = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
+                self._ledger.store_plan(
+                    self.name, plan.to_json(), plan.digest, allowed, scope=self.scope, fingerprint=marks
+                )
                 lines = self._find_lines()
         if not lines:
             raise LedgerError("the plan could not be stored")
@@ -169,56 +288,67 @@ class PrivacyBudget:
 
     # -- what is spent and left ----------------------------------------------------------------------------------------
 
-    def _spent(self) -> dict[str, int]:
-        """Releases spent on every line."""
-        lines = self._find_lines()
-        if not lines:
-            return dict.fromkeys(self._schedule.names, 0)
-        return self._ledger.spent(next(iter(lines.values())).plan_id)
+    def _spent(self, principal: str | None = None) -> dict[str, int]:
+        """Releases spent on every line, by all callers or by one principal."""
+        who = self._policy.principal(principal)
+        stored = self._find()
+        return dict.fromkeys(self._schedule.names, 0) if stored is None else self._ledger.spent(stored.id, who)
 
-    def _of(self, line: str | None) -> tuple[str, int, int]:
+    def _of(self, line: str | None, principal: str | None) -> tuple[str, int, int]:
         """A line's name, how many releases it has, and how many are spent."""
         lines = self._find_lines()
-        if lines:
-            found = self._pick(lines, line)
-            return found.name, found.count, found.spent()
-        name = self._schedule.name_of(line)
-        return name, self._schedule.count(name), 0
+        if not lines:
+            self._policy.principal(principal)
+            name = self._schedule.name_of(line)
+            return name, self._schedule.count(name), 0
+        found = self._pick(lines, line)
+        return found.name, found.count, self._spent(principal)[found.name]
 
-    def lines(self) -> dict[str, LineState]:
+    def lines(self, principal: str | None = None) -> dict[str, LineState]:
         """Every line: its count, what is spent and left of it, and its mechanism (None until somebody declares it).
 
         A budget of one number of releases has no line before a chain is bound to it.
         """
         frozen, states = self._find_lines(), {}
-        for name, spent in self._spent().items():
+        for name, spent in self._spent(principal).items():
             count = frozen[name].count if frozen else self._schedule.count(name)
             mechanism = frozen[name].mechanism if frozen else self._schedule.mechanism(name)
             states[name] = LineState(count=count, spent=spent, remaining=count - spent, mechanism=mechanism)
         return states
 
-    def spent(self, line: str | None = None) -> int:
-        """Releases charged so far, by all workers. ``line`` is needed where the budget has several."""
-        return self._of(line)[2]
+    def principals(self) -> dict[str, dict[str, int]]:
+        """What each principal has spent on each line; empty where all callers share one counter."""
+        stored = self._find()
+        found = {} if stored is None else self._ledger.by_principal(stored.id)
+        return {principal: spent for principal, spent in sorted(found.items()) if principal}
 
-    def remaining(self, line: str | None = None) -> int:
+    def spent(self, line: str | None = None, principal: str | None = None) -> int:
+        """Releases charged so far, by all workers. ``line`` is needed where the budget has several, ``principal``
+        where it counts each caller's releases."""
+        return self._of(line, principal)[2]
+
+    def remaining(self, line: str | None = None, principal: str | None = None) -> int:
         """Releases left."""
-        _, count, spent = self._of(line)
+        _, count, spent = self._of(line, principal)
         return count - spent
 
-    def epsilon_spent(self) -> float:
-        """Upper bound on epsilon, at the plan's delta, for the releases charged so far on all lines; 0 before any."""
-        plan = self.plan
-        return 0.0 if plan is None else plan.spent(self._spent())
+    def epsilon_spent(self, principal: str | None = None) -> float:
+        """Upper bound on epsilon, at the plan's delta, for the releases charged so far on all lines; 0 before any.
 
-    def preview(self, n: int = 1, line: str | None = None) -> Preview:
+        With ``scope="per_principal"``: of one principal's releases, if callers do not collude.
+        """
+        self._policy.principal(principal)
+        plan = self.plan
+        return 0.0 if plan is None else plan.spent(self._spent(principal))
+
+    def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
         """What ``n`` further releases would cost. Charges nothing. Before first use: the whole plan's epsilon."""
         checks.whole("n", n)
-        name, count, spent = self._of(line)
+        name, count, spent = self._of(line, principal)
         fits = spent + n <= count
         after = spent + n if fits else spent
         plan = self.plan
-        epsilon = self.epsilon if plan is None else plan.spent({**self._spent(), name: after})
+        epsilon = self.epsilon if plan is None else plan.spent({**self._spent(principal), name: after})
         return {
             "releases": n,
             "fits": fits,
@@ -226,14 +356,63 @@ class PrivacyBudget:
             "remaining_after": count - after,
         }
 
-    def receipt(self, release_id: str) -> Receipt | None:
-        """The receipt of an earlier release of this budget, from the ledger; None if there is none."""
-        name, line, number = ["", "", "", *release_id.rsplit(":", 2)][-3:]
-        found = self._find_lines().get(line)
-        if found is None or name != self.name or not number.isdecimal():
+    def receipt(self, release_id: str, principal: str | None = None) -> Receipt | None:
+        """The receipt of an earlier release of this budget, from the ledger; None if there is none.
+
+        With ``principal`` only if it is that principal's.
+        """
+        name, line, number = ["", "", "", *str(release_id).rsplit(":", 2)][-3:]
+        counter, _, of_counter = number.rpartition(".")
+        stored = self._find()
+        digits = [of_counter, counter] if "." in number else [of_counter]
+        if (
+            stored is None
+            or name != self.name
+            or not all(d.isascii() and d.isdecimal() and len(d) < 19 for d in digits)
+        ):
             return None
-        text = self._ledger.receipt(found.plan_id, line, int(number))
-        return None if text is None else cast("Receipt", json.loads(text))
+        found = self._ledger.receipt(stored.id, line, int(of_counter), int(counter) if counter else None)
+        if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
+            return None
+        return read_receipt(found[0])
+
+    # -- other plans on the same data ----------------------------------------------------------------------------------
+
+    def total(self) -> Total:
+        """What all plans of this ledger on the same data give away together, since the last fresh start."""
+        plans = self._ledger.plans()
+        stored = self._find()
+        generation = max((plan.generation for plan in plans), default=1) if stored is None else stored.generation
+        same = renewal.same_data(plans, generation)
+        return renewal.total(same, {plan.id: self._most_spent(plan.id) for plan in same})
+
+    def _most_spent(self, plan_id: int) -> dict[str, int]:
+        """Each line's releases, of whoever spent most of it."""
+        found = self._ledger.by_principal(plan_id)
+        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found[""]}
+
+    def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
+        """Declare that the data were replaced as a whole, so that this budget's plan, not frozen yet, adds up with no
+        older plan of the ledger. An act for the record: it is kept with its reason, the times, and both sketches.
+
+        The ledger checks it when the plan is frozen (and here already, if ``fingerprint`` is given): `PlanMismatch`
+        if the plan is frozen already, if no fingerprint is given by then, or if the new store is seen to share an
+        owner with an older plan's. A sketch finds shared owners for certain in stores of up to 128 owners, and with
+        probability 1 - (1 - s)^128 where a share s of all owners is in both.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidParameter("reason", reason, "why the data are new, in words, for the record")
+        if self._find() is not None:
+            raise PlanMismatch(f"the budget {self.name!r} is frozen already: a fresh start needs a new name")
+        if fingerprint is not None:
+            marks = fingerprint(self._ledger.key("fingerprint_key"))
+            older = [json.loads(plan.fingerprint) for plan in self._ledger.plans() if plan.fingerprint]
+            renewal.refuse_shared(self.name, [mark for sketch in older for mark in sketch], marks)
+        self._ledger.announce(self.name, reason)
+
+    def acts(self) -> list[Act]:
+        """Every fresh start of this ledger, announced or carried out."""
+        return self._ledger.acts()
 
     def close(self) -> None:
         """Close the ledger's connections."""
@@ -241,8 +420,11 @@ class PrivacyBudget:
 
     def __repr__(self) -> str:
         try:
-            counts = self._spent()
-            spent = str(counts) if len(counts) > 1 else str(sum(counts.values()))
+            if self.scope == "per_principal":
+                spent = f"by {len(self.principals())} principals"
+            else:
+                counts = self._spent()
+                spent = str(counts) if len(counts) > 1 else str(sum(counts.values()))
         except DPICLError:  # showing an object must not fail
             spent = "?"
         return (

@@ -1,69 +1,371 @@
-"""One line of a frozen plan, with its counter."""
+"""One line of a frozen plan, with its counters: charge, replay, record."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import overload
 
-from langchain_dpicl.budget.ledger import Charge, Ledger
-from langchain_dpicl.budget.receipt import Receipt
-from langchain_dpicl.errors import PrivacyBudgetExceeded
-from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
+from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.policy import Policy, SoftLimit
+from langchain_dpicl.budget.queries import query_id
+from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt
+from langchain_dpicl.budget.renewal import assumption
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded
+from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
 class BudgetLine:
-    """One line of a frozen plan, with its counter."""
+    """One line of a frozen plan, with its counter.
 
-    def __init__(self, budget_name: str, ledger: Ledger, plan_id: int, plan: PrivacyPlan, name: str) -> None:
-        self.plan = plan
+    For each release: `charge`, then exactly one of `record` (it was answered, or nothing usable came of it) and
+    `give_up` (it failed). From the charge on nothing is refunded; a process that dies in between loses the charge.
+    """
+
+    def __init__(
+        self,
+        budget_name: str,
+        ledger: Ledger,
+        plan_id: int,
+        digest: str,
+        name: str,
+        plan_line: PlanLine,
+        policy: Policy,
+    ) -> None:
         self.name = name
-        self.plan_line = item = plan.lines[name]
-        self.mechanism = item.mechanism
-        self.rate = item.rate
-        self.parameter = item.parameter
-        self.count = item.count
-        self.options: Mapping[str, float] = item.options
         self.plan_id = plan_id
+        self.plan_line = plan_line
+        self.mechanism = plan_line.mechanism
+        self.rate = plan_line.rate
+        self.parameter = plan_line.parameter
+        self.count = plan_line.count
+        self.options: Mapping[str, float] = plan_line.options
         self._budget_name = budget_name
         self._ledger = ledger
-        self._words = item.describe()
+        self._digest = digest
+        self._policy = policy
+        self._words = plan_line.describe()
+        self._key: bytes | None = None
 
-    def charge(self, count: int = 1) -> list[Charge]:
-        """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing."""
-        charges = self._ledger.charge(self.plan_id, self.name, count, others=len(self.plan.lines) > 1)
-        if not charges:
-            left = self.count - self.spent()
-            where = f" on the line {self.name!r}" if len(self.plan.lines) > 1 else ""
-            raise PrivacyBudgetExceeded(
-                f"the budget {self._budget_name!r} has {left} of {self.count} releases left{where}, and {count} are "
-                "needed: nothing was released and nothing charged"
+    # -- queries ------------------------------------------------------------------------------------------------------
+
+    def query_id(self, request: Mapping[str, object], variant: str = "") -> str | None:
+        """The keyed hash by which an equal request on this line is known again, by every worker of the ledger.
+
+        Equal means equal in value and type, everywhere in the request. ``variant`` is whatever else decides the answer
+        (the form of the release). None for a request that cannot be serialised: it is charged and never replayed.
+        """
+        if self._key is None:
+            self._key = self._ledger.key("query_key")
+        return query_id(self._key, self._where(), request, variant)
+
+    def _where(self) -> tuple[str, ...]:
+        return self._digest, self.name
+
+    # -- charges ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def charge(self, count: int = 1, principal: str | None = None) -> list[Charge]: ...
+    @overload
+    def charge(
+        self,
+        count: int = 1,
+        principal: str | None = None,
+        queries: Sequence[str | None] | None = None,
+        *,
+        texts: Sequence[str] | None = None,
+        stop: threading.Event | None = None,
+    ) -> list[Charge | Replayed]: ...
+    def charge(
+        self,
+        count: int = 1,
+        principal: str | None = None,
+        queries: Sequence[str | None] | None = None,
+        *,
+        texts: Sequence[str] | None = None,
+        stop: threading.Event | None = None,
+    ) -> list[Charge] | list[Charge | Replayed]:
+        """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
+
+        Parameters
+        ----------
+        count
+            How many; with ``queries`` it may be left out.
+        principal
+            The authenticated caller. Needed where the budget's scope is ``per_principal`` (`InvalidParameter`
+            otherwise, which costs nothing); not used and not kept where all callers share one counter.
+        queries
+            `query_id` of each request, or None for one that is not replayed. An answered query comes back as
+            `Replayed` and costs nothing; equal ones share one charge (the same object); all that are new are charged
+            together. A query that another caller has charged and not answered yet is waited for, holding no
+            transaction and nothing charged, until it is answered or given up, or has been waited for as long as the
+            budget's ``replay_patience``; then it is charged anew.
+        texts
+            The queries' texts, kept in the receipts if the budget was made with ``keep_queries=True``.
+        stop
+            Set it from another thread to end the waiting: nothing is charged, or what was charged is given up, and
+            `concurrent.futures.CancelledError` is raised. Tasks have `acharge`.
+        """
+        account, wanted = self._asked(count, principal, queries, texts)
+        waiting = _Waiting(self._policy.replay_patience)
+        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue), Claimed):
+            pending = waiting.still(claimed.claims)
+            while pending:
+                if stop is not None and stop.is_set():
+                    raise CancelledError
+                pause = waiting.pause()
+                time.sleep(pause) if stop is None else stop.wait(pause)
+                pending = waiting.still(self._ledger.claims(account, list(pending)))
+        entries = self._entries(claimed, texts)
+        if stop is not None and stop.is_set():
+            self._give_up_all(entries)
+            raise CancelledError
+        return entries
+
+    async def acharge(
+        self,
+        count: int = 1,
+        principal: str | None = None,
+        queries: Sequence[str | None] | None = None,
+        *,
+        texts: Sequence[str] | None = None,
+    ) -> list[Charge | Replayed]:
+        """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
+        waiting task could starve the one that has the answer to record).
+
+        Cancelled while it waits, it charges nothing. Cancelled in the middle of the transaction, what is charged is
+        given up: the charge stands, and callers who wait for the same query may go on.
+        """
+        account, wanted = self._asked(count, principal, queries, texts)
+        waiting = _Waiting(self._policy.replay_patience)
+
+        def attempt() -> list[Charge | Replayed] | Pending:
+            claimed = self._claim(account, wanted, waiting.overdue)
+            return claimed if isinstance(claimed, Pending) else self._entries(claimed, texts)
+
+        while True:
+            running = asyncio.ensure_future(asyncio.to_thread(attempt))
+            try:
+                entries = await asyncio.shield(running)
+            except asyncio.CancelledError:
+                running.add_done_callback(self._give_up_late)
+                raise
+            if not isinstance(entries, Pending):
+                return entries
+            pending = waiting.still(entries.claims)
+            while pending:
+                await asyncio.sleep(waiting.pause())
+                pending = waiting.still(await asyncio.to_thread(self._ledger.claims, account, list(pending)))
+
+    def _asked(
+        self, count: int, principal: str | None, queries: Sequence[str | None] | None, texts: Sequence[str] | None
+    ) -> tuple[Account, list[str | None]]:
+        """The counter, and one entry for each release, checked."""
+        number = checks.whole("count", count)
+        wanted: list[str | None] = [None] * number if queries is None else list(queries)
+        if queries is not None and count not in (1, len(wanted)):
+            raise InvalidParameter("queries", f"{len(wanted)} entries", f"one for each of {count} releases")
+        if texts is not None and len(texts) != len(wanted):
+            raise InvalidParameter("texts", f"{len(texts)} entries", f"one for each of {len(wanted)} releases")
+        return Account(self.plan_id, self.name, self._policy.principal(principal)), wanted
+
+    def _claim(self, account: Account, wanted: Sequence[str | None], overdue: Mapping[str, int]) -> Claimed | Pending:
+        """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
+        claimed = self._ledger.claim(
+            account,
+            wanted,
+            replay=self._policy.replay,
+            overdue=overdue,
+            others=self._counts_others,
+            advance=self._advance(),
+        )
+        if claimed is None:
+            raise self._exceeded(account, self._needed(account, wanted))
+        return claimed
+
+    def _entries(self, claimed: Claimed, texts: Sequence[str] | None) -> list[Charge | Replayed]:
+        """What the caller gets: equal queries the same object, texts where they are kept; warns at the soft limit."""
+        same: dict[tuple[int, int], Charge] = {}
+        entries: list[Charge | Replayed] = []
+        for position, entry in enumerate(claimed.entries):
+            if isinstance(entry, Claim):
+                entries.append(_replayed(entry))
+                continue
+            if self._policy.keep_queries and texts is not None:
+                entry = replace(entry, text=texts[position])
+            entries.append(same.setdefault((entry.counter_id, entry.number), entry))
+        self._warn(list(same.values()))
+        return entries
+
+    def _give_up_all(self, entries: Sequence[Charge | Replayed]) -> None:
+        for charge in {id(entry): entry for entry in entries if isinstance(entry, Charge)}.values():
+            self.give_up(charge)
+
+    def _give_up_late(self, done: asyncio.Future[list[Charge | Replayed] | Pending]) -> None:
+        """Nobody will use what a cancelled task's thread has charged. The loop may be closing, so: a thread."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        entries = done.result()
+
+        def give_up() -> None:
+            with contextlib.suppress(LedgerError):
+                self._give_up_all([] if isinstance(entries, Pending) else entries)
+
+        threading.Thread(target=give_up).start()
+
+    @property
+    def _counts_others(self) -> bool:
+        """Whether a receipt needs to know what other lines have spent."""
+        return False
+
+    def _advance(self) -> Advance | None:
+        """What else a charge advances in its transaction."""
+        return None
+
+    def _needed(self, account: Account, wanted: Sequence[str | None]) -> int:
+        """How many of these would be charged, for a message."""
+        if not self._policy.replay:
+            return len(wanted)
+        named = [query for query in dict.fromkeys(wanted) if query is not None]
+        known = self._ledger.claims(account, named).values()
+        return len(named) + list(wanted).count(None) - sum(claim.answer is not None for claim in known)
+
+    def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
+        left = self.count - self._ledger.spent(self.plan_id, account.principal)[self.name]
+        where = f" on the line {self.name!r}" if self._counts_others else ""
+        where += " for this principal" if account.principal else ""
+        return PrivacyBudgetExceeded(
+            f"the budget {self._budget_name!r} has {left} of {self.count} releases left{where}, and {needed} are "
+            "needed: nothing was released and nothing charged"
+        )
+
+    def _warn(self, charges: Sequence[Charge]) -> None:
+        if charges and self._policy.soft_limit is not None:
+            numbers = [charge.number for charge in charges]
+            spent = max(numbers)
+            facts = SoftLimit(
+                budget=self._budget_name,
+                line=self.name,
+                principal=charges[0].principal or None,
+                spent=spent,
+                count=self.count,
+                remaining=self.count - spent,
             )
-        return charges
+            self._policy.warn(facts, min(numbers) - 1)
 
-    def record(self, charge: Charge, outcome: str = "released") -> Receipt:
-        """Write and return the receipt of a release; ``outcome`` says what came of it."""
+    # -- receipts -----------------------------------------------------------------------------------------------------
+
+    def record(self, charge: Charge, outcome: str = "released", answer: str | None = None) -> Receipt:
+        """Write and return the receipt of a release; ``outcome`` says what came of it.
+
+        ``answer`` is the public answer as JSON text, kept for replay byte for byte in the same transaction; without
+        it an equal query is charged again.
+        """
+        number = f"{charge.counter_id}.{charge.number}" if charge.principal else str(charge.number)
         receipt: Receipt = {
-            "id": f"{self._budget_name}:{self.name}:{charge.number}",
+            "id": f"{self._budget_name}:{self.name}:{number}",
             "budget": self._budget_name,
-            "plan": self.plan.digest[:16],
+            "plan": self._digest[:16],
             "line": self.name,
             "number": charge.number,
+            "principal": charge.principal or None,
+            "assumption": assumption(self._policy.scope),
             "mechanism": self._words,
-            "epsilon_spent": self.plan.spent({**charge.others, self.name: charge.number}),
-            "epsilon": self.plan.epsilon,
-            "delta": self.plan.delta,
-            "remaining": self.count - charge.number,
+            "epsilon_spent": self._epsilon_of(charge),
+            "epsilon": self._target[0],
+            "delta": self._target[1],
+            "remaining": self._left_after(charge),
             "outcome": outcome,
+            "replayed": False,
+            "query": charge.query if charge.text is None else charge.text,
             "time": charge.time,
         }
-        self._ledger.record(charge, json.dumps(receipt))
+        if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
+            raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
+        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None)
         return receipt
 
-    def spent(self) -> int:
-        """Releases charged on this line."""
-        return self._ledger.spent(self.plan_id)[self.name]
+    def give_up(self, charge: Charge) -> None:
+        """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""
+        self._ledger.give_up(charge)
 
-    def epsilon_after(self, releases: int) -> float:
+    def _epsilon_of(self, charge: Charge) -> float:
+        raise NotImplementedError
+
+    def _left_after(self, charge: Charge) -> int:
+        return self.count - charge.number
+
+    @property
+    def _target(self) -> tuple[float, float]:
+        raise NotImplementedError
+
+    def spent(self, principal: str | None = None) -> int:
+        """Releases charged on this line."""
+        return self._ledger.spent(self.plan_id, self._policy.principal(principal))[self.name]
+
+
+class _Waiting:
+    """How long the claims of others were waited for, by the monotonic clock of this process alone."""
+
+    def __init__(self, patience: float) -> None:
+        self.overdue: dict[str, int] = {}
+        self._patience = patience
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._pause = _FIRST_PAUSE
+
+    def still(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
+        """Those that are pending and not waited for long enough. A claim that another caller took over starts anew."""
+        now = time.monotonic()
+        for query, claim in claims.items():
+            if query not in self._seen or self._seen[query][0] != claim.number:
+                self._seen[query] = (claim.number, now)
+            if now - self._seen[query][1] >= self._patience:
+                self.overdue[query] = claim.number
+        return {q: claim for q, claim in claims.items() if claim.pending and self.overdue.get(q) != claim.number}
+
+    def pause(self) -> float:
+        """Seconds until the next look: a little longer each time."""
+        pause, self._pause = self._pause, min(1.5 * self._pause, _LONGEST_PAUSE)
+        return pause
+
+
+class PlannedLine(BudgetLine):
+    """A line of a plan whose schedule is fixed in advance."""
+
+    def __init__(
+        self, budget_name: str, ledger: Ledger, plan_id: int, plan: PrivacyPlan, name: str, policy: Policy
+    ) -> None:
+        super().__init__(budget_name, ledger, plan_id, plan.digest, name, plan.lines[name], policy)
+        self.plan = plan
+
+    @property
+    def _counts_others(self) -> bool:
+        return len(self.plan.lines) > 1
+
+    @property
+    def _target(self) -> tuple[float, float]:
+        return self.plan.epsilon, self.plan.delta
+
+    def _epsilon_of(self, charge: Charge) -> float:
+        return self.plan.spent({**charge.others, self.name: charge.number})
+
+    def epsilon_after(self, releases: int, principal: str | None = None) -> float:
         """Upper bound on epsilon at the plan's delta after so many releases of this line, and what others spent."""
-        others = self._ledger.spent(self.plan_id) if len(self.plan.lines) > 1 else {}
+        others: Mapping[str, int] = {}
+        if self._counts_others:
+            others = self._ledger.spent(self.plan_id, self._policy.principal(principal))
         return self.plan.spent({**others, self.name: releases})
+
+
+def _replayed(claim: Claim) -> Replayed:
+    assert claim.answer is not None
+    return Replayed(claim.answer, read_receipt(claim.receipt or "{}", replayed=True))

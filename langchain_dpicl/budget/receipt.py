@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from typing import cast
+
 from typing_extensions import TypedDict
+
+from langchain_dpicl.budget.renewal import COLLUDING
 
 
 class Receipt(TypedDict):
-    """One release's receipt. Holds neither the query nor the answer nor anything private."""
+    """One release's receipt. Holds nothing private, neither the answer nor (unless the deployer asks) the query."""
 
     id: str
-    """``budget:line:number``, unique in its ledger."""
+    """``budget:line:number``, or ``budget:line:counter.number`` for one principal's; unique in its ledger."""
     budget: str
     plan: str
     """The first 16 hex digits of the SHA-256 of the plan's content."""
     line: str
     number: int
     """Which release of its line this is, from 1."""
+    principal: str | None
+    """Whose releases are counted; None where all callers share one counter."""
+    assumption: str
+    """What the guarantee assumes of the callers, in words."""
     mechanism: str
     """Mechanism and noise, in words."""
     epsilon_spent: float
@@ -26,5 +36,24 @@ class Receipt(TypedDict):
     """Releases left on this line just after this one was charged."""
     outcome: str
     """What came of it: "released", or in words what was answered instead."""
+    replayed: bool
+    """Whether this is an earlier release's receipt, whose answer was given once more at no cost."""
+    query: str | None
+    """A keyed hash of the query (its text if the deployer keeps queries), where one was given."""
     time: str
     """When it was charged: UTC, ISO 8601, from the machine's clock. Nothing is computed from it."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An answer that was released before: given again, byte for byte, at no cost."""
+
+    answer: str
+    receipt: Receipt
+
+
+def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
+    """A receipt as the ledger holds it. Those of older releases of this package lack what was not said then."""
+    earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None}
+    held = {**earlier, **json.loads(text), "replayed": replayed}
+    return cast("Receipt", {field: held[field] for field in Receipt.__annotations__ if field in held})

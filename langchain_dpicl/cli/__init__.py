@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from langchain_dpicl.errors import DPICLError
 
-_COMMANDS = ("demo", "answer", "plan")
+_COMMANDS = ("demo", "answer", "plan", "budget")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind, message = type(error).__name__, str(error)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     if options.json:
         print(json.dumps({"error": kind, "message": message}))
     print(f"dpicl {options.command}: {message}", file=sys.stderr)

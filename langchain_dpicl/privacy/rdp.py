@@ -7,15 +7,16 @@ because Rényi divergences of one fixed order still add up when each step's para
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from langchain_dpicl.errors import AccountingError, InvalidParameter
-from langchain_dpicl.privacy.accountant import Line, Schedule
+from langchain_dpicl.privacy.accountant import MAX_COUNT, Line, Schedule
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.families import (
     ApproximateDP,
@@ -185,16 +186,65 @@ class RenyiFilter:
 
     def admits(self, line: Line) -> bool:
         """Whether these releases still fit at an order that is still within its budget."""
-        divergence, delta = amplified(line.profile, line.rate, self.orders)
-        fits = self._spent + line.count * divergence <= self._budget
-        return bool(fits.any()) and self._failed + line.count * delta <= self.failures
+        return self._after(line) is not None
 
     def spend(self, line: Line) -> bool:
         """Charge these releases if they fit: True, or False and nothing is charged. Ask before releasing."""
-        if not self.admits(line):
+        after = self._after(line)
+        if after is None:
             return False
-        divergence, delta = amplified(line.profile, line.rate, self.orders)
-        spent = self._spent + line.count * divergence
-        self._spent = np.where(spent <= self._budget, spent, math.inf)  # an order once passed stays passed
-        self._failed += line.count * delta
+        self._spent, self._failed = after
         return True
+
+    def _after(self, line: Line) -> tuple[FloatArray, float] | None:
+        """What is spent with these releases, rounded up; None if they do not fit."""
+        divergence, delta = _cost(line.profile, line.rate, self.orders)
+        spent = np.nextafter(self._spent + np.nextafter(line.count * divergence, np.inf), np.inf)
+        failed = self._failed
+        if line.count * delta > 0.0:
+            failed = math.nextafter(failed + math.nextafter(line.count * delta, math.inf), math.inf)
+        if not (spent <= self._budget).any() or failed > self.failures:
+            return None
+        return np.where(spent <= self._budget, spent, math.inf), failed  # an order once passed stays passed
+
+    def left(self, line: Line) -> int:
+        """How many further releases of this kind fit, at least (`line.count` is not used)."""
+        divergence, delta = _cost(line.profile, line.rate, self.orders)
+        room = np.maximum(self._budget - self._spent, 0.0) / np.maximum(divergence, 1e-300)
+        fits = int(min(float(room.max()), MAX_COUNT))
+        if delta > 0.0:
+            fits = min(fits, int((self.failures - self._failed) / delta))
+        while fits > 0 and not self.admits(Line(line.profile, line.rate, fits)):
+            fits -= 1 + fits // 1000
+        return max(fits, 0)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """What the divergence spent so far converts to, at the filter's delta: 0 before the first, at most epsilon.
+
+        The guarantee is epsilon for the whole interaction; this says how much of it has been used.
+        """
+        if not self._spent.any():
+            return 0.0
+        orders = np.asarray(self.orders, np.float64)
+        rest = self.delta - self.failures
+        return float(max(0.0, min(self.epsilon, to_epsilon(orders, self._spent, rest / orders.size).min())))
+
+    def state(self) -> dict[str, list[str] | str]:
+        """What has been spent, exactly: hexadecimal floats, for each order and for the failures."""
+        return {"spent": [float(value).hex() for value in self._spent], "failed": self._failed.hex()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, by a filter with the same parameters."""
+        spent = np.array([float.fromhex(value) for value in state["spent"]])
+        failed = float.fromhex(state["failed"])
+        if spent.size != len(self.orders) or not (spent >= 0.0).all() or not failed >= 0.0:
+            raise InvalidParameter(
+                "state", f"{spent.size} orders", f"the state of a filter at {len(self.orders)} orders"
+            )
+        self._spent, self._failed = spent, failed
+
+
+@lru_cache(maxsize=512)
+def _cost(profile: Profile, rate: float, orders: tuple[int, ...]) -> tuple[FloatArray, float]:
+    return amplified(profile, rate, orders)

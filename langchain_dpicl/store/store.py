@@ -10,6 +10,9 @@ positions and keys, and it refuses to be pickled or deep-copied, because a copy 
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import hmac
 import json
 import os
 import threading
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 Ids = NDArray[np.int64]
+
+SKETCH = 128
+"""Marks in a fingerprint."""
 
 
 class Owners(Sequence[str]):
@@ -260,6 +266,22 @@ class ExemplarStore:
         """The exemplars at these rows, as fresh dictionaries. Private."""
         with self.lock:
             return [json.loads(self._texts[int(row)].decode("utf-8", "surrogatepass")) for row in rows]
+
+    def fingerprint(self, key: bytes) -> tuple[str, ...]:
+        """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
+
+        The 128 least keyed hashes (HMAC-SHA256, 128 bits) of the owners' keys; where each exemplar is its own owner,
+        of the exemplars. Two sketches with the same key share a mark only if the stores share an owner; if a share s
+        of all owners of both is in both, they share one with probability 1 - (1 - s)^128. Whoever has the key can test
+        guesses of an owner's key against it, so it stays beside the ledger's key.
+        """
+        with self.lock:
+            named = [name for name in self._owner_keys if self.owner_key is not None or not name.startswith("#")]
+            content = [name.encode("utf-8", "surrogatepass") for name in named]
+            if self.owner_key is None:
+                content += [self._texts[row] for row in range(len(self._ids))]
+        hashes = {hmac.new(key, part, hashlib.sha256).hexdigest()[:32] for part in content}
+        return tuple(heapq.nsmallest(SKETCH, hashes))
 
     # -- forgetting -------------------------------------------------------------------------------------------------
 

@@ -60,8 +60,8 @@ def run_processes(target: Any, count: int, *arguments: Any) -> list[Any]:
 
 def rows_of(url: str) -> tuple[int, list[int]]:
     connection = sqlite3.connect(url.removeprefix("sqlite:///"))
-    ((spent,),) = connection.execute("SELECT spent FROM dpicl_lines").fetchall()
-    numbers = [number for (number,) in connection.execute("SELECT number FROM dpicl_releases ORDER BY number")]
+    ((spent,),) = connection.execute("SELECT spent FROM dpicl_counters").fetchall()
+    numbers = [number for (number,) in connection.execute("SELECT number FROM dpicl_charges ORDER BY number")]
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
     return spent, numbers
@@ -110,7 +110,7 @@ def test_a_process_killed_after_an_acknowledged_charge_keeps_it(size: int, ledge
     assert numbers == list(range(1, spent + 1))
     assert spent % size == 0, "a charge of several is there whole or not at all"
     connection = sqlite3.connect(Path(ledger_url.removeprefix("sqlite:///")))
-    kept = set(connection.execute("SELECT number, charged FROM dpicl_releases"))
+    kept = set(connection.execute("SELECT number, charged FROM dpicl_charges"))
     connection.close()
     assert set(acknowledged) <= kept
     assert len(acknowledged) >= 15 * size

@@ -1,0 +1,213 @@
+"""What a charge does within its transaction: advance a counter, write its rows, take the claims on its queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from langchain_dpicl.budget.database import TryAgain
+from langchain_dpicl.budget.schema import charges, counters, filters, plans, queries
+from langchain_dpicl.errors import LedgerError
+
+_CHUNK = 500
+
+Advance = Callable[[Connection, int], "tuple[float, int] | None"]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Which counter: a plan's line, and in a ``per_principal`` plan whose ("" where all callers share one)."""
+
+    plan_id: int
+    line: str
+    principal: str = ""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A durable charge: its plan and line, its number there (from 1), when it was made, and what the plan's other
+    lines had spent by then (read in the same transaction). ``query`` is the keyed hash of what was asked."""
+
+    plan_id: int
+    line: str
+    number: int
+    time: str
+    others: Mapping[str, int] = field(default_factory=dict)
+    counter_id: int = 0
+    principal: str = ""
+    query: str | None = None
+    text: str | None = field(default=None, repr=False)
+    epsilon: float | None = None
+    left: int | None = None
+    """What a filtered budget had spent with this charge, and how many such releases it then had room for."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The latest charge for a query: its number, and its answer and receipt once they are recorded."""
+
+    number: int
+    outcome: str | None
+    receipt: str | None
+    answer: str | None
+
+    @property
+    def pending(self) -> bool:
+        """Charged, and neither answered nor given up so far."""
+        return self.outcome is None and self.receipt is None
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What one transaction gave, in the order asked: new charges, and claims that are answered already."""
+
+    entries: list[Charge | Claim]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Nothing was charged: these queries are charged by somebody who has not answered yet."""
+
+    claims: Mapping[str, Claim]
+
+
+def read_filter(connection: Connection, plan_id: int) -> str:
+    """A filter's state, for a transaction that is about to replace it."""
+    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
+    state = connection.scalar(query)
+    if state is None:
+        raise LedgerError("the ledger has lost this filter; restore it from a backup")
+    return str(state)
+
+
+def write_filter(connection: Connection, plan_id: int, state: str) -> None:
+    """Replace what `read_filter` gave."""
+    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))
+
+
+def at(account: Account) -> sa.ColumnElement[bool]:
+    columns = counters.c
+    return sa.and_(
+        columns.plan_id == account.plan_id, columns.line == account.line, columns.principal == account.principal
+    )
+
+
+def _parameters(account: Account) -> dict[str, object]:
+    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
+
+
+# The statements of a charge, built once: building them anew would take as long as running them.
+_ADVANCE = (
+    sa.update(counters)
+    .where(
+        counters.c.plan_id == sa.bindparam("at_plan"),
+        counters.c.line == sa.bindparam("at_line"),
+        counters.c.principal == sa.bindparam("at_principal"),
+        counters.c.spent + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
+    )
+    .values(spent=counters.c.spent + sa.bindparam("count", type_=sa.BigInteger))
+    .returning(counters.c.id, counters.c.spent)
+)
+_INSERT = sa.insert(charges)
+_QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
+_OTHERS = sa.select(counters.c.line, counters.c.spent).where(
+    counters.c.plan_id == sa.bindparam("at_plan"),
+    counters.c.principal == sa.bindparam("at_principal"),
+    counters.c.line != sa.bindparam("at_line"),
+)
+_CLAIMS = (
+    sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
+    .join(counters, counters.c.id == queries.c.counter_id)
+    .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
+    .where(
+        counters.c.plan_id == sa.bindparam("at_plan"),
+        counters.c.line == sa.bindparam("at_line"),
+        counters.c.principal == sa.bindparam("at_principal"),
+        queries.c.query.in_(sa.bindparam("wanted", expanding=True)),
+    )
+)
+
+
+def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
+    answer, where = {}, _parameters(account)
+    for start in range(0, len(wanted), _CHUNK):
+        rows = connection.execute(_CLAIMS, {**where, "wanted": wanted[start : start + _CHUNK]})
+        answer.update({name: Claim(*claim) for name, *claim in rows})
+    return answer
+
+
+def spend(
+    connection: Connection,
+    account: Account,
+    names: Sequence[str | None],
+    now: str,
+    others: bool,
+    advance: Advance | None,
+) -> list[Charge] | None:
+    """Advance the counter by as many as there are names, and write a row for each; None if they do not fit."""
+    count = len(names)
+    if not count:
+        return []
+    if others:
+        connection.execute(_QUEUE, {"at_plan": account.plan_id})
+    extra = (None, None) if advance is None else advance(connection, count)
+    if extra is None:
+        return None
+    row = _advance_counter(connection, account, count)
+    if row is None:
+        return None
+    counter, spent = row
+    numbers = range(spent - count + 1, spent + 1)
+    connection.execute(_INSERT, [{"counter_id": counter, "number": number, "charged": now} for number in numbers])
+    beside: dict[str, int] = {}
+    if others:
+        rows = connection.execute(_OTHERS, _parameters(account)).all()
+        beside = {line: other for line, other in rows}  # noqa: C416
+    return [
+        Charge(account.plan_id, account.line, number, now, beside, counter, account.principal, name, None, *extra)
+        for number, name in zip(numbers, names, strict=True)
+    ]
+
+
+def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int] | None:
+    """The counter's id and what is spent on it now; None if so many do not fit. Makes a principal's first counter."""
+    where = _parameters(account)
+    row = connection.execute(_ADVANCE, {**where, "count": count}).one_or_none()
+    if row is not None or not account.principal:
+        return None if row is None else (row[0], row[1])
+    allowed = connection.scalar(sa.select(counters.c.allowed).where(at(Account(account.plan_id, account.line))))
+    if allowed is None or count > allowed:
+        return None
+    if connection.scalar(sa.select(counters.c.id).where(at(account))) is None:
+        values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
+        try:
+            connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
+        except IntegrityError:  # another worker made this principal's counter just now
+            raise TryAgain from None
+    row = connection.execute(
+        _ADVANCE, {**where, "count": count}
+    ).one_or_none()  # it may be there only since the first try
+    return None if row is None else (row[0], row[1])
+
+
+def take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
+    """Point each query at its new charge; `TryAgain` if another worker was faster."""
+    fresh = []
+    for entry in entries:
+        name = str(entry.query)
+        if name not in known:
+            fresh.append({"counter_id": entry.counter_id, "query": name, "number": entry.number})
+            continue
+        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == name)
+        taken = sa.update(queries).where(row, queries.c.number == known[name].number).values(number=entry.number)
+        if connection.execute(taken).rowcount != 1:
+            raise TryAgain
+    if fresh:
+        try:
+            connection.execute(sa.insert(queries), fresh)
+        except IntegrityError:
+            raise TryAgain from None

@@ -1,0 +1,156 @@
+"""What a ledger holds, as plain data: for the command line, for exports, for a compliance report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from langchain_dpicl.budget import renewal
+from langchain_dpicl.budget.budget import PrivacyBudget
+from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.receipt import Receipt, read_receipt
+from langchain_dpicl.budget.renewal import StoredPlan
+from langchain_dpicl.errors import InvalidParameter
+
+FIELDS = (
+    "time",
+    "id",
+    "budget",
+    "plan",
+    "line",
+    "principal",
+    "number",
+    "outcome",
+    "mechanism",
+    "epsilon_spent",
+    "epsilon",
+    "delta",
+    "remaining",
+    "query",
+    "assumption",
+)
+"""What `history` says of every release, in this order. Of one that was charged and never answered, some are None."""
+
+UNANSWERED = "charged, not answered"
+
+
+class LedgerReport:
+    """Reads a ledger that exists. `LedgerError` where there is none."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ledger = Ledger(url, create=False)
+        self.stored = self._ledger.plans()
+
+    def chosen(self, name: str | None) -> list[StoredPlan]:
+        """The plan of this name, or all. `InvalidParameter` lists the names."""
+        found = [plan for plan in self.stored if name in (None, plan.name)]
+        if name is not None and not found:
+            known = ", ".join(repr(plan.name) for plan in self.stored) or "none"
+            raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
+        return found
+
+    def show(self, name: str | None = None) -> dict[str, Any]:
+        """Every budget as it stands, what those on the same data add up to, and the fresh starts."""
+        chosen = self.chosen(name)
+        totals = []
+        for generation in sorted({plan.generation for plan in chosen}):
+            same = renewal.same_data(self.stored, generation)
+            totals.append({"generation": generation, **self._total(same)})
+        acts = [
+            {
+                "budget": act.name,
+                "reason": act.reason,
+                "announced": act.announced,
+                "carried_out": act.carried_out,
+                "generation": act.generation,
+                "sketches": {"before": _marks(act.before), "after": _marks(act.after)},
+            }
+            for act in self._ledger.acts()
+        ]
+        return {
+            "ledger": repr(self._ledger)[8:-2],
+            "budgets": [*map(self._budget, chosen)],
+            "totals": totals,
+            "acts": acts,
+        }
+
+    def _total(self, same: list[StoredPlan]) -> renewal.Total:
+        spent = {}
+        for plan in same:
+            found = self._ledger.by_principal(plan.id)
+            lines = found.get("", {})
+            spent[plan.id] = {line: max(by.get(line, 0) for by in found.values()) for line in lines}
+        return renewal.total(same, spent)
+
+    def _budget(self, stored: StoredPlan) -> dict[str, Any]:
+        budget = PrivacyBudget.open(stored.name, self._url)
+        try:
+            spent_by = budget.principals()
+            entry: dict[str, Any] = {
+                "name": stored.name,
+                "plan": stored.digest[:16],
+                "kind": "filter" if stored.is_filter else "plan",
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "scope": stored.scope,
+                "assumption": renewal.assumption(stored.scope),
+                "created": stored.created,
+                "generation": stored.generation,
+            }
+            if stored.scope == "shared":
+                return {**entry, "epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
+            each = {who: {"epsilon_spent": budget.epsilon_spent(who), "lines": budget.lines(who)} for who in spent_by}
+            most = max((budget.epsilon_spent(who) for who in spent_by), default=0.0)
+            return {**entry, "epsilon_spent": most, "principals": each, "lines": _empty_lines(budget)}
+        finally:
+            budget.close()
+
+    def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every release, budget by budget and counter by counter, in the order of their numbers."""
+        for plan in self.chosen(name):
+            for release in self._ledger.history(plan.id):
+                number = f"{release.counter_id}.{release.number}" if release.principal else str(release.number)
+                row: dict[str, Any] = dict.fromkeys(FIELDS)
+                row |= {
+                    "time": release.charged,
+                    "id": f"{plan.name}:{release.line}:{number}",
+                    "budget": plan.name,
+                    "plan": plan.digest[:16],
+                    "line": release.line,
+                    "principal": release.principal or None,
+                    "number": release.number,
+                    "outcome": release.outcome or UNANSWERED,
+                    "assumption": renewal.assumption(plan.scope),
+                }
+                if release.receipt is not None:
+                    receipt: dict[str, Any] = dict(read_receipt(release.receipt))
+                    row |= {field: receipt.get(field) for field in FIELDS[1:] if field in receipt}
+                    row["outcome"] = release.outcome or receipt["outcome"]
+                yield row
+
+    def receipt(self, release_id: str) -> Receipt | None:
+        """The receipt with this id, of whichever budget."""
+        name = release_id.rsplit(":", 2)[0]
+        if name not in [plan.name for plan in self.stored]:
+            return None
+        budget = PrivacyBudget.open(name, self._url)
+        try:
+            return budget.receipt(release_id)
+        finally:
+            budget.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._ledger.close()
+
+
+def _marks(text: str | None) -> list[str] | None:
+    return None if text is None else json.loads(text)
+
+
+def _empty_lines(budget: PrivacyBudget) -> dict[str, dict[str, Any]]:
+    plan = budget.plan
+    lines = {} if plan is None else plan.lines
+    return {name: {"count": line.count, "mechanism": line.mechanism} for name, line in lines.items()}

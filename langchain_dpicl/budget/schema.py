@@ -1,0 +1,147 @@
+"""The ledger's tables, and how older ledgers become newer ones.
+
+- plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
+- counters: how much is allowed and spent, one row per line, and per line and principal in a ``per_principal`` plan
+  (where the row without a principal holds the allowance and is never spent)
+- charges: one row per release, its receipt and its answer once they are recorded
+- queries: the latest charge for a query, which is what replay looks up
+- filters: what a filtered budget has spent at each order, as hexadecimal floats
+- acts: fresh starts, with their reasons
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from langchain_dpicl.errors import LedgerError
+
+VERSION = 2
+SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
+UNLIMITED = 2**62
+_LOCK = 0x6470696C  # a number for PostgreSQL's advisory lock; any would do, as long as all workers use the same
+
+metadata = sa.MetaData()
+meta = sa.Table(
+    "dpicl_meta",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+plans = sa.Table(
+    "dpicl_plans",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("content", sa.Text, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("created", sa.String(40), nullable=False),
+    sa.Column("scope", sa.String(20), nullable=False, server_default="shared"),
+    sa.Column("fingerprint", sa.Text),
+    sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+)
+counters = sa.Table(
+    "dpicl_counters",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), nullable=False),
+    sa.Column("line", sa.String(255), nullable=False),
+    sa.Column("principal", sa.String(255), nullable=False, server_default=""),
+    sa.Column("allowed", sa.BigInteger, nullable=False),
+    sa.Column("spent", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("plan_id", "line", "principal", name="dpicl_one_counter"),
+    sa.CheckConstraint("spent >= 0 AND spent <= allowed", name="dpicl_never_over_spent"),
+)
+charges = sa.Table(
+    "dpicl_charges",
+    metadata,
+    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("charged", sa.String(40), nullable=False),
+    sa.Column("outcome", sa.String(255)),
+    sa.Column("receipt", sa.Text),
+    sa.Column("answer", sa.Text),
+    sqlite_with_rowid=False,  # rows are appended in key order: a charge touches few pages, whatever came before
+)
+queries = sa.Table(
+    "dpicl_queries",
+    metadata,
+    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("query", sa.String(64), primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+filters = sa.Table(
+    "dpicl_filters",
+    metadata,
+    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+)
+acts = sa.Table(
+    "dpicl_acts",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("announced", sa.String(40), nullable=False),
+    sa.Column("generation", sa.Integer),
+    sa.Column("carried_out", sa.String(40)),
+    sa.Column("before", sa.Text),
+    sa.Column("after", sa.Text),
+)
+
+_VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
+_MIGRATION_1 = (
+    "ALTER TABLE dpicl_plans ADD COLUMN scope VARCHAR(20) NOT NULL DEFAULT 'shared'",
+    "ALTER TABLE dpicl_plans ADD COLUMN fingerprint TEXT",
+    "ALTER TABLE dpicl_plans ADD COLUMN generation INTEGER NOT NULL DEFAULT 1",
+    "INSERT INTO dpicl_counters (plan_id, line, principal, allowed, spent) "
+    "SELECT plan_id, line, '', allowed, spent FROM dpicl_lines ORDER BY plan_id, line",
+    "INSERT INTO dpicl_charges (counter_id, number, charged, outcome, receipt) "
+    "SELECT c.id, r.number, r.charged, CASE WHEN r.receipt IS NULL THEN NULL ELSE 'released' END, r.receipt "
+    "FROM dpicl_releases r JOIN dpicl_counters c ON c.plan_id = r.plan_id AND c.line = r.line "
+    "ORDER BY c.id, r.number",
+    "DROP TABLE dpicl_releases",
+    "DROP TABLE dpicl_lines",
+)
+
+
+def open_schema(connection: Connection, *, create: bool) -> None:
+    """Make the tables, or check them and bring them to this version, within the caller's transaction.
+
+    `LedgerError` for a ledger that is newer, or that has lost tables. With ``create=False`` also where there is none.
+    """
+    sqlite = connection.dialect.name == "sqlite"
+    if not sqlite:  # workers that start together wait for the first
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    present = set(sa.inspect(connection).get_table_names()) & (set(metadata.tables) | _VERSION_1)
+    if not present:
+        if not create:
+            raise LedgerError("there is no ledger here")
+        metadata.create_all(connection)
+        connection.execute(sa.insert(meta).values(key="schema_version", value=str(VERSION)))
+        _make_keys(connection)
+        if sqlite:
+            connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
+        return
+    version = None
+    if "dpicl_meta" in present:
+        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
+    if version is not None and version not in ("1", str(VERSION)):
+        raise LedgerError(f"the ledger has schema version {version}; this release reads versions 1 to {VERSION}")
+    if version is None or present != (_VERSION_1 if version == "1" else set(metadata.tables)):
+        raise LedgerError("the ledger has lost tables; restore it from a backup")
+    if version == "1":
+        metadata.create_all(connection, tables=[counters, charges, queries, filters, acts])
+        for statement in _MIGRATION_1:
+            connection.exec_driver_sql(statement)
+        _make_keys(connection)
+        connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(VERSION)))
+
+
+def _make_keys(connection: Connection) -> None:
+    """Random keys, made once: without them no hash in the ledger can be tried against a guess."""
+    rows = [{"key": key, "value": secrets.token_hex(32)} for key in ("query_key", "fingerprint_key")]
+    connection.execute(sa.insert(meta), rows)

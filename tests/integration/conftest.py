@@ -1,0 +1,63 @@
+"""Ledgers on both databases. PostgreSQL is the server at ``DPICL_TEST_POSTGRES``: a database of its own per test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+SERVER = os.environ.get("DPICL_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
+
+
+def on_server(*statements: str) -> list[Any]:
+    """Run statements on the server itself, outside of any transaction; what the last one gives."""
+    engine = sa.create_engine(SERVER, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as connection:
+            results = [connection.exec_driver_sql(statement) for statement in statements]
+            return list(results[-1].all()) if results and results[-1].returns_rows else []
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> str:
+    try:
+        on_server("SELECT 1")
+    except (sa.exc.SQLAlchemyError, ImportError) as error:
+        reason = type(error).__name__
+        pytest.skip(f"no PostgreSQL at {sa.make_url(SERVER).render_as_string()} ({reason}): set DPICL_TEST_POSTGRES")
+    return SERVER
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    name = f"dpicl_test_{uuid.uuid4().hex[:12]}"
+    on_server(f"CREATE DATABASE {name}")
+    yield sa.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
+    on_server(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new ledger's address, once on each database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+def terminate(postgres_server: str) -> Any:
+    """terminate(url): end every connection to that database, as a server that restarts does; how many there were."""
+
+    def end(url: str) -> int:
+        name = sa.make_url(url).database
+        return len(on_server(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"))
+
+    return end

@@ -1,0 +1,421 @@
+"""Both databases: whatever happens to whom and when, nothing is over-spent and nothing acknowledged is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
+from langchain_dpicl.budget import BudgetLine, Charge, Replayed
+from langchain_dpicl.budget.schema import charges, counters
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def line_of(url: str, releases: int = 60, **options: Any) -> BudgetLine:
+    return PrivacyBudget(1000.0, 1e-5, releases, url, **options).line("vote", 0.5)
+
+
+def ledger_rows(url: str) -> tuple[int, list[int]]:
+    """What the counters say, and the numbers of the charges."""
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        spent = connection.scalar(sa.select(sa.func.sum(counters.c.spent)))
+        numbers = list(connection.scalars(sa.select(charges.c.number).order_by(charges.c.number)))
+    engine.dispose()
+    return int(spent or 0), numbers
+
+
+def whole(url: str, acknowledged: list[int], limit: int) -> None:
+    """The invariant: every charge has its row, every acknowledged one is there once, and the limit holds."""
+    spent, numbers = ledger_rows(url)
+    assert numbers == list(range(1, spent + 1))
+    assert len(acknowledged) == len(set(acknowledged))
+    assert set(acknowledged) <= set(numbers)
+    assert spent <= limit
+
+
+# -- everybody at once -------------------------------------------------------------------------------------------------
+
+
+def charge_many(url: str, barrier: Any, results: Any) -> None:
+    line = line_of(url)
+    barrier.wait()
+    numbers, refused = [], 0
+    for _ in range(25):
+        try:
+            numbers += [charge.number for charge in line.charge()]
+        except PrivacyBudgetExceeded:
+            refused += 1
+    results.put((numbers, refused))
+
+
+def ask_the_same(url: str, barrier: Any, results: Any) -> None:
+    line = line_of(url)
+    barrier.wait()
+    answers = []
+    for i in range(5):
+        (entry,) = line.charge(queries=[line.query_id({"input": i})])
+        if isinstance(entry, Charge):
+            time.sleep(0.01)
+            line.record(entry, answer=f'"answer {i}"')
+            answers.append(f'"answer {i}"')
+        else:
+            answers.append(entry.answer)
+    results.put(answers)
+
+
+def in_processes(target: Any, count: int, url: str) -> list[Any]:
+    barrier, results = spawn.Barrier(count), spawn.Queue()
+    workers = [spawn.Process(target=target, args=(url, barrier, results)) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    answers = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+    return answers
+
+
+def test_processes_charge_exactly_the_limit(any_url: str) -> None:
+    answers = in_processes(charge_many, 4, any_url)
+    numbers = sorted(number for charged, _ in answers for number in charged)
+    assert numbers == list(range(1, 61))
+    assert sum(refused for _, refused in answers) == 40
+    whole(any_url, numbers, 60)
+
+
+def test_equal_queries_of_processes_charge_once(any_url: str) -> None:
+    answers = in_processes(ask_the_same, 4, any_url)
+    assert answers == [[f'"answer {i}"' for i in range(5)]] * 4
+    assert line_of(any_url).spent() == 5
+
+
+def test_threads_and_tasks_charge_exactly_the_limit(any_url: str) -> None:
+    line = line_of(any_url, 50)
+    done: list[int] = []
+
+    def one(_: int) -> None:
+        try:
+            done.extend(charge.number for charge in line.charge(3))
+        except PrivacyBudgetExceeded:
+            done.extend([])
+
+    async def tasks() -> None:
+        async def task() -> None:
+            try:
+                done.extend(entry.number for entry in await line.acharge(2) if isinstance(entry, Charge))
+            except PrivacyBudgetExceeded:
+                return
+
+        await asyncio.gather(*(task() for _ in range(20)))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(12)))
+    asyncio.run(tasks())
+    assert sorted(done) == list(range(1, 51))
+    whole(any_url, done, 50)
+
+
+def test_new_principals_at_once_get_one_counter_each(any_url: str) -> None:
+    barrier, done = threading.Barrier(12), []
+
+    def one(i: int) -> None:
+        line = line_of(any_url, 4, scope="per_principal")
+        barrier.wait()
+        for _ in range(2):
+            done.append((f"p{i % 3}", line.charge(principal=f"p{i % 3}")[0].number))
+
+    line_of(any_url, 4, scope="per_principal")
+    with ThreadPoolExecutor(12) as pool:
+        futures = [pool.submit(one, i) for i in range(12)]
+        refused = sum(isinstance(future.exception(60), PrivacyBudgetExceeded) for future in futures)
+    assert sorted(done) == [(f"p{i}", n) for i in range(3) for n in (1, 2, 3, 4)]
+    assert refused >= 3
+
+
+def test_charges_of_several_lines_never_miss_one_another(any_url: str) -> None:
+    """Of any two releases the later one's receipt counts the earlier one: no two can leave each other out."""
+    budget = PrivacyBudget(1000.0, 1e-5, {"a": 40, "b": 40}, any_url)
+    budget.declare("b", "vote", 0.5)
+    lines = [budget.line("vote", 0.5, name="a"), budget.line("vote", 0.5, name="b")]
+    made: list[Charge] = []
+
+    def one(line: BudgetLine) -> None:
+        for _ in range(10):
+            made.extend(line.charge())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, lines * 2))
+    seen = [(charge.number, charge.others["b"]) for charge in made if charge.line == "a"]
+    seen += [(charge.others["a"], charge.number) for charge in made if charge.line == "b"]
+    assert len(seen) == 40
+    assert sorted(a + b for a, b in seen) == list(range(1, 41)), "one order of all charges, each seeing those before"
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+CHARGER = """
+import sys
+from langchain_dpicl import PrivacyBudget
+line = PrivacyBudget(1000.0, 1e-5, 100_000, sys.argv[1]).line("vote", 0.5)
+i = 0
+while True:
+    i += 1
+    (charge,) = line.charge(queries=[line.query_id({"input": [sys.argv[2], i]})])
+    print(charge.number, flush=True)
+    line.record(charge, answer=str(charge.number))
+"""
+
+CLAIMER = """
+import sys, time
+from langchain_dpicl import PrivacyBudget
+line = PrivacyBudget(1000.0, 1e-5, 100_000, sys.argv[1]).line("vote", 0.5)
+line.charge(queries=[line.query_id({"input": "x"})])
+print("charged", flush=True)
+time.sleep(100)
+"""
+
+
+def run_python(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_what_was_acknowledged_survives_kill_9(any_url: str) -> None:
+    acknowledged: list[int] = []
+    for turn in range(3):
+        process = run_python(CHARGER, any_url, str(turn))
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(8 + turn)]
+        os.kill(process.pid, signal.SIGKILL)
+        lines += process.stdout.read().splitlines()[:-1]  # the last may be cut off
+        process.wait()
+        process.stdout.close()
+        acknowledged += [int(line) for line in lines if line.strip()]
+    whole(any_url, acknowledged, 100_000)
+    line = line_of(any_url, 100_000)
+    assert line.charge()[0].number == ledger_rows(any_url)[0]
+    (again,) = line.charge(queries=[line.query_id({"input": ["0", 1]})])
+    assert isinstance(again, Replayed)
+
+
+def test_a_killed_claimant_blocks_others_for_the_patience_and_no_longer(any_url: str) -> None:
+    process = run_python(CLAIMER, any_url)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "charged\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    line = line_of(any_url, 100_000, replay_patience=0.5)
+    (entry,) = line.charge(queries=[line.query_id({"input": "x"})])
+    assert isinstance(entry, Charge)
+    assert (entry.number, line.spent()) == (2, 2), "the dead one's charge stands"
+    line.record(entry, answer="1")
+    assert isinstance(line.charge(queries=[line.query_id({"input": "x"})])[0], Replayed)
+
+
+# -- the database goes away --------------------------------------------------------------------------------------------
+
+
+def test_connections_that_are_cut_again_and_again_cost_nothing_twice(postgres_url: str, terminate: Any) -> None:
+    line = line_of(postgres_url, 100_000)
+    acknowledged: list[int] = []
+    failures: list[str] = []
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                acknowledged.extend(charge.number for charge in line.charge())
+            except LedgerError as error:
+                failures.append(str(error))
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(work) for _ in range(3)]
+        cut = 0
+        for _ in range(15):
+            time.sleep(0.05)
+            cut += terminate(postgres_url)
+        over.set()
+        for future in running:
+            future.result(60)
+    assert cut >= 10, "or nothing was cut, and this proves nothing"
+    assert acknowledged
+    assert all("not known" in failure for failure in failures), "only a lost COMMIT is given to the caller"
+    whole(postgres_url, acknowledged, 100_000)
+    assert ledger_rows(postgres_url)[0] <= len(acknowledged) + len(failures)
+
+
+def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server commits and the connection dies before it says so."""
+    import psycopg
+
+    line = line_of(postgres_url)
+    line.charge()
+    real = psycopg.Connection.commit
+    lost = []
+
+    def commit(self: Any) -> None:
+        real(self)
+        if not lost:
+            lost.append(True)
+            self.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    with pytest.raises(LedgerError, match="if so, it counts"):
+        line.charge()
+    assert lost
+    assert line.charge()[0].number == 3
+    whole(postgres_url, [1, 3], 60)
+
+
+def test_a_deadlock_is_tried_again(postgres_url: str) -> None:
+    """Another session takes the rows in the other order, and the server ends the ledger's transaction."""
+    budget = PrivacyBudget(1000.0, 1e-5, {"a": 40, "b": 40}, postgres_url)
+    budget.declare("b", "vote", 0.5)
+    line = budget.line("vote", 0.5, name="a")
+    began = []
+
+    @sa.event.listens_for(line._ledger._engine, "begin")
+    def count(_: Any) -> None:
+        began.append(True)
+
+    engine = sa.create_engine(postgres_url)
+    with engine.connect() as other, ThreadPoolExecutor(1) as pool:
+        other.exec_driver_sql("SET deadlock_timeout = '20s'")  # the ledger's session notices first
+        other.exec_driver_sql("SELECT * FROM dpicl_counters FOR UPDATE")
+        charged = pool.submit(line.charge)
+        time.sleep(0.3)  # the ledger holds the plan's row by now, and waits for the counter
+        other.exec_driver_sql("SELECT * FROM dpicl_plans FOR UPDATE")
+        other.rollback()
+        assert charged.result(60)[0].number == 1
+    engine.dispose()
+    assert len(began) >= 2, "or there was no deadlock, and this proves nothing"
+    whole(postgres_url, [1], 40)
+
+
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+def test_the_server_s_default_isolation_does_not_matter(level: str, postgres_url: str) -> None:
+    engine = sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        name = sa.make_url(postgres_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    engine.dispose()
+    line = line_of(postgres_url)
+    with ThreadPoolExecutor(6) as pool:
+        numbers = [charges[0].number for charges in pool.map(lambda _: line.charge(), range(60))]
+    assert sorted(numbers) == list(range(1, 61))
+
+
+def test_a_charge_is_committed_synchronously_and_a_receipt_is_not(postgres_url: str) -> None:
+    line = line_of(postgres_url)
+    seen: list[tuple[str, str]] = []
+
+    @sa.event.listens_for(line._ledger._engine, "before_cursor_execute")
+    def watch(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        (level,) = connection.connection.driver_connection.execute("SHOW synchronous_commit").fetchone()
+        seen.append((statement.split()[0], level))
+
+    (charge,) = line.charge()
+    assert {level for _, level in seen} == {"on"}
+    seen.clear()
+    line.record(charge)
+    assert seen == [("UPDATE", "off")]
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------------
+
+
+def test_a_database_that_cannot_grow_refuses_and_forgets_nothing(tmp_path: Path) -> None:
+    """SQLite is told that its file may have no page more; then there is room again."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    line = line_of(url, 100_000)
+    acknowledged = [charge.number for charge in line.charge(50)]
+    limit: list[int] = []
+
+    @sa.event.listens_for(line._ledger._engine, "begin")
+    def full(connection: Any) -> None:
+        driver: sqlite3.Connection = connection.connection.driver_connection
+        (pages,) = driver.execute("PRAGMA page_count").fetchone()
+        driver.execute(f"PRAGMA max_page_count={limit[0] if limit else 2**30}")
+        assert pages > 0
+
+    connection = sqlite3.connect(tmp_path / "ledger.db")
+    limit.append(connection.execute("PRAGMA page_count").fetchone()[0])
+    connection.close()
+    refused = 0
+    for _ in range(400):
+        try:
+            acknowledged += [charge.number for charge in line.charge(5)]
+        except LedgerError as error:
+            refused += "full" in str(error)
+            if refused == 3:
+                break
+    assert refused == 3, "or the limit did not bite and this proves nothing"
+    whole(url, acknowledged, 100_000)
+    assert ledger_rows(url)[0] == len(acknowledged), "what was refused was not charged"
+    limit.clear()
+    assert line.charge()[0].number == len(acknowledged) + 1
+
+
+# -- migration on PostgreSQL -------------------------------------------------------------------------------------------
+
+
+def test_an_old_ledger_on_postgresql_is_migrated(postgres_url: str) -> None:
+    text = (Path(__file__).parent.parent / "data" / "ledger_v1.sql").read_text()
+    text = text.replace(" WITHOUT ROWID", "").replace(
+        "\tid INTEGER NOT NULL", "\tid SERIAL NOT NULL"
+    )  # as it was there
+    dump = [line for line in text.splitlines() if not line.startswith(("PRAGMA", "BEGIN", "COMMIT"))]
+    statements = [each.strip() for each in "\n".join(dump).split(";\n") if each.strip()]
+    statements.sort(key=lambda each: (not each.startswith("CREATE"), "REFERENCES" in each, "dpicl_plans" not in each))
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement.rstrip(";"))
+        connection.exec_driver_sql("SELECT setval('dpicl_plans_id_seq', 2)")
+    engine.dispose()
+    with ThreadPoolExecutor(4) as pool:
+        spent = list(pool.map(lambda _: PrivacyBudget.open("reviews:2025", postgres_url).spent(), range(4)))
+    assert spent == [3] * 4
+    budget = PrivacyBudget.open("reviews:2025", postgres_url)
+    assert budget.line("vote", 0.2).charge()[0].number == 4
+    assert budget.receipt("reviews:2025:vote:3") is not None
+    PrivacyBudget(3.0, 1e-5, 10, postgres_url, "new").line("vote", 0.2).charge()
+
+
+def test_a_filter_is_never_passed_by_workers_at_once(any_url: str) -> None:
+    budget = PrivacyBudget.filtered(2.0, 1e-5, any_url, "free")
+    loud: Any = budget.line("vote", 0.2, parameter=6.0)
+    room = loud.remaining()
+    loud.charge(room - 10)
+    lines = [PrivacyBudget.filtered(2.0, 1e-5, any_url, "free").line("vote", 0.2, parameter=6.0) for _ in range(3)]
+
+    def one(i: int) -> int:
+        try:
+            return len(lines[i % 3].charge())
+        except PrivacyBudgetExceeded:
+            return 0
+
+    with ThreadPoolExecutor(6) as pool:
+        done = sum(pool.map(one, range(30)))
+    assert 9 <= done <= 10, "rounding up may cost the last one"
+    assert loud.remaining() == 0
+    assert budget.spent() == room - 10 + done
+    assert budget.epsilon_spent() <= 2.0

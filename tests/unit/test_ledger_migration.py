@@ -1,0 +1,145 @@
+"""`budget/schema.py`: an older ledger becomes a newer one, wholly or not at all."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
+from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.ledger import Ledger
+
+VERSION_1 = Path(__file__).parent.parent / "data" / "ledger_v1.sql"
+"""A dump of a ledger that the first version of the package wrote: 3 of 10 votes charged, 2 of them recorded, under
+"reviews:2025"; all 5 of "other"."""
+
+
+@pytest.fixture
+def old(ledger_url: str) -> str:
+    """The address of a ledger of version 1."""
+    connection = sqlite3.connect(ledger_url.removeprefix("sqlite:///"))
+    connection.executescript(VERSION_1.read_text())
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+    return ledger_url
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
+
+
+def test_an_old_ledger_counts_on_where_it_stopped(old: str) -> None:
+    budget = PrivacyBudget(3.0, 1e-5, 10, old, "reviews:2025")
+    line = budget.line("vote", 0.2)
+    assert (budget.spent(), budget.remaining()) == (3, 7)
+    assert [charge.number for charge in line.charge(2)] == [4, 5]
+    with pytest.raises(PrivacyBudgetExceeded):
+        PrivacyBudget.open("other", old).line("joint-em", 0.1).charge()
+    assert rows(old, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("2",)]
+    assert rows(old, "PRAGMA integrity_check") == [("ok",)]
+    names = {name for (name,) in rows(old, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert names == set(schema.metadata.tables)
+
+
+def test_old_receipts_are_found_and_say_what_they_said(old: str) -> None:
+    before = json.loads(rows(old, "SELECT receipt FROM dpicl_releases WHERE plan_id = 1 AND number = 3")[0][0])
+    receipt = PrivacyBudget.open("reviews:2025", old).receipt("reviews:2025:vote:3")
+    assert receipt is not None
+    assert {key: receipt[key] for key in before} == before  # type: ignore[literal-required]
+    assert (receipt["outcome"], receipt["replayed"], receipt["principal"]) == ("released", False, None)
+    assert PrivacyBudget.open("reviews:2025", old).receipt("reviews:2025:vote:2") is None, "charged, never answered"
+
+
+def test_a_migrated_ledger_replays(old: str) -> None:
+    line = PrivacyBudget.open("reviews:2025", old).line("vote", 0.2)
+    query = line.query_id({"input": "x"})
+    (charge,) = line.charge(queries=[query])
+    line.record(charge, answer='"a"')  # type: ignore[arg-type]
+    assert line.charge(queries=[query])[0].answer == '"a"'  # type: ignore[union-attr]
+
+
+def test_workers_that_open_an_old_ledger_at_once_migrate_it_once(old: str) -> None:
+    barrier, spent, errors = threading.Barrier(6), [], []
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            spent.append(PrivacyBudget.open("reviews:2025", old).spent())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (errors, spent) == ([], [3] * 6)
+
+
+@pytest.mark.parametrize("step", range(len(schema._MIGRATION_1) + 1))
+def test_a_migration_that_fails_at_any_step_leaves_the_old_ledger(
+    step: int, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = "\n".join(map(str, rows(old, "SELECT * FROM dpicl_lines") + rows(old, "SELECT * FROM dpicl_releases")))
+    broken = list(schema._MIGRATION_1)
+    broken.insert(step, "INSERT INTO no_such_table VALUES (1)")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "_MIGRATION_1", broken)
+        with pytest.raises(LedgerError):
+            Ledger(old)
+    assert (
+        "\n".join(map(str, rows(old, "SELECT * FROM dpicl_lines") + rows(old, "SELECT * FROM dpicl_releases")))
+        == content
+    )
+    assert rows(old, "SELECT value FROM dpicl_meta") == [("1",)]
+    assert PrivacyBudget.open("reviews:2025", old).spent() == 3
+
+
+@pytest.mark.parametrize("table", sorted(schema._VERSION_1))
+def test_an_old_ledger_that_lost_a_table_is_not_made_anew(table: str, old: str) -> None:
+    connection = sqlite3.connect(old.removeprefix("sqlite:///"))
+    connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    with pytest.raises(LedgerError, match="lost tables"):
+        Ledger(old)
+
+
+@pytest.mark.parametrize("table", sorted(schema.metadata.tables))
+def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str) -> None:
+    Ledger(ledger_url).close()
+    connection = sqlite3.connect(ledger_url.removeprefix("sqlite:///"))
+    connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    with pytest.raises(LedgerError, match="lost tables"):
+        Ledger(ledger_url)
+
+
+@pytest.mark.parametrize("version", ["0", "3", "", "two", "-1"])
+def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
+    Ledger(ledger_url).close()
+    path = ledger_url.removeprefix("sqlite:///")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
+    connection.close()
+    with pytest.raises(LedgerError, match="reads versions 1 to 2"):
+        Ledger(ledger_url)
+    assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
+
+
+def test_keys_are_random_and_stay(ledger_url: str, tmp_path: Path) -> None:
+    one, again, other = Ledger(ledger_url), Ledger(ledger_url), Ledger(f"sqlite:///{tmp_path / 'other.db'}")
+    for name in ("query_key", "fingerprint_key"):
+        assert one.key(name) == again.key(name) != other.key(name)
+        assert len(one.key(name)) == 32
+    assert one.key("query_key") != one.key("fingerprint_key")
+    with pytest.raises(LedgerError):
+        one.key("no such key")
