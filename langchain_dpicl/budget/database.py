@@ -8,8 +8,8 @@ Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FU
 ``note`` is atomic and visible to all at once, but may reach the disk with the next charge; ``read`` writes nothing.
 
 What failed before its ``COMMIT`` was sent did not happen, and is tried again where that can help (a deadlock, a
-connection that was lost, a server that restarts). A ``COMMIT`` whose answer was lost is never tried again: it may have
-happened, so its caller gets a `LedgerError` and releases nothing, while the ledger counts whatever was written.
+connection that was lost, a server that restarts). A charge's ``COMMIT`` whose answer was lost is never tried again: it
+may have happened, so its caller gets a `LedgerError` and releases nothing, while the ledger counts what was written.
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class Database:
                 if getattr(error, "orig", None) is not None and _state(error) in {"40001", "40P01"}:
                     raise TryAgain from None  # the server says that it was rolled back
                 _drop_if_broken(connection, error)
+                if kind != "charge" and _may_work_again(error):
+                    raise TryAgain from None  # reading or noting the same twice changes nothing
                 failure = _CommitUnknown(_reason(error))
             else:
                 return answer

@@ -261,7 +261,7 @@ def test_connections_that_are_cut_again_and_again_cost_nothing_twice(postgres_ur
 def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server commits and the connection dies before it says so."""
+    """The server commits and the connection dies before it says so: once for a charge, once for a receipt."""
     import psycopg
 
     line = line_of(postgres_url)
@@ -280,8 +280,14 @@ def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
     with pytest.raises(LedgerError, match="if so, it counts"):
         line.charge()
     assert lost
-    assert line.charge()[0].number == 3
+    (third,) = line.charge(queries=[line.query_id({"input": "x"})])
+    assert isinstance(third, Charge)
+    assert third.number == 3
     whole(postgres_url, [1, 3], 60)
+    lost.clear()
+    line.record(third, answer="1")
+    assert lost
+    assert line.charge(queries=[line.query_id({"input": "x"})])[0].answer == "1", "a receipt is written again"  # type: ignore[union-attr]
 
 
 def test_a_deadlock_is_tried_again(postgres_url: str) -> None:
