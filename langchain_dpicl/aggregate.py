@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import wait
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -13,8 +13,8 @@ from langchain_core.runnables.config import ensure_config, get_config_list, get_
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import PrivacyBudget, Receipt
-from langchain_dpicl.budget.ledger import Charge
+from langchain_dpicl.budget import Charge, PrivacyBudget, Receipt
+from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -23,10 +23,9 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.release import Ready, ReleaseSteps
+from langchain_dpicl.release import Begun, ReleaseSteps, every
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 _REFUSAL = "a DPAggregate runs only as part of `ensemble | DPAggregate(...)`, where the votes stay sealed"
 
@@ -49,6 +48,8 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
         Counts every release; its plan sets the noise.
     line
         Which line of the budget counts these releases, where it has several.
+    noise
+        The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone; a plan sets its own.
     return_receipt
         Answer ``{"answer": ..., "receipt": {...}}`` instead of the bare answer.
 
@@ -61,6 +62,7 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
         budget: PrivacyBudget,
         *,
         line: str | None = None,
+        noise: float | None = None,
         return_receipt: bool = False,
     ) -> None:
         if not isinstance(aggregator, Aggregator):
@@ -69,7 +71,14 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
         self.aggregator = aggregator
         self.budget = budget
+        if (noise is not None) != isinstance(budget, FilteredBudget):
+            raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
+        if budget.on_exhausted == "zero_shot" and not return_receipt:
+            raise InvalidParameter(
+                "return_receipt", return_receipt, 'True where on_exhausted="zero_shot": the receipt marks such answers'
+            )
         self.line = line
+        self.noise = noise
         self.return_receipt = bool(return_receipt)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
@@ -107,13 +116,17 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
-        super().__init__(ensemble, aggregate.aggregator, aggregate.budget, aggregate.line)
+        super().__init__(ensemble, aggregate.aggregator, aggregate.budget, aggregate.line, aggregate.noise)
         self.return_receipt = aggregate.return_receipt
         self.name = "SealedRelease"
         selector = ensemble.selector
         if aggregate.line is not None:
             self.budget.declare(
-                aggregate.line, self.aggregator.mechanism, selector.rate, options=self.aggregator.options
+                aggregate.line,
+                self.aggregator.mechanism,
+                selector.rate,
+                rate_is_explicit=selector.rate_is_explicit,
+                options=self.aggregator.options,
             )
         owners = selector.store.owner_count
         if self.budget.delta >= 1 / max(owners, 1):
@@ -137,23 +150,24 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     # -- one release --------------------------------------------------------------------------------------------------
 
     def _release(self, values: Any) -> Any:
-        ready = self._ready(values)
-        (charge,) = ready.line.charge()
-        return self._charged(ready, charge)
-
-    def _charged(self, ready: Ready, charge: Charge) -> Any:
-        return self._answer(*self._finish(ready, self._private(ready), charge))
+        query = self._query(values)
+        try:
+            (begun,) = self._begin([query])
+        except PrivacyBudgetExceeded:
+            if self.budget.on_exhausted == "raise":
+                raise
+            begun = None
+        return self._answer(*(self._zero_shot(query) if begun is None else self._settle(begun)))
 
     async def _arelease(self, values: Any) -> Any:
-        ready = await self._aready(values)
-        (charge,) = await asyncio.to_thread(ready.line.charge)
-        return await self._acharged(ready, charge)
-
-    async def _acharged(self, ready: Ready, charge: Charge) -> Any:
-        private = await self._aprivate(ready)
-        if private.interrupt is not None:
-            raise private.interrupt()
-        return self._answer(*await asyncio.to_thread(self._finish, ready, private, charge))
+        query = await asyncio.to_thread(self._query, values)
+        try:
+            (begun,) = await self._abegin([query])
+        except PrivacyBudgetExceeded:
+            if self.budget.on_exhausted == "raise":
+                raise
+            begun = None
+        return self._answer(*await (self._azero_shot(query) if begun is None else self._asettle(begun)))
 
     def _answer(self, release: Any, receipt: Receipt) -> Any:
         return {"answer": release, "receipt": receipt} if self.return_receipt else release
@@ -178,21 +192,37 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     ) -> list[Any]:
         """n releases, charged together before the first member is called: all n, or none and `PrivacyBudgetExceeded`.
 
+        Equal inputs are released once, and those that the ledger can answer cost nothing (unless ``replay=False``).
         With ``return_exceptions=True`` each is checked and charged on its own instead.
         """
         if return_exceptions or not inputs:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         configs = get_config_list(config, len(inputs))
+        queries = [self._query(values) for values in inputs]
         with get_executor_for_config(configs[0]) as executor:
-            ready = list(executor.map(lambda values: self._ready(values, len(inputs)), inputs))
-            charges = ready[0].line.charge(len(inputs))
+            try:
+                begun = self._begin(queries, executor.map)
+            except PrivacyBudgetExceeded:
+                if self.budget.on_exhausted == "raise":
+                    raise
+                return super().batch(inputs, config, **kwargs)
+            first = _first_of_each(begun)
+            settled: dict[int, tuple[Any, Receipt]] = {}
 
-            def one(values: dict[str, Any], each: Ready, charge: Charge, given: RunnableConfig) -> Any:
-                return self._call_with_config(lambda _: self._charged(each, charge), values, given)
+            def one(i: int) -> Any:
+                def settle(_: dict[str, Any]) -> Any:
+                    settled[i] = (
+                        self._settle(begun[i]) if first[i] == i else self._shared(queries[i], *settled[first[i]])
+                    )
+                    return self._answer(*settled[i])
 
-            futures = [executor.submit(one, *each) for each in zip(inputs, ready, charges, configs, strict=True)]
-            wait(futures)  # what was charged is also released, whatever becomes of its neighbours
-        return [future.result() for future in futures]
+                return self._call_with_config(settle, inputs[i], configs[i])
+
+            futures = {i: executor.submit(one, i) for i in range(len(inputs)) if first[i] == i}
+            wait(futures.values())  # what was charged is also released, whatever becomes of its neighbours
+        for future in futures.values():
+            future.result()
+        return [futures[i].result() if i in futures else one(i) for i in range(len(inputs))]
 
     async def abatch(
         self,
@@ -206,23 +236,31 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
         if return_exceptions or not inputs:
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         configs = get_config_list(config, len(inputs))
-        gate = asyncio.Semaphore(ensure_config(configs[0]).get("max_concurrency") or len(inputs))
+        at_once = ensure_config(configs[0]).get("max_concurrency") or len(inputs)
+        queries = await asyncio.to_thread(lambda: [self._query(values) for values in inputs])
+        try:
+            begun = await self._abegin(queries, at_once)
+        except PrivacyBudgetExceeded:
+            if self.budget.on_exhausted == "raise":
+                raise
+            return await super().abatch(inputs, config, **kwargs)
+        first = _first_of_each(begun)
+        settled: dict[int, tuple[Any, Receipt]] = {}
+        gate = asyncio.Semaphore(at_once)
 
-        async def before(values: dict[str, Any]) -> Ready:
+        async def one(i: int) -> Any:
+            async def settle(_: dict[str, Any]) -> Any:
+                settled[i] = (
+                    await self._asettle(begun[i]) if first[i] == i else self._shared(queries[i], *settled[first[i]])
+                )
+                return self._answer(*settled[i])
+
             async with gate:
-                return await self._aready(values, len(inputs))
+                return await self._acall_with_config(settle, inputs[i], configs[i])
 
-        ready = await _all(map(before, inputs))
-        charges = await asyncio.to_thread(ready[0].line.charge, len(inputs))
-
-        async def one(values: dict[str, Any], each: Ready, charge: Charge, given: RunnableConfig) -> Any:
-            async def release(_: dict[str, Any]) -> Any:
-                return await self._acharged(each, charge)
-
-            async with gate:
-                return await self._acall_with_config(release, values, given)
-
-        return await _all(map(one, inputs, ready, charges, configs))
+        alone = [i for i in range(len(inputs)) if first[i] == i]
+        answers = dict(zip(alone, await every(map(one, alone)), strict=True))
+        return [answers[i] if i in answers else await one(i) for i in range(len(inputs))]
 
     def with_fallbacks(
         self,
@@ -244,10 +282,7 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
         return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"
 
 
-async def _all(work: Iterable[Awaitable[R]]) -> list[R]:
-    """Every result, or, once all have ended, the first exception in order."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
+def _first_of_each(begun: Sequence[Begun]) -> list[int]:
+    """For each entry of a batch, the first that shares its charge: equal queries are released once."""
+    seen: dict[int, int] = {}
+    return [seen.setdefault(id(each.entry), i) if isinstance(each.entry, Charge) else i for i, each in enumerate(begun)]

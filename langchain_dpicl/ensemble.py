@@ -69,6 +69,11 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         self._lock = threading.Lock()
 
     @property
+    def sealed_member(self) -> Runnable[Any, Any]:
+        """The copy of the member that runs inside the boundary."""
+        return self._member
+
+    @property
     def members(self) -> int:
         """N: the number of calls of every release."""
         return self.selector.members
@@ -93,17 +98,18 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         Doubt comes from a release, or, where releases do not tell, from a minute without such a call. Both the doubt
         and the call (no private example) are public. Raises `ModelUnavailable`.
         """
-        if self._doubtful(tells_abstention):
+        if self.doubtful(tells_abstention):
             with self._lock:
-                if self._doubtful(tells_abstention):
+                if self.doubtful(tells_abstention):
                     self._judge(boundary.probe(self._member, self.public_request(values)))
 
     async def acheck_health(self, values: Mapping[str, Any], *, tells_abstention: bool = True) -> None:
         """`check_health`, without blocking the event loop."""
-        if self._doubtful(tells_abstention):
+        if self.doubtful(tells_abstention):
             self._judge(await boundary.aprobe(self._member, self.public_request(values)))
 
-    def _doubtful(self, tells_abstention: bool) -> bool:
+    def doubtful(self, tells_abstention: bool = True) -> bool:
+        """Whether `check_health` would ask a public question now."""
         return self._suspect or (not tells_abstention and time.monotonic() - self._answered_at > _PROOF_SECONDS)
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.Request:

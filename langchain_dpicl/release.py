@@ -1,32 +1,73 @@
 """The steps of one release, in their order.
 
-Check the request, do the public work that it asks for, CHARGE (durably), sample, call the members, aggregate, record
-the receipt, answer. An invalid request costs nothing. From the charge on nothing is refunded, whatever happens.
+Check the request; answer an equal query from the ledger; do the public work that the aggregator asks for; CHARGE
+(durably), sample, call the members, aggregate, record the receipt, answer. An invalid request costs nothing. From the
+charge on nothing is refunded, whatever happens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import contextvars
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
-from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt
-from langchain_dpicl.budget.ledger import Charge
+from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.ensemble import PrivateEnsemble
-from langchain_dpicl.errors import MembersAbstained, ReleaseFailed
+from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained, ModelUnavailable, ReleaseFailed
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+
+T = TypeVar("T")
+
+_principal: contextvars.ContextVar[str | None] = contextvars.ContextVar("dpicl_principal", default=None)
+
+
+@contextlib.contextmanager
+def acting_for(principal: str) -> Iterator[None]:
+    """Count the releases made within this block for an authenticated caller.
+
+    For budgets with ``scope="per_principal"``; a shared one counts all callers together. The name must come from
+    authentication, never from the request: a caller who may choose it has as many budgets as names. It reaches what
+    runs within the block, threads and tasks that LangChain starts included, and nothing else.
+    """
+    if not isinstance(principal, str) or not principal:
+        raise InvalidParameter("principal", principal, "the authenticated caller, a non-empty string")
+    token = _principal.set(principal)
+    try:
+        yield
+    finally:
+        _principal.reset(token)
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A checked request with all that it needs of the public side. Nothing is charged yet."""
+class Query:
+    """A checked request, and how the ledger knows it again."""
 
-    request: Mapping[str, Any]
+    values: Mapping[str, Any]
     line: BudgetLine
-    aggregator: Aggregator[Any]
+    principal: str | None
+    id: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A query from its charge on. ``aggregator`` is None where the ledger has the answer."""
+
+    query: Query
+    aggregator: Aggregator[Any] | None
+    entry: Charge | Replayed
+
+    @property
+    def reader(self) -> Aggregator[Any]:
+        """The aggregator of a query that was charged."""
+        assert self.aggregator is not None
+        return self.aggregator
 
 
 @dataclass(frozen=True)
@@ -42,15 +83,22 @@ class ReleaseSteps:
     """The steps; `SealedRelease` puts them together."""
 
     def __init__(
-        self, ensemble: PrivateEnsemble, aggregator: Aggregator[Any], budget: PrivacyBudget, line_name: str | None
+        self,
+        ensemble: PrivateEnsemble,
+        aggregator: Aggregator[Any],
+        budget: PrivacyBudget,
+        line_name: str | None,
+        noise: float | None,
     ) -> None:
         self.ensemble = ensemble
         self.aggregator = aggregator
         self.budget = budget
         self.line_name = line_name
+        self._chosen = {} if noise is None else {"parameter": noise}
         self._randomness: Randomness = SecureRandomness()
         calls = aggregator.public_calls()
         self._public = None if calls is None else PublicCalls(boundary.seal(calls.chain), calls.count)
+        self._variant = f"{aggregator.variant} members={ensemble.members}"
 
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use."""
@@ -61,86 +109,159 @@ class ReleaseSteps:
             name=self.line_name,
             rate_is_explicit=selector.rate_is_explicit,
             options=self.aggregator.options,
+            fingerprint=selector.store.fingerprint,
+            **self._chosen,
         )
 
-    # -- public -------------------------------------------------------------------------------------------------------
+    # -- public: the request ------------------------------------------------------------------------------------------
 
-    def _check(self, values: Any) -> Mapping[str, Any]:
+    def _query(self, values: Any) -> Query:
         request = self.ensemble.check_request(values)
         boundary.check_surroundings()
-        return request
-
-    def _ready(self, values: Any, releases: int = 1) -> Ready:
-        """Everything before the charge, for one of so many ``releases`` that will be charged together."""
-        request = self._check(values)
-        self.ensemble.check_health(request, tells_abstention=self.aggregator.tells_abstention)
         line = self.line()
-        answers: Sequence[object] = ()
-        if self._public is not None:
-            _refuse_spent(line, releases)
-            answers = boundary.run_private(
-                self._public.chain,
-                [self.ensemble.public_request(request)] * self._public.count,
-                max_concurrency=self.ensemble.max_concurrency,
-            )
-        return Ready(request, line, self.aggregator.prepare(request, line.options, answers))
+        known = line.query_id(request, self._variant) if self.budget.replay or self.budget.keep_queries else None
+        text = json.dumps(request, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
+        return Query(request, line, _principal.get(), known, text)
 
-    async def _aready(self, values: Any, releases: int = 1) -> Ready:
-        request = self._check(values)
-        await self.ensemble.acheck_health(request, tells_abstention=self.aggregator.tells_abstention)
-        line = await asyncio.to_thread(self.line)
+    def _ahead(self, queries: Sequence[Query]) -> list[Replayed | None]:
+        """Before any public call: what the ledger can answer, and `PrivacyBudgetExceeded` where the charge must fail
+        (what is left never grows)."""
+        if self._public is None and not self.ensemble.doubtful(self.aggregator.tells_abstention):
+            return [None] * len(queries)
+        line, principal = queries[0].line, queries[0].principal
+        known = line.replayed([query.id for query in queries], principal)
+        fresh = [query.id for query, answer in zip(queries, known, strict=True) if answer is None]
+        needed = len(set(fresh) - {None}) + fresh.count(None)
+        if self._public is not None and line.remaining(principal) < needed:
+            line.charge(needed, principal)
+        return known
+
+    def _begin(self, queries: Sequence[Query], each: Callable[..., Iterable[Any]] = map) -> list[Begun]:
+        """Everything up to the charge: all queries' or none's. ``each`` maps the public work over the queries."""
+        known = self._ahead(queries)
+        prepared = list(each(lambda query, answer: None if answer else self._prepared(query), queries, known))
+        ids, texts = [query.id for query in queries], [query.text for query in queries]
+        entries = queries[0].line.charge(len(queries), queries[0].principal, ids, texts=texts)
+        return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
+
+    async def _abegin(self, queries: Sequence[Query], at_once: int = 1) -> list[Begun]:
+        known = await asyncio.to_thread(self._ahead, queries)
+        gate = asyncio.Semaphore(at_once)
+
+        async def prepare(query: Query, answer: Replayed | None) -> Aggregator[Any] | None:
+            async with gate:
+                return None if answer else await self._aprepared(query)
+
+        prepared = await every(map(prepare, queries, known))
+        ids, texts = [query.id for query in queries], [query.text for query in queries]
+        entries = await queries[0].line.acharge(len(queries), queries[0].principal, ids, texts=texts)
+        return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
+
+    def _prepared(self, query: Query) -> Aggregator[Any]:
+        """The aggregator for this query, after the public work that it asks for. Nothing is charged yet."""
+        self.ensemble.check_health(query.values, tells_abstention=self.aggregator.tells_abstention)
         answers: Sequence[object] = ()
         if self._public is not None:
-            await asyncio.to_thread(_refuse_spent, line, releases)
-            answers = await boundary.arun_private(
-                self._public.chain,
-                [self.ensemble.public_request(request)] * self._public.count,
-                max_concurrency=self.ensemble.max_concurrency,
-            )
-        return Ready(request, line, await asyncio.to_thread(self.aggregator.prepare, request, line.options, answers))
+            requests = [self.ensemble.public_request(query.values)] * self._public.count
+            at_once = self.ensemble.max_concurrency
+            answers = boundary.run_private(self._public.chain, requests, max_concurrency=at_once)
+        return self.aggregator.prepare(query.values, query.line.options, answers)
+
+    async def _aprepared(self, query: Query) -> Aggregator[Any]:
+        await self.ensemble.acheck_health(query.values, tells_abstention=self.aggregator.tells_abstention)
+        answers: Sequence[object] = ()
+        if self._public is not None:
+            requests = [self.ensemble.public_request(query.values)] * self._public.count
+            at_once = self.ensemble.max_concurrency
+            answers = await boundary.arun_private(self._public.chain, requests, max_concurrency=at_once)
+        return await asyncio.to_thread(self.aggregator.prepare, query.values, query.line.options, answers)
 
     # -- private: sample, call, aggregate -----------------------------------------------------------------------------
     # Every exception ends here, so that no traceback refers to what is private.
 
-    def _private(self, ready: Ready) -> Private:
+    def _private(self, begun: Begun) -> Private:
         try:
-            outputs = self.ensemble.run(ready.request, ready.line.rate, ready.aggregator)
-            return Private(self._aggregate(ready, outputs))
+            outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, begun.reader)
+            return Private(self._aggregate(begun, outputs))
         except Exception:
             return Private(failed=True)
         except BaseException as interrupt:
             return Private(interrupt=type(interrupt))
 
-    async def _aprivate(self, ready: Ready) -> Private:
+    async def _aprivate(self, begun: Begun) -> Private:
         try:
-            outputs = await self.ensemble.arun(ready.request, ready.line.rate, ready.aggregator)
-            return Private(await asyncio.to_thread(self._aggregate, ready, outputs))
+            outputs = await self.ensemble.arun(begun.query.values, begun.query.line.rate, begun.reader)
+            return Private(await asyncio.to_thread(self._aggregate, begun, outputs))
         except Exception:
             return Private(failed=True)
         except BaseException as interrupt:
             return Private(interrupt=type(interrupt))
 
-    def _aggregate(self, ready: Ready, outputs: Sequence[object]) -> Any:
-        return boundary.in_private(ready.aggregator.aggregate, outputs, ready.line.parameter, self._randomness)
+    def _aggregate(self, begun: Begun, outputs: Sequence[object]) -> Any:
+        return boundary.in_private(begun.reader.aggregate, outputs, begun.query.line.parameter, self._randomness)
 
     # -- public again -------------------------------------------------------------------------------------------------
 
-    def _finish(self, ready: Ready, private: Private, charge: Charge) -> tuple[Any, Receipt]:
+    def _settle(self, begun: Begun) -> tuple[Any, Receipt]:
+        """The answer and its receipt: what was charged is released, what was known is replayed."""
+        if isinstance(begun.entry, Replayed):
+            return self._again(begun.query, begun.entry)
+        return self._finish(begun.query, self._private(begun), begun.entry)
+
+    async def _asettle(self, begun: Begun) -> tuple[Any, Receipt]:
+        if isinstance(begun.entry, Replayed):
+            return self._again(begun.query, begun.entry)
+        private = await self._aprivate(begun)
+        return await asyncio.to_thread(self._finish, begun.query, private, begun.entry)
+
+    def _finish(self, query: Query, private: Private, charge: Charge) -> tuple[Any, Receipt]:
         """Record the release, and answer with its receipt."""
-        if private.interrupt is not None:
-            raise private.interrupt()
-        if private.failed:
-            raise ReleaseFailed
+        if private.failed or private.interrupt is not None:
+            with contextlib.suppress(LedgerError):
+                query.line.give_up(charge)
+            raise ReleaseFailed if private.interrupt is None else private.interrupt()
         outcome = self.aggregator.outcome(private.release)
-        receipt = ready.line.record(charge, outcome=outcome)
+        answer = None if private.release is None else self.aggregator.dump(private.release)
+        receipt = query.line.record(charge, outcome, answer)
         if outcome != "released":
             self.ensemble.mark_suspect()
         if private.release is None:
             raise MembersAbstained
         return private.release, receipt
 
+    def _again(self, query: Query, replayed: Replayed) -> tuple[Any, Receipt]:
+        """An answer that was released before: post-processing."""
+        return self.aggregator.load(replayed.answer, query.values), replayed.receipt
 
-def _refuse_spent(line: BudgetLine, releases: int) -> None:
-    """Refuse before any public call where the line is spent: what is left never grows, so the charge must fail."""
-    if line.spent() + releases > line.count:
-        line.charge(releases)
+    def _shared(self, query: Query, release: Any, receipt: Receipt) -> tuple[Any, Receipt]:
+        """The same for an equal query of the same batch."""
+        return self.aggregator.load(self.aggregator.dump(release), query.values), {**receipt, "replayed": True}
+
+    # -- public: where the budget is spent, and the deployer asked for an answer all the same -------------------------
+
+    def _zero_shot(self, query: Query) -> tuple[Any, Receipt]:
+        (output,) = boundary.run_private(
+            self.ensemble.sealed_member, [self.ensemble.public_request(query.values)], max_concurrency=1
+        )
+        return self._unreleased(query, output)
+
+    async def _azero_shot(self, query: Query) -> tuple[Any, Receipt]:
+        (output,) = await boundary.arun_private(
+            self.ensemble.sealed_member, [self.ensemble.public_request(query.values)], max_concurrency=1
+        )
+        return await asyncio.to_thread(self._unreleased, query, output)
+
+    def _unreleased(self, query: Query, output: object) -> tuple[Any, Receipt]:
+        answer = None if output is boundary.ABSTAIN else self.aggregator.zero_shot(output, query.values)
+        if answer is None:
+            raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")
+        return answer, query.line.unreleased_receipt(query.principal)
+
+
+async def every(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Every result, or, once all have ended, the first exception in order."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

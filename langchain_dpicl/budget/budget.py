@@ -174,6 +174,11 @@ class PrivacyBudget:
         """Whether equal queries are answered from the ledger."""
         return self._policy.replay
 
+    @property
+    def keep_queries(self) -> bool:
+        """Whether receipts hold the queries' texts."""
+        return self._policy.keep_queries
+
     def _find(self) -> StoredPlan | None:
         """The plan as it is stored, perhaps by another worker since; None before the first use."""
         if self._stored is None:

@@ -207,7 +207,7 @@ class FilteredLine(BudgetLine):
     def _left_after(self, charge: Charge) -> int:
         return charge.left or 0
 
-    def remaining(self) -> int:
+    def remaining(self, principal: str | None = None) -> int:
         """How many further releases of this kind fit, at least."""
         return self._budget._now().left(self._line(1))
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import overload
 
 from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
@@ -21,6 +22,7 @@ from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 
+ZERO_SHOT = "zero-shot, not a release: too few releases are left"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
@@ -67,6 +69,14 @@ class BudgetLine:
         if self._key is None:
             self._key = self._ledger.key("query_key")
         return query_id(self._key, self._where(), request, variant)
+
+    def replayed(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
+        """What the ledger can answer of these queries, now. Charges nothing and waits for nobody."""
+        account = Account(self.plan_id, self.name, self._policy.principal(principal))
+        named = [query for query in dict.fromkeys(queries) if query is not None]
+        known = self._ledger.claims(account, named) if named and self._policy.replay else {}
+        found = (None if query is None else known.get(query) for query in queries)
+        return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found]
 
     def _where(self) -> tuple[str, ...]:
         return self._digest, self.name
@@ -270,8 +280,15 @@ class BudgetLine:
         ``answer`` is the public answer as JSON text, kept for replay byte for byte in the same transaction; without
         it an equal query is charged again.
         """
+        if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
+            raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
+        receipt = self._receipt(charge, outcome)
+        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None)
+        return receipt
+
+    def _receipt(self, charge: Charge, outcome: str) -> Receipt:
         number = f"{charge.counter_id}.{charge.number}" if charge.principal else str(charge.number)
-        receipt: Receipt = {
+        return {
             "id": f"{self._budget_name}:{self.name}:{number}",
             "budget": self._budget_name,
             "plan": self._digest[:16],
@@ -289,10 +306,17 @@ class BudgetLine:
             "query": charge.query if charge.text is None else charge.text,
             "time": charge.time,
         }
-        if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
-            raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
-        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None)
-        return receipt
+
+    def unreleased_receipt(self, principal: str | None = None) -> Receipt:
+        """What stands beside a public zero-shot answer where the releases are spent: no release, no number, no cost.
+
+        Not kept in the ledger.
+        """
+        spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
+        when = datetime.now(UTC).isoformat(timespec="microseconds")
+        charge = Charge(self.plan_id, self.name, spent[self.name], when, spent, principal=who)
+        left = self.remaining(principal)
+        return {**self._receipt(charge, ZERO_SHOT), "id": "", "number": 0, "remaining": left, "query": None}
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""
@@ -311,6 +335,10 @@ class BudgetLine:
     def spent(self, principal: str | None = None) -> int:
         """Releases charged on this line."""
         return self._ledger.spent(self.plan_id, self._policy.principal(principal))[self.name]
+
+    def remaining(self, principal: str | None = None) -> int:
+        """Releases left on this line."""
+        return self.count - self.spent(principal)
 
 
 class _Waiting:

@@ -23,6 +23,12 @@ ANSWER = '{"b": 1, "a": "\\u00e9 \U0001f600"}'
 
 
 @pytest.fixture
+def budget_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., PrivacyBudget]:
+    """Budgets that replay, as they do unless told otherwise."""
+    return lambda *target, **options: budget_of(*target, **{"replay": True, **options})
+
+
+@pytest.fixture
 def line(budget_of: Make) -> BudgetLine:
     return budget_of(3.0, releases=10).line("vote", 0.2)
 
