@@ -140,7 +140,7 @@ class Database:
                 return self._once(work, kind)
             except TryAgain:
                 reason, again = "other workers were faster, again and again", True
-            except IntegrityError:
+            except (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError):
                 reason = "its rows do not add up"
             except _CommitUnknown as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
@@ -209,7 +209,9 @@ def _state(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     """One line from the driver: never the statement and its values."""
-    return (str(getattr(error, "orig", None) or type(error).__name__).splitlines() or [type(error).__name__])[0]
+    origin = getattr(error, "orig", None) or error
+    words = "" if isinstance(origin, SQLAlchemyError) else str(origin)
+    return (words.splitlines() or [type(error).__name__])[0]
 
 
 def _may_work_again(error: BaseException) -> bool:
