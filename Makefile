@@ -47,6 +47,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_release.py
 	$(BIN)/python tests/bench/bench_accounting.py
 	$(BIN)/python tests/bench/bench_generation.py
+	$(BIN)/python tests/bench/bench_ledger.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

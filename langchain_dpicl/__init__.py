@@ -39,7 +39,8 @@ if TYPE_CHECKING:
         UnknownOwner,
         UnsafeConfigurationError,
     )
-    from langchain_dpicl.privacy import PrivacyPlan
+    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
+    from langchain_dpicl.release import acting_for
     from langchain_dpicl.scoring import LabelScorer
     from langchain_dpicl.selection import PoissonExampleSelector
     from langchain_dpicl.store import ExemplarStore
@@ -74,7 +75,8 @@ _HOMES = {
         "UnknownOwner",
         "UnsafeConfigurationError",
     ),
-    "privacy": ("PrivacyPlan",),
+    "privacy": ("LineRequest", "PrivacyPlan"),
+    "release": ("acting_for",),
     "scoring": ("LabelScorer",),
     "selection": ("PoissonExampleSelector",),
     "store": ("ExemplarStore",),
@@ -95,6 +97,7 @@ __all__ = [
     "Keywords",
     "LabelScorer",
     "LedgerError",
+    "LineRequest",
     "LocalModelError",
     "MembersAbstained",
     "ModelUnavailable",
@@ -117,6 +120,7 @@ __all__ = [
     "UnknownOwner",
     "UnsafeConfigurationError",
     "Words",
+    "acting_for",
     "keywords_to_answer",
 ]
 
