@@ -276,13 +276,16 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def aprobe(member: Runnable[Any, Any], request: Request) -> type[BaseException] | None:
+async def aprobe(
+    member: Runnable[Any, Any], request: Request, check: Callable[[object], None]
+) -> type[BaseException] | None:
     """`probe` with the member's ``ainvoke``."""
 
     async def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            await member.ainvoke({**request[0], "examples": request[1]}, _config())
+            answer = await member.ainvoke({**request[0], "examples": request[1]}, _config())
+            await asyncio.to_thread(check, answer)
         except BaseException as error:
             if not _is_cancelled():
                 return type(error)
@@ -292,13 +295,16 @@ async def aprobe(member: Runnable[Any, Any], request: Request) -> type[BaseExcep
     return await asyncio.create_task(attempt(), context=_clean_context().copy())
 
 
-def probe(member: Runnable[Any, Any], request: Request) -> type[BaseException] | None:
-    """One call on PUBLIC input. Returns the class of what it raised, or None. The call itself runs as a private one."""
+def probe(member: Runnable[Any, Any], request: Request, check: Callable[[object], None]) -> type[BaseException] | None:
+    """One call on PUBLIC input, and a check of its answer. Returns the class of what either raised, or None.
+
+    The call itself runs as a private one.
+    """
 
     def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            member.invoke({**request[0], "examples": request[1]}, _config())
+            check(member.invoke({**request[0], "examples": request[1]}, _config()))
         except Exception as error:
             return type(error)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -35,8 +36,11 @@ def keywords_to_answer(llm: LanguageModelLike, prompt: str | BasePromptTemplate[
 
     The answer is a string, or ``{"answer": ..., "receipt": ...}`` where the release came with its receipt.
     """
-    template = PromptTemplate.from_template(prompt) if isinstance(prompt, str) else prompt
-    if not isinstance(template, BasePromptTemplate) or "suggestions" not in template.input_variables:
+    template: object = prompt
+    if isinstance(prompt, str):
+        with contextlib.suppress(ValueError):  # a template that cannot be read is refused below
+            template = PromptTemplate.from_template(prompt)
+    if not isinstance(template, BasePromptTemplate) or not _is_complete(template):
         raise InvalidParameter("prompt", prompt, "a template with the variable {suggestions}")
     write = RunnableLambda(_fields) | template | llm | StrOutputParser()
     with_receipt = RunnablePassthrough.assign(answer=itemgetter("answer") | write)
@@ -45,6 +49,10 @@ def keywords_to_answer(llm: LanguageModelLike, prompt: str | BasePromptTemplate[
         return with_receipt if isinstance(released, Mapping) else write
 
     return RunnableLambda(choose, name="keywords_to_answer")
+
+
+def _is_complete(template: BasePromptTemplate[Any]) -> bool:
+    return "suggestions" in template.input_variables and all(template.input_variables)
 
 
 def _fields(released: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl import boundary
+from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
@@ -92,21 +93,22 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         """A release said that the members abstain: ask a public question before the next charge."""
         self._suspect = True
 
-    def check_health(self, values: Mapping[str, Any], *, tells_abstention: bool = True) -> None:
+    def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
         """Where there is doubt about the member, call it on the query without examples before charging.
 
         Doubt comes from a release, or, where releases do not tell, from a minute without such a call. Both the doubt
-        and the call (no private example) are public. Raises `ModelUnavailable`.
+        and the call (no private example) are public. Raises `ModelUnavailable`, also where the aggregator could not
+        use any answer of this kind.
         """
-        if self.doubtful(tells_abstention):
+        if self.doubtful(aggregator.tells_abstention):
             with self._lock:
-                if self.doubtful(tells_abstention):
-                    self._judge(boundary.probe(self._member, self.public_request(values)))
+                if self.doubtful(aggregator.tells_abstention):
+                    self._judge(boundary.probe(self._member, self.public_request(values), aggregator.check_public))
 
-    async def acheck_health(self, values: Mapping[str, Any], *, tells_abstention: bool = True) -> None:
+    async def acheck_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
         """`check_health`, without blocking the event loop."""
-        if self.doubtful(tells_abstention):
-            self._judge(await boundary.aprobe(self._member, self.public_request(values)))
+        if self.doubtful(aggregator.tells_abstention):
+            self._judge(await boundary.aprobe(self._member, self.public_request(values), aggregator.check_public))
 
     def doubtful(self, tells_abstention: bool = True) -> bool:
         """Whether `check_health` would ask a public question now."""
@@ -121,8 +123,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         self._suspect = failure is not None
         if failure is not None:
             raise ModelUnavailable(
-                f"the member fails on the query without examples ({failure.__module__}.{failure.__qualname__}); "
-                "nothing was charged. Invoke the member chain alone with examples=[] to see the whole error"
+                "the member, or the reading of its answer, fails on the query without examples "
+                f"({failure.__module__}.{failure.__qualname__}); nothing was charged. "
+                "Invoke the member chain alone with examples=[] to see the whole error"
             )
         self._answered_at = time.monotonic()
 

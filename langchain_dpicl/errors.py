@@ -83,16 +83,16 @@ class ModelUnavailable(DPICLError):
 
 
 class MembersAbstained(ModelUnavailable):
-    """The noisy vote was won by abstention: the model is down, the member chain fails, or its answers are not labels.
+    """Most members abstain: the model is down, the member chain fails, or its answers are of no use.
 
-    This is itself a private release (abstentions are counted and noised like a label), so it was charged like one.
+    This is itself a private release (abstentions are counted and noised like an answer), so it was charged like one.
     Until the member answers a public request again, further requests raise `ModelUnavailable` and cost nothing.
     """
 
     def __init__(self) -> None:
         super().__init__(
             "most members gave no usable answer (by a noisy count, which was charged like any release): "
-            "is the model up, does the member chain run on its own, and are its answers among the labels?"
+            "is the model up, does the member chain run on its own, and are its answers of the kind that is asked for?"
         )
 
     def __reduce__(self) -> tuple[type[MembersAbstained], tuple[()]]:

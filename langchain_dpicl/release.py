@@ -132,7 +132,7 @@ class ReleaseSteps:
         known = line.replayed([query.id for query in queries], principal)
         fresh = [query.id for query, answer in zip(queries, known, strict=True) if answer is None]
         needed = len(set(fresh) - {None}) + fresh.count(None)
-        if self._public is not None and line.remaining(principal) < needed:
+        if line.remaining(principal) < needed:
             line.charge(needed, principal)
         return known
 
@@ -159,22 +159,24 @@ class ReleaseSteps:
 
     def _prepared(self, query: Query) -> Aggregator[Any]:
         """The aggregator for this query, after the public work that it asks for. Nothing is charged yet."""
-        self.ensemble.check_health(query.values, tells_abstention=self.aggregator.tells_abstention)
         answers: Sequence[object] = ()
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
             at_once = self.ensemble.max_concurrency
             answers = boundary.run_private(self._public.chain, requests, max_concurrency=at_once)
-        return self.aggregator.prepare(query.values, query.line.options, answers)
+        aggregator = self.aggregator.prepare(query.values, query.line.options, answers)
+        self.ensemble.check_health(query.values, aggregator)
+        return aggregator
 
     async def _aprepared(self, query: Query) -> Aggregator[Any]:
-        await self.ensemble.acheck_health(query.values, tells_abstention=self.aggregator.tells_abstention)
         answers: Sequence[object] = ()
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
             at_once = self.ensemble.max_concurrency
             answers = await boundary.arun_private(self._public.chain, requests, max_concurrency=at_once)
-        return await asyncio.to_thread(self.aggregator.prepare, query.values, query.line.options, answers)
+        aggregator = await asyncio.to_thread(self.aggregator.prepare, query.values, query.line.options, answers)
+        await self.ensemble.acheck_health(query.values, aggregator)
+        return aggregator
 
     # -- private: sample, call, aggregate -----------------------------------------------------------------------------
     # Every exception ends here, so that no traceback refers to what is private.

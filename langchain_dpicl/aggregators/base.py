@@ -56,6 +56,9 @@ class Aggregator(ABC, Generic[T]):
         ``answers``. All of it is public, and an error costs nothing."""
         return self
 
+    def check_public(self, output: object) -> None:
+        """Raise where the member's answer without examples shows that none of its answers could be used."""
+
     def encode(self, output: object) -> object:
         """What `aggregate` needs of one member's output. Raising makes this member abstain."""
         return output

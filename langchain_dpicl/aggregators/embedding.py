@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -111,9 +112,9 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         return self
 
     def _with_answers(self, answers: Sequence[object]) -> Self:
-        texts = dict.fromkeys((text_of(answer) or "").strip() for answer in answers)
-        texts.pop("", None)
-        if len(texts) == 1 < len(answers):
+        written = [text for answer in answers if (text := (text_of(answer) or "").strip())]
+        texts = dict.fromkeys(written)
+        if len(texts) == 1 < len(written):
             warnings.warn(
                 "all zero-shot candidates are equal, so the release says nothing: let their model sample "
                 "(a temperature above 0)",
@@ -131,7 +132,7 @@ class EmbeddingMean(Aggregator[str | list[float]]):
 
     def _embed_list(self) -> None:
         if self.release == "vector":
-            self._dimension = len(self._embed_public(["a text of no meaning, for its dimension"])[0])
+            self._dimension = self._embed_public(["a text of no meaning, for its dimension"])[0].size
             return
         texts, units = self._usable(self._texts)
         if len(texts) < len(self._texts):
@@ -142,10 +143,9 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     def _usable(self, texts: tuple[str, ...]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
         """The texts with a finite embedding other than zero, and its direction."""
         rows = self._embed_public(list(texts)) if texts else []
-        dimension = len(rows[0]) if rows else 0
+        dimension = Counter(row.size for row in rows).most_common(1)[0][0] if rows else 0
         kept = []
-        for text, row in zip(texts, rows, strict=True):
-            vector = np.asarray(row, np.float64)
+        for text, vector in zip(texts, rows, strict=True):
             scale = float(np.abs(vector).max(initial=0.0))
             if vector.shape == (dimension,) and np.isfinite(vector).all() and scale > 0.0:
                 vector = vector / scale
@@ -153,10 +153,10 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         units = np.asarray([unit for _, unit in kept], np.float64).reshape(len(kept), dimension)
         return tuple(text for text, _ in kept), units
 
-    def _embed_public(self, texts: list[str]) -> list[list[float]]:
+    def _embed_public(self, texts: list[str]) -> list[NDArray[np.float64]]:
         try:
-            rows = self.embeddings.embed_documents(texts)
-            if len(rows) == len(texts) and all(len(row) for row in rows):
+            rows = [np.asarray(row, np.float64) for row in self.embeddings.embed_documents(texts)]
+            if len(rows) == len(texts) and all(row.size and row.ndim == 1 for row in rows):
                 return rows
             reason = "it gives no vector for a text"
         except Exception as error:
@@ -164,6 +164,13 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         raise ModelUnavailable(f"the embedding model fails on public text ({reason}); nothing was charged")
 
     # -- private: one member's answer ---------------------------------------------------------------------------------
+
+    def check_public(self, output: object) -> None:
+        text = text_of(output)
+        if text is None:
+            raise TypeError
+        if text.strip():
+            self.encode(text)
 
     def encode(self, output: object) -> object:
         text = _answer(output)
@@ -180,11 +187,12 @@ class EmbeddingMean(Aggregator[str | list[float]]):
             raise ValueError
         vector = vector / max(1.0, float(np.abs(vector).max()))  # so that the norm does not overflow
         vector = vector / max(1.0, float(np.linalg.norm(vector)))
-        steps = np.trunc(vector * STEPS).astype(np.int64)
-        while int(steps @ steps) > STEPS * STEPS:  # the norm was rounded down
-            vector = vector * (1.0 - 2.0**-40)
+        for _ in range(4):
             steps = np.trunc(vector * STEPS).astype(np.int64)
-        return steps
+            if int(steps @ steps) <= STEPS * STEPS:
+                return steps
+            vector = vector * (1.0 - 2.0**-40)  # the norm was rounded down
+        raise ArithmeticError
 
     # -- the release --------------------------------------------------------------------------------------------------
 
@@ -214,7 +222,8 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         text = (text_of(output) or "").strip()
         if not text or self.release == "text":
             return text or None
-        return self._embed_public([text])[0]
+        (vector,) = self._embed_public([text])
+        return [float(number) for number in vector / max(1.0, float(np.linalg.norm(vector)))]
 
     @property
     def release_type(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from abc import abstractmethod
@@ -83,7 +84,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
             How many words; at most as many as the list holds. A query with fewer words gets all of them, ranked; one
             without words is refused before anything is charged.
         words
-            How texts become words.
+            How texts become words. Default: `Words()`; for a list, without stop words, so that none of its entries is
+            one. An entry that holds no word is refused.
 
         Equal counts everywhere, also where all members fail, release a uniformly random sequence: the release cannot
         show that the members fail, so the ensemble asks the member a public question from time to time first.
@@ -132,6 +134,13 @@ class Keywords(Aggregator[ReleasedKeywords]):
         """
         return _ProposeTestRelease(k, delta0, select, words)
 
+    def check_public(self, output: object) -> None:
+        if text_of(output) is None:
+            raise TypeError
+
+    async def aencode(self, output: object) -> object:
+        return await asyncio.to_thread(self.encode, output)  # a long text takes a while
+
     @property
     def variant(self) -> str:
         return f"{self!r} {self.words!r}"
@@ -159,17 +168,21 @@ class _JointEM(Keywords):
     tells_abstention = False
 
     def __init__(self, domain: Sequence[str] | Literal["query"], k: int, words: Words | None) -> None:
-        super().__init__(words)
+        by_query = isinstance(domain, str) and domain == "query"
+        super().__init__(Words(stop_words=None) if words is None and not by_query else words)
         self.k = checks.whole("k", k)
         self._spelling: tuple[str, ...] = ()
         self._index: dict[str, int] = {}
-        self.domain = "query" if domain == "query" else "list"
-        if self.domain == "query":
+        self.domain = "query" if by_query else "list"
+        if by_query:
             return
         if isinstance(domain, str) or not isinstance(domain, Sequence):
             raise InvalidParameter("domain", type(domain).__name__, 'a list of words, or "query"')
         if not all(isinstance(entry, str) for entry in domain):
             raise InvalidParameter("domain", domain, "a list of strings")
+        for i, entry in enumerate(domain):
+            if not self.words(entry):
+                raise InvalidParameter(f"domain[{i}]", entry, f"a text with a word, by {self.words!r}")
         self._set_domain(domain)
         if self.k > len(self._spelling):
             raise InvalidParameter("k", k, f"at most the number of words in the domain, {len(self._spelling)}")

@@ -35,6 +35,8 @@ class Words:
         tokenizer: Callable[[str], list[str]] | None = None,
     ) -> None:
         self.lowercase = bool(lowercase)
+        if not (stop_words is None or isinstance(stop_words, (str, Iterable))):
+            raise InvalidParameter("stop_words", stop_words, '"english", a list of words, or None')
         self.stop_words = stop_words if stop_words is None or isinstance(stop_words, str) else tuple(stop_words)
         self.stem = stem
         self.pattern = pattern
@@ -43,7 +45,7 @@ class Words:
         self._stemmed = _stemmer(stem)
 
     def __call__(self, text: str) -> list[str]:
-        return list(dict.fromkeys(self._split(text)))
+        return [word for word in dict.fromkeys(self._split(text)) if word]
 
     def key(self, word: str) -> str:
         """What the spellings of one word have in common: itself, or its stem."""
@@ -51,7 +53,7 @@ class Words:
 
     def keys(self, text: str) -> frozenset[str]:
         """The keys of a text's words: each counts once."""
-        return frozenset(map(self._stemmed, self._split(text)))
+        return frozenset(filter(None, map(self._stemmed, set(self._split(text)))))
 
     def _splitter(self) -> Callable[[str], list[str]]:
         from sklearn.feature_extraction.text import CountVectorizer
@@ -64,7 +66,7 @@ class Words:
                 token_pattern=None if self.tokenizer else self.pattern,
                 tokenizer=self.tokenizer,
             ).build_analyzer()
-            split("two words")
+            list(split("two words"))
             return split
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -77,7 +79,10 @@ class Words:
 
 
 def _name(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
+    """A name that tells functions apart: in this process alone where the function has none of its own."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name}@{id(function):x}" if "<" in name else name
 
 
 def _stemmer(language: str | None) -> Callable[[str], str]:

@@ -27,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except DPICLError as error:
         kind, message = type(error).__name__, str(error)
+        answered = error.__dict__.get("answered", {})
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if options.json:
-        print(json.dumps({"error": kind, "message": message}))
+        print(json.dumps({"error": kind, "message": message, **answered}))
     print(f"dpicl {options.command}: {message}", file=sys.stderr)
     return 1

@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         model = functools.partial(_model, options, max_tokens=options.max_tokens)
         return texts.run(options, budget, selector, model, questions, tests)
     labels = [label.strip() for label in options.labels.split(",")]
+    known = _known(tests, labels, options)[: options.limit]
     # The embedded base model follows examples better without an instruction, and returns as many alternatives as asked.
     embedded: dict[str, Any] = {"instruction": "", "top_logprobs": 100} if _is_embedded(options) else {}
     member = LabelScorer(_model(options), labels, query_key=options.input_key, **embedded)
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     session.say(f"{store!r}; {budget!r}")
     session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}, sigma {line.parameter:.3g} per label")
     session.ask(questions, compared=options.compare)
-    session.test(_known(tests, labels, options)[: options.limit])
+    session.test(known)
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, sigma=line.parameter)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.budget import Receipt
+from langchain_dpicl.errors import DPICLError
 from langchain_dpicl.evaluation import Comparison, compare
 
 
@@ -43,6 +45,25 @@ class Session:
 
     def ask(self, questions: Sequence[Question], *, compared: bool) -> None:
         """Answer each question; with ``compared`` show what privacy costs."""
+        with self._keeping():
+            self._ask(questions, compared)
+
+    def test(self, questions: Sequence[Question]) -> None:
+        """Answer questions whose answer is known, with a progress bar, and print the scores."""
+        if questions:
+            with self._keeping():
+                self._test(questions)
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """An error in the middle carries what was answered, and charged, before it."""
+        try:
+            yield
+        except DPICLError as error:
+            error.__dict__["answered"] = {"answers": self.asked, **self.scores()}
+            raise
+
+    def _ask(self, questions: Sequence[Question], compared: bool) -> None:
         for question in questions:
             if compared:
                 found = compare(self.chain, {self.input_key: question.text})
@@ -64,10 +85,7 @@ class Session:
             f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {receipt['remaining']} answers left"
         )
 
-    def test(self, questions: Sequence[Question]) -> None:
-        """Answer questions whose label is known, with a progress bar, and print the three accuracies."""
-        if not questions:
-            return
+    def _test(self, questions: Sequence[Question]) -> None:
         self.say()
         for question in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
             self.tested.append((question, compare(self.chain, {self.input_key: question.text})))

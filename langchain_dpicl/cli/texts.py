@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from tqdm import tqdm
 
@@ -23,7 +25,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     local,
 )
-from langchain_dpicl.aggregators import Aggregator
+from langchain_dpicl.aggregators import Aggregator, ReleasedKeywords
 from langchain_dpicl.cli.session import Question, Session, shortened
 from langchain_dpicl.downstream import keywords_to_answer
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
@@ -52,32 +54,36 @@ def run(
     tests: Sequence[dict[str, Any]],
 ) -> int:
     """Answer with texts."""
-    asked = options.instruction or f"Write the {options.output_key} for the {options.input_key}"
-    instruction = asked.replace("{", "{{").replace("}", "}}")
-    prompt = f"{instruction}{{suggestions}}.\n\n{{examples}}{_field(options)}"
-    member = _filled(prompt) | model(temperature=0.0) | StrOutputParser() | _first_answer(options)
-    writer = _filled(prompt) | model(temperature=0.9) | StrOutputParser() | _first_answer(options)
+    known = _known(tests, options)[: options.limit]
+    member = _prompt(options) | model(temperature=0.0) | StrOutputParser() | _first_answer(options)
+    writer = _prompt(options) | model(temperature=0.9) | StrOutputParser() | _first_answer(options)
     aggregator = _aggregator(options, writer)
     release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
-    session = TextSession(release, options.input_key, options.json, member=member)
+    session = TextSession(release, options.input_key, options.json, options=options, member=member)
     if isinstance(aggregator, Keywords):
-        public = prompt.replace("{examples}", "")
-        session.write = keywords_to_answer(model(temperature=0.0) | StrOutputParser() | _first_answer(options), public)
+        answer = model(temperature=0.0) | StrOutputParser() | _first_answer(options)
+        session.write = keywords_to_answer(answer, PromptTemplate.from_template("{asked}{suggestions}.\n\n{field}"))
     line = release.line()
     session.say(f"{selector.store!r}; {budget!r}")
     session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
     session.ask(questions, compared=options.compare)
-    session.test(_known(tests, options)[: options.limit])
+    session.test(known)
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, parameter=line.parameter)
 
 
 def _aggregator(options: argparse.Namespace, writer: Runnable[Any, Any]) -> Aggregator[Any]:
+    for name, mode in (("domain", "keywords-joint"), ("candidates", "embedding")):
+        if getattr(options, name) is not None and options.mode != mode:
+            raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or --mode {mode}")
     if options.mode == "embedding":
+        if options.k is not None:
+            raise InvalidParameter("--k", options.k, "left out where no keywords are released")
         candidates = _lines("--candidates", options.candidates) if options.candidates else writer
         return EmbeddingMean(local.local_embeddings(), candidates, options.n_candidates)
-    least, _, most = (options.k or "").partition("-")
-    if not all(not part or part.isdecimal() for part in (least, most)) or (most and options.mode == "keywords-joint"):
+    form = r"\d{1,9}" if options.mode == "keywords-joint" else r"\d{1,9}(-\d{1,9})?"
+    if options.k is not None and not re.fullmatch(form, options.k, re.ASCII):
         raise InvalidParameter("--k", options.k, "a whole number, or for keywords-ptr also a range such as 5-10")
+    least, _, most = (options.k or "").partition("-")
     if options.mode == "keywords-joint":
         domain: Any = _lines("--domain", options.domain) if options.domain else "query"
         return Keywords.joint_em(domain, int(least or 10))
@@ -92,14 +98,19 @@ def _lines(name: str, path: str) -> list[str]:
     raise InvalidParameter(name, path, f"a readable UTF-8 file ({reason})")
 
 
-def _field(options: argparse.Namespace) -> str:
-    return f"{options.input_key.capitalize()}: {{{options.input_key}}}\n{options.output_key.capitalize()}:"
+def _asked(options: argparse.Namespace) -> str:
+    return options.instruction or f"Write the {options.output_key} for the {options.input_key}"
 
 
-def _filled(prompt: str) -> Runnable[Any, Any]:
+def _field(options: argparse.Namespace, text: object) -> str:
+    return f"{options.input_key.capitalize()}: {text}\n{options.output_key.capitalize()}:"
+
+
+def _prompt(options: argparse.Namespace) -> Runnable[Any, Any]:
     def fill(values: dict[str, Any]) -> str:
         examples = format(values["examples"])
-        return prompt.format(**{**values, "suggestions": "", "examples": f"{examples}\n\n" if examples else ""})
+        shown = f"{examples}\n\n" if examples else ""
+        return f"{_asked(options)}.\n\n{shown}{_field(options, values[options.input_key])}"
 
     return RunnableLambda(fill)
 
@@ -127,6 +138,7 @@ def _known(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> li
 class TextSession(Session):
     """Asks, prints and scores texts."""
 
+    options: argparse.Namespace | None = None
     member: Runnable[Any, Any] | None = None
     write: Runnable[Any, Any] | None = None  # from released keywords to a text
     written: list[tuple[str, str, str]] = field(default_factory=list)  # private, zero-shot, reference
@@ -138,19 +150,33 @@ class TextSession(Session):
             return {"question": question.text, "private": None, "receipt": None}
         entry = {"question": question.text, "private": found["answer"], "receipt": found["receipt"]}
         if self.write is not None:
-            entry |= {"private": self.write.invoke(found["answer"]), "keywords": list(found["answer"])}
+            entry |= {"private": self._written(question, found["answer"]), "keywords": list(found["answer"])}
         return entry
+
+    def _written(self, question: Question, words: ReleasedKeywords) -> str | None:
+        """A text from the keywords. They are released and charged: a model that fails now must not lose them."""
+        assert self.options is not None
+        assert self.write is not None
+        query = {"asked": _asked(self.options), "field": _field(self.options, question.text)}
+        try:
+            return str(
+                self.write.invoke(ReleasedKeywords(words, ranked=words.ranked, fallback=words.fallback, query=query))
+            )
+        except Exception as error:
+            self.say(f"    no text was written: {type(error).__name__}")
+            return None
 
     def _zero_shot(self, question: Question) -> str:
         assert self.member is not None
         return str(self.member.invoke({self.input_key: question.text, "examples": ""}))
 
-    def ask(self, questions: Sequence[Question], *, compared: bool) -> None:
+    def _ask(self, questions: Sequence[Question], compared: bool) -> None:
         for question in questions:
             entry = self._entry(question) | ({"zero_shot": self._zero_shot(question)} if compared else {})
             self.asked.append(entry)
             self.say(f"\n  {shortened(question.text)}")
-            self.say(f"    private answer       {entry['private'] or '(the members abstain)'}")
+            nothing = "-" if entry["receipt"] else "(the members abstain)"
+            self.say(f"    private answer       {entry['private'] or nothing}")
             if entry.get("keywords"):
                 self.say(f"    released keywords    {', '.join(entry['keywords'])}")
             if compared:
@@ -160,9 +186,7 @@ class TextSession(Session):
                     self.say(f"    released             nothing: {entry['receipt']['outcome']}")
                 self.say_receipt(entry["receipt"])
 
-    def test(self, questions: Sequence[Question]) -> None:
-        if not questions:
-            return
+    def _test(self, questions: Sequence[Question]) -> None:
         for question in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
             private = self._entry(question)["private"] or ""
             self.written.append((private, self._zero_shot(question), question.expected or ""))

@@ -12,10 +12,15 @@ def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[
 
     ROUGE-1, ROUGE-2 and ROUGE-L (F-measure with stemming, ``rouge-score``), BLEU (sentence BLEU with the effective
     order, ``sacrebleu``) and the normalised Levenshtein similarity (``rapidfuzz``). Where a prediction has several
-    references, BLEU uses them together and the others take the best of them.
+    references, BLEU uses them together and the others take the best of them. ROUGE knows Latin letters and digits
+    alone.
     """
-    if len(predictions) != len(references) or not predictions:
+    if isinstance(predictions, str) or len(predictions) != len(references) or not predictions:
         raise InvalidParameter("predictions", len(predictions), f"as many as there are references ({len(references)})")
+    for i, reference in enumerate(references):
+        texts = [reference] if isinstance(reference, str) else reference
+        if not isinstance(predictions[i], str) or not texts or not all(isinstance(text, str) for text in texts):
+            raise InvalidParameter(f"references[{i}]", reference, "a text, or several, for a prediction that is a text")
     from rapidfuzz.distance import Levenshtein
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics.bleu import BLEU

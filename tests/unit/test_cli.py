@@ -117,6 +117,7 @@ def test_an_error_is_an_object_with_json(data: Path, capsys: Any) -> None:
 def test_a_spent_budget_says_no(data: Path, capsys: Any) -> None:
     arguments = answer(data, "--releases", "1", "--question", "a x")
     assert run(capsys, *arguments)[0] == 0
-    code, _, err = run(capsys, *arguments)
+    assert run(capsys, *arguments)[0] == 0, "the same question is answered from the ledger"
+    code, _, err = run(capsys, *arguments[:-1], "b y")
     assert code == 1
     assert "0 of 1 releases left" in err
