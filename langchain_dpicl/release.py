@@ -124,16 +124,14 @@ class ReleaseSteps:
         return Query(request, line, _principal.get(), known, text)
 
     def _ahead(self, queries: Sequence[Query]) -> list[Replayed | None]:
-        """Before any public call: what the ledger can answer, and `PrivacyBudgetExceeded` where the charge must fail
-        (what is left never grows)."""
+        """Before any public call: what the ledger can answer; `PrivacyBudgetExceeded` where the charge would fail."""
         if self._public is None and not self.ensemble.doubtful(self.aggregator.tells_abstention):
             return [None] * len(queries)
         line, principal = queries[0].line, queries[0].principal
         known = line.replayed([query.id for query in queries], principal)
         fresh = [query.id for query, answer in zip(queries, known, strict=True) if answer is None]
         needed = len(set(fresh) - {None}) + fresh.count(None)
-        if line.remaining(principal) < needed:
-            line.charge(needed, principal)
+        line.check(needed, principal)
         return known
 
     def _begin(self, queries: Sequence[Query], each: Callable[..., Iterable[Any]] = map) -> list[Begun]:

@@ -52,8 +52,9 @@ class PrivacyBudget:
         The guarantee: everything that is ever released on this budget is (epsilon, delta)-differentially private with
         respect to adding or removing one owner.
     releases
-        How many answers the budget is for. The noise is calibrated so that exactly this many fit. One number, or for
-        several kinds of answers a mapping of line names (without ":") to numbers or `LineRequest`s.
+        How many answers (for the mechanism "tokens": how many tokens) the budget is for. The noise is calibrated so
+        that exactly this many fit. One number, or for several kinds of answers a mapping of line names (without ":") to
+        numbers or `LineRequest`s.
     ledger
         A database URL. SQLite by default; share one ledger between workers.
     name
@@ -75,7 +76,8 @@ class PrivacyBudget:
 
     The plan is completed and frozen at first use, when every line's sampling rate and mechanism are known; from then
     on the ledger refuses other parameters under this name (`PlanMismatch`). Every release is charged before the first
-    member is called, and nothing is ever refunded.
+    member is called, and nothing is ever refunded. (A line of tokens charges an answer's greatest length, and does not
+    count the tokens that were never sampled: see `BudgetLine.record`.)
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from langchain_dpicl.budget.database import TryAgain
-from langchain_dpicl.budget.schema import charges, counters, filters, plans, queries
+from langchain_dpicl.budget.schema import charges, counters, filters, in_use, plans, queries
 from langchain_dpicl.errors import LedgerError
 
 _CHUNK = 500
@@ -33,8 +33,9 @@ class Account:
 
 @dataclass(frozen=True)
 class Charge:
-    """A durable charge: its plan and line, its number there (from 1), when it was made, and what the plan's other
-    lines had spent by then (read in the same transaction). ``query`` is the keyed hash of what was asked."""
+    """A durable charge: its plan and line, its number there (from 1; the last of them, where it took several), when it
+    was made, and what the plan's other lines had spent by then (read in the same transaction). ``query`` is the keyed
+    hash of what was asked."""
 
     plan_id: int
     line: str
@@ -48,6 +49,15 @@ class Charge:
     epsilon: float | None = None
     left: int | None = None
     """What a filtered budget had spent with this charge, and how many such releases it then had room for."""
+    units: int = 1
+    """How many it counts for: one, or an answer's tokens."""
+    returned: int = 0
+    """How many of the line's tokens had been given back by then."""
+
+    @property
+    def spent(self) -> int:
+        """What counted on the line with this charge, and with those before it."""
+        return self.number - self.returned
 
 
 @dataclass(frozen=True)
@@ -111,24 +121,27 @@ _ADVANCE = (
         counters.c.plan_id == sa.bindparam("at_plan"),
         counters.c.line == sa.bindparam("at_line"),
         counters.c.principal == sa.bindparam("at_principal"),
-        counters.c.spent + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
+        in_use + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
     )
     .values(spent=counters.c.spent + sa.bindparam("count", type_=sa.BigInteger))
-    .returning(counters.c.id, counters.c.spent)
+    .returning(counters.c.id, counters.c.spent, counters.c.returned)
 )
 _INSERT = sa.insert(charges)
 _BOTH = """
     WITH advanced AS (
-        UPDATE dpicl_counters SET spent = spent + 1
-        WHERE plan_id = %(at_plan)s AND line = %(at_line)s AND principal = %(at_principal)s AND spent + 1 <= allowed
-        RETURNING id, spent
+        UPDATE dpicl_counters SET spent = spent + %(count)s
+        WHERE plan_id = %(at_plan)s AND line = %(at_line)s AND principal = %(at_principal)s
+        AND spent - returned + %(count)s <= allowed
+        RETURNING id, spent, returned
+    ), written AS (
+        INSERT INTO dpicl_charges (counter_id, number, charged, units)
+        SELECT id, spent, %(charged)s, %(count)s FROM advanced
     )
-    INSERT INTO dpicl_charges (counter_id, number, charged)
-    SELECT id, spent, %(charged)s FROM advanced RETURNING counter_id, number
+    SELECT id, spent, returned FROM advanced
 """
-_INSERTED = ("counter_id", "number", "charged")
+_INSERTED = ("counter_id", "number", "charged", "units")
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
-_OTHERS = sa.select(counters.c.line, counters.c.spent).where(
+_OTHERS = sa.select(counters.c.line, in_use).where(
     counters.c.plan_id == sa.bindparam("at_plan"),
     counters.c.principal == sa.bindparam("at_principal"),
     counters.c.line != sa.bindparam("at_line"),
@@ -176,9 +189,10 @@ def spend(
     now: str,
     others: bool,
     advance: Advance | None,
+    units: int,
 ) -> list[Charge] | None:
-    """Advance the counter by as many as there are names, and write a row for each; None if they do not fit."""
-    count = len(names)
+    """Advance the counter by so many units for each name, and write a row for each; None if they do not fit."""
+    count = len(names) * units
     if not count:
         return []
     if others:
@@ -186,15 +200,15 @@ def spend(
     extra = (None, None) if advance is None else advance(connection, count)
     if extra is None:
         return None
-    row = _advance_and_insert(connection, account, now) if count == 1 else None
+    row = _advance_and_insert(connection, account, count, now) if len(names) == 1 else None
     written = row is not None
     row = row or _advance_counter(connection, account, count)
     if row is None:
         return None
-    counter, spent = row
-    numbers = range(spent - count + 1, spent + 1)
-    rows = [{"counter_id": counter, "number": number, "charged": now} for number in numbers]
-    if count == 1 and not written:
+    counter, spent, returned = row
+    numbers = range(spent - count + units, spent + 1, units)
+    rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
+    if len(names) == 1 and not written:
         _direct(connection, _INSERT, rows[0])
     elif not written:
         connection.execute(_INSERT, rows)
@@ -203,27 +217,40 @@ def spend(
         others_now = connection.execute(_OTHERS, _parameters(account)).all()
         beside = {line: other for line, other in others_now}  # noqa: C416
     return [
-        Charge(account.plan_id, account.line, number, now, beside, counter, account.principal, name, None, *extra)
+        Charge(
+            plan_id=account.plan_id,
+            line=account.line,
+            number=number,
+            time=now,
+            others=beside,
+            counter_id=counter,
+            principal=account.principal,
+            query=name,
+            epsilon=extra[0],
+            left=extra[1],
+            units=units,
+            returned=returned,
+        )
         for number, name in zip(numbers, names, strict=True)
     ]
 
 
-def _advance_and_insert(connection: Connection, account: Account, now: str) -> tuple[int, int] | None:
-    """On PostgreSQL, one release of a counter that is there: both statements in one message to the server."""
+def _advance_and_insert(connection: Connection, account: Account, count: int, now: str) -> tuple[int, int, int] | None:
+    """On PostgreSQL, one row of a counter that is there: both statements in one message to the server."""
     if connection.dialect.name != "postgresql":
         return None
-    values = {**_parameters(account), "charged": now}
+    values = {**_parameters(account), "count": count, "charged": now}
     driver = connection.connection.driver_connection
     row = driver.execute(_BOTH, values).fetchone()  # type: ignore[union-attr]
-    return None if row is None else (row[0], row[1])
+    return None if row is None else (row[0], row[1], row[2])
 
 
-def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int] | None:
-    """The counter's id and what is spent on it now; None if so many do not fit. Makes a principal's first counter."""
+def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int, int] | None:
+    """A counter's id, its last number and what was given back; None if they do not fit. Makes a principal's first."""
     where = _parameters(account)
     row = _direct(connection, _ADVANCE, {**where, "count": count}).fetchone()
     if row is not None or not account.principal:
-        return None if row is None else (row[0], row[1])
+        return None if row is None else (row[0], row[1], row[2])
     allowed = connection.scalar(sa.select(counters.c.allowed).where(at(Account(account.plan_id, account.line))))
     if allowed is None or count > allowed:
         return None
@@ -236,7 +263,7 @@ def _advance_counter(connection: Connection, account: Account, count: int) -> tu
     row = connection.execute(
         _ADVANCE, {**where, "count": count}
     ).one_or_none()  # it may be there only since the first try
-    return None if row is None else (row[0], row[1])
+    return None if row is None else (row[0], row[1], row[2])
 
 
 def take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:

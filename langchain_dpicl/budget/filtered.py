@@ -166,7 +166,10 @@ class FilteredBudget(PrivacyBudget):
 
 
 class FilteredLine(BudgetLine):
-    """Releases of one kind, charged to a filter."""
+    """Releases of one kind, charged to a filter.
+
+    Tokens may be charged as ``units``, which the filter advances by. It gives none back: ``unused`` must be 0.
+    """
 
     def __init__(self, budget: FilteredBudget, stored: StoredPlan, name: str, item: PlanLine) -> None:
         super().__init__(budget.name, budget._ledger, stored.id, stored.digest, name, item, budget._policy)
@@ -192,7 +195,7 @@ class FilteredLine(BudgetLine):
 
     def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
         return PrivacyBudgetExceeded(
-            f"the filter {self._budget_name!r} has room for {self.remaining()} releases of this kind "
+            f"the filter {self._budget_name!r} has room for {self.remaining()} {self._unit} of this kind "
             f"({self._words}), and {needed} are needed: nothing was released and nothing charged; a smaller or noisier "
             "request may fit"
         )
@@ -201,10 +204,13 @@ class FilteredLine(BudgetLine):
     def _target(self) -> tuple[float, float]:
         return self._budget.epsilon, self._budget.delta
 
-    def _epsilon_of(self, charge: Charge) -> float:
+    def _may_return(self, charge: Charge) -> int:
+        return 0
+
+    def _epsilon_of(self, charge: Charge, spent: int) -> float:
         return self._budget.epsilon if charge.epsilon is None else charge.epsilon
 
-    def _left_after(self, charge: Charge) -> int:
+    def _left_after(self, charge: Charge, spent: int) -> int:
         return charge.left or 0
 
     def remaining(self, principal: str | None = None) -> int:

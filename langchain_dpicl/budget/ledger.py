@@ -29,7 +29,7 @@ from langchain_dpicl.budget.claims import (
 )
 from langchain_dpicl.budget.database import Database
 from langchain_dpicl.budget.renewal import Act, StoredPlan, enter_generation
-from langchain_dpicl.budget.schema import acts, charges, counters, filters, meta, plans
+from langchain_dpicl.budget.schema import acts, charges, counters, filters, in_use, meta, plans
 from langchain_dpicl.errors import LedgerError
 
 __all__ = ["Account", "Charge", "Claim", "Claimed", "Ledger", "Pending", "Release"]
@@ -46,6 +46,7 @@ class Release:
     counter_id: int
     number: int
     charged: str
+    units: int
     outcome: str | None
     receipt: str | None
 
@@ -151,6 +152,7 @@ class Ledger(Database):
         overdue: Mapping[str, int] | None = None,
         others: bool = False,
         advance: Advance | None = None,
+        units: int = 1,
     ) -> Claimed | Pending | None:
         """Charge what is asked and was not answered before: all of it durably, or nothing. None: fewer are left.
 
@@ -167,8 +169,10 @@ class Ledger(Database):
             Each charge says what the plan's other lines have spent. The charges of a plan then wait for each other, so
             that no two of them miss one another.
         advance
-            Called in the transaction with the number of new charges: a filter's (epsilon, left), or None if they do
-            not fit.
+            Called in the transaction with the number of new units: a filter's (epsilon, left), or None if they do not
+            fit.
+        units
+            What each new charge counts for.
         """
         now = _now()
         known_names = [query for query in dict.fromkeys(wanted) if query is not None] if replay else []
@@ -181,7 +185,7 @@ class Ledger(Database):
                 return Pending(waiting)
             fresh = [query for query in known_names if query not in known or known[query].answer is None]
             plain = [query for query in wanted if query is None or not replay]
-            entries = spend(connection, account, [*fresh, *plain], now, others, advance)
+            entries = spend(connection, account, [*fresh, *plain], now, others, advance, units)
             if entries is None:
                 return None
             if fresh:
@@ -198,24 +202,38 @@ class Ledger(Database):
         """The latest claims on these queries."""
         return self.run(lambda connection: claims_of(connection, account, wanted), "read")
 
-    def record(self, charge: Charge, receipt: str, outcome: str = "released", answer: str | None = None) -> None:
-        """Keep a release's receipt, and its answer if it may be replayed, in one transaction.
+    def record(
+        self, charge: Charge, receipt: str, outcome: str = "released", answer: str | None = None, unused: int = 0
+    ) -> None:
+        """Keep a release's receipt, its answer if it may be replayed, and give back its ``unused`` units: in one
+        transaction, all or nothing.
 
-        If the power fails just now, the charge stands and both may be missing.
+        If the power fails just now, the charge stands as it was and all of it may be missing. Units are given back to
+        a charge that nobody has answered or given up, and once; the same record written again changes nothing.
         """
-        self._note(charge, {"receipt": receipt, "outcome": outcome, "answer": answer}, sa.true())
+        values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
+        row = _row(charge)
+        update = sa.update(charges).where(row, charges.c.units == charge.units).values(**values)
+        if unused:
+            update = update.where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
+
+        def keep(connection: Connection) -> None:
+            if connection.execute(update).rowcount == 1:
+                if unused:
+                    _give_back(connection, charge.counter_id, unused)
+                return
+            found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(row)).one_or_none()
+            if found is None:
+                raise LedgerError("the ledger has lost this charge; restore it from a backup")
+            if found._asdict() != values:
+                raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
+
+        self.run(keep, "note")
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer: whoever waits for one may go on. The charge stands."""
-        self._note(charge, {"outcome": GIVEN_UP}, charges.c.receipt.is_(None), may_miss=True)
-
-    def _note(
-        self, charge: Charge, values: Mapping[str, object], guard: sa.ColumnElement[bool], may_miss: bool = False
-    ) -> None:
-        row = sa.and_(charges.c.counter_id == charge.counter_id, charges.c.number == charge.number, guard)
-        update = sa.update(charges).where(row).values(**values)
-        if self.run(lambda connection: connection.execute(update).rowcount, "note") != 1 and not may_miss:
-            raise LedgerError("the ledger has lost this charge; restore it from a backup")
+        update = sa.update(charges).where(_row(charge), charges.c.receipt.is_(None)).values(outcome=GIVEN_UP)
+        self.run(lambda connection: connection.execute(update), "note")
 
     # -- what is in it ----------------------------------------------------------------------------------------------
 
@@ -231,10 +249,10 @@ class Ledger(Database):
         return None if row is None or row.receipt is None else (str(row.receipt), str(row.principal))
 
     def spent(self, plan_id: int, principal: str = "") -> dict[str, int]:
-        """Releases spent on each line of a plan, by everybody or by one principal."""
+        """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
         mine = counters.c.principal == principal
         query = (
-            sa.select(counters.c.line, sa.func.max(sa.case((mine, counters.c.spent), else_=0)))
+            sa.select(counters.c.line, sa.func.max(sa.case((mine, in_use), else_=0)))
             .where(counters.c.plan_id == plan_id, sa.or_(counters.c.principal == "", mine))
             .group_by(counters.c.line)
             .order_by(counters.c.line)
@@ -246,7 +264,7 @@ class Ledger(Database):
 
     def by_principal(self, plan_id: int) -> dict[str, dict[str, int]]:
         """What every principal has spent on each line ("" where all share one counter)."""
-        query = sa.select(counters.c.principal, counters.c.line, counters.c.spent).where(counters.c.plan_id == plan_id)
+        query = sa.select(counters.c.principal, counters.c.line, in_use).where(counters.c.plan_id == plan_id)
         answer: dict[str, dict[str, int]] = {}
         for principal, line, spent in self.run(lambda connection: connection.execute(query).all(), "read"):
             answer.setdefault(principal, {})[line] = spent
@@ -267,7 +285,7 @@ class Ledger(Database):
             rows = self.run(lambda connection, query=query: connection.execute(query).all(), "read")  # type: ignore[misc]
             for row in rows:
                 last = (row.counter_id, row.number)
-                yield Release(row.line, row.principal, *last, row.charged, row.outcome, row.receipt)
+                yield Release(row.line, row.principal, *last, row.charged, row.units, row.outcome, row.receipt)
             if not rows:
                 return
 
@@ -278,6 +296,16 @@ class Ledger(Database):
         if found is None:
             raise LedgerError("the ledger has lost this filter; restore it from a backup")
         return str(found)
+
+
+def _give_back(connection: Connection, counter_id: int, unused: int) -> None:
+    counter = sa.update(counters).where(counters.c.id == counter_id)
+    if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
+        raise LedgerError("the ledger has lost this counter; restore it from a backup")
+
+
+def _row(charge: Charge) -> sa.ColumnElement[bool]:
+    return sa.and_(charges.c.counter_id == charge.counter_id, charges.c.number == charge.number)
 
 
 def _add_counter(connection: Connection, plan_id: int | None, line: str, allowed: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import overload
+from typing import cast, overload
 
 from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
 from langchain_dpicl.budget.ledger import Ledger
@@ -21,7 +21,9 @@ from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
+from langchain_dpicl.privacy.accountant import MAX_COUNT
 
+RELEASED = "released"
 ZERO_SHOT = "zero-shot, not a release: too few releases are left"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
@@ -31,6 +33,10 @@ class BudgetLine:
 
     For each release: `charge`, then exactly one of `record` (it was answered, or nothing usable came of it) and
     `give_up` (it failed). From the charge on nothing is refunded; a process that dies in between loses the charge.
+
+    A line whose mechanism is "tokens" counts tokens: an answer charges the most it may have (``units``) before its
+    first token, and `record` gives back those that were never sampled (``unused``). That is no refund: they gave
+    nothing away.
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class BudgetLine:
     # -- charges ------------------------------------------------------------------------------------------------------
 
     @overload
-    def charge(self, count: int = 1, principal: str | None = None) -> list[Charge]: ...
+    def charge(self, count: int = 1, principal: str | None = None, *, units: int = 1) -> list[Charge]: ...
     @overload
     def charge(
         self,
@@ -94,6 +100,7 @@ class BudgetLine:
         *,
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
+        units: int = 1,
     ) -> list[Charge | Replayed]: ...
     def charge(
         self,
@@ -103,8 +110,11 @@ class BudgetLine:
         *,
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
+        units: int = 1,
     ) -> list[Charge] | list[Charge | Replayed]:
         """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
+
+        Each is one row of the ledger and one `Charge`.
 
         Parameters
         ----------
@@ -124,10 +134,13 @@ class BudgetLine:
         stop
             Set it from another thread to end the waiting: nothing is charged, or what was charged is given up, and
             `concurrent.futures.CancelledError` is raised. Tasks have `acharge`.
+        units
+            How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
+            Elsewhere 1 (`InvalidParameter` otherwise, which costs nothing).
         """
-        account, wanted = self._asked(count, principal, queries, texts)
+        account, wanted = self._asked(count, principal, queries, texts, units)
         waiting = _Waiting(self._policy.replay_patience)
-        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue), Claimed):
+        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue, units), Claimed):
             pending = waiting.still(claimed.claims)
             while pending:
                 if stop is not None and stop.is_set():
@@ -148,6 +161,7 @@ class BudgetLine:
         queries: Sequence[str | None] | None = None,
         *,
         texts: Sequence[str] | None = None,
+        units: int = 1,
     ) -> list[Charge | Replayed]:
         """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
         waiting task could starve the one that has the answer to record).
@@ -155,11 +169,11 @@ class BudgetLine:
         Cancelled while it waits, it charges nothing. Cancelled in the middle of the transaction, what is charged is
         given up: the charge stands, and callers who wait for the same query may go on.
         """
-        account, wanted = self._asked(count, principal, queries, texts)
+        account, wanted = self._asked(count, principal, queries, texts, units)
         waiting = _Waiting(self._policy.replay_patience)
 
         def attempt() -> list[Charge | Replayed] | Pending:
-            claimed = self._claim(account, wanted, waiting.overdue)
+            claimed = self._claim(account, wanted, waiting.overdue, units)
             return claimed if isinstance(claimed, Pending) else self._entries(claimed, texts)
 
         while True:
@@ -177,10 +191,17 @@ class BudgetLine:
                 pending = waiting.still(await asyncio.to_thread(self._ledger.claims, account, list(pending)))
 
     def _asked(
-        self, count: int, principal: str | None, queries: Sequence[str | None] | None, texts: Sequence[str] | None
+        self,
+        count: int,
+        principal: str | None,
+        queries: Sequence[str | None] | None,
+        texts: Sequence[str] | None,
+        units: int,
     ) -> tuple[Account, list[str | None]]:
         """The counter, and one entry for each release, checked."""
         number = checks.whole("count", count)
+        if checks.whole("units", units, at_most=MAX_COUNT) > 1 and not self._counts_tokens:
+            raise InvalidParameter("units", units, "1: this line counts releases, not tokens")
         wanted: list[str | None] = [None] * number if queries is None else list(queries)
         if queries is not None and count not in (1, len(wanted)):
             raise InvalidParameter("queries", f"{len(wanted)} entries", f"one for each of {count} releases")
@@ -188,7 +209,9 @@ class BudgetLine:
             raise InvalidParameter("texts", f"{len(texts)} entries", f"one for each of {len(wanted)} releases")
         return Account(self.plan_id, self.name, self._policy.principal(principal)), wanted
 
-    def _claim(self, account: Account, wanted: Sequence[str | None], overdue: Mapping[str, int]) -> Claimed | Pending:
+    def _claim(
+        self, account: Account, wanted: Sequence[str | None], overdue: Mapping[str, int], units: int
+    ) -> Claimed | Pending:
         """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
         claimed = self._ledger.claim(
             account,
@@ -197,9 +220,10 @@ class BudgetLine:
             overdue=overdue,
             others=self._counts_others,
             advance=self._advance(),
+            units=units,
         )
         if claimed is None:
-            raise self._exceeded(account, self._needed(account, wanted))
+            raise self._exceeded(account, units * self._needed(account, wanted))
         return claimed
 
     def _entries(self, claimed: Claimed, texts: Sequence[str] | None) -> list[Charge | Replayed]:
@@ -233,6 +257,11 @@ class BudgetLine:
         threading.Thread(target=give_up).start()
 
     @property
+    def _counts_tokens(self) -> bool:
+        """Whether a release counts for as many units as it has tokens."""
+        return self.mechanism == "tokens"
+
+    @property
     def _counts_others(self) -> bool:
         """Whether a receipt needs to know what other lines have spent."""
         return False
@@ -254,14 +283,13 @@ class BudgetLine:
         where = f" on the line {self.name!r}" if self._counts_others else ""
         where += " for this principal" if account.principal else ""
         return PrivacyBudgetExceeded(
-            f"the budget {self._budget_name!r} has {left} of {self.count} releases left{where}, and {needed} are "
+            f"the budget {self._budget_name!r} has {left} of {self.count} {self._unit} left{where}, and {needed} are "
             "needed: nothing was released and nothing charged"
         )
 
     def _warn(self, charges: Sequence[Charge]) -> None:
         if charges and self._policy.soft_limit is not None:
-            numbers = [charge.number for charge in charges]
-            spent = max(numbers)
+            spent = max(charge.spent for charge in charges)
             facts = SoftLimit(
                 budget=self._budget_name,
                 line=self.name,
@@ -270,23 +298,44 @@ class BudgetLine:
                 count=self.count,
                 remaining=self.count - spent,
             )
-            self._policy.warn(facts, min(numbers) - 1)
+            self._policy.warn(facts, min(charge.spent - charge.units for charge in charges))
 
     # -- receipts -----------------------------------------------------------------------------------------------------
 
-    def record(self, charge: Charge, outcome: str = "released", answer: str | None = None) -> Receipt:
+    def record(
+        self, charge: Charge, outcome: str = "released", answer: str | None = None, *, unused: int = 0
+    ) -> Receipt:
         """Write and return the receipt of a release; ``outcome`` says what came of it.
 
-        ``answer`` is the public answer as JSON text, kept for replay byte for byte in the same transaction; without
-        it an equal query is charged again.
+        Parameters
+        ----------
+        answer
+            The public answer as JSON text, kept for replay byte for byte in the same transaction; without it an equal
+            query is charged again.
+        unused
+            How many of the charge's tokens were never sampled, because the answer ended before. They are given back in
+            the same transaction: both happen or neither, and a power failure before the next charge may undo both.
+            Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
+            "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
+            nothing back (`LedgerError`, nothing changes); the same record written twice counts once. A filtered budget
+            gives nothing back.
         """
         if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
             raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
-        receipt = self._receipt(charge, outcome)
-        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None)
+        unused = checks.whole("unused", unused, at_least=0)
+        if unused and (outcome != RELEASED or unused > self._may_return(charge)):
+            most = f"at most {self._may_return(charge)} here, and 0 unless the outcome is {RELEASED!r}"
+            raise InvalidParameter("unused", unused, f"tokens that were never sampled: {most}")
+        receipt = self._receipt(charge, outcome, unused)
+        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, unused)
         return receipt
 
-    def _receipt(self, charge: Charge, outcome: str) -> Receipt:
+    def _may_return(self, charge: Charge) -> int:
+        """The most that may be given back of a charge that is answered."""
+        return charge.units - 1 if self._counts_tokens else 0
+
+    def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
+        spent = charge.spent - unused
         number = f"{charge.counter_id}.{charge.number}" if charge.principal else str(charge.number)
         return {
             "id": f"{self._budget_name}:{self.name}:{number}",
@@ -297,10 +346,11 @@ class BudgetLine:
             "principal": charge.principal or None,
             "assumption": assumption(self._policy.scope),
             "mechanism": self._words,
-            "epsilon_spent": self._epsilon_of(charge),
+            "epsilon_spent": self._epsilon_of(charge, spent),
             "epsilon": self._target[0],
             "delta": self._target[1],
-            "remaining": self._left_after(charge),
+            "remaining": self._left_after(charge, spent),
+            "tokens": charge.units - unused if self._counts_tokens else None,
             "outcome": outcome,
             "replayed": False,
             "query": charge.query if charge.text is None else charge.text,
@@ -315,29 +365,38 @@ class BudgetLine:
         spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
         when = datetime.now(UTC).isoformat(timespec="microseconds")
         charge = Charge(self.plan_id, self.name, spent[self.name], when, spent, principal=who)
-        left = self.remaining(principal)
-        return {**self._receipt(charge, ZERO_SHOT), "id": "", "number": 0, "remaining": left, "query": None}
+        none = {"id": "", "number": 0, "tokens": None, "query": None}
+        return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none, "remaining": self.remaining(principal)})
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""
         self._ledger.give_up(charge)
 
-    def _epsilon_of(self, charge: Charge) -> float:
+    def _epsilon_of(self, charge: Charge, spent: int) -> float:
         raise NotImplementedError
 
-    def _left_after(self, charge: Charge) -> int:
-        return self.count - charge.number
+    def _left_after(self, charge: Charge, spent: int) -> int:
+        return self.count - spent
+
+    @property
+    def _unit(self) -> str:
+        return "tokens" if self._counts_tokens else "releases"
 
     @property
     def _target(self) -> tuple[float, float]:
         raise NotImplementedError
 
     def spent(self, principal: str | None = None) -> int:
-        """Releases charged on this line."""
+        """Releases (tokens, on a line that counts them) charged on this line."""
         return self._ledger.spent(self.plan_id, self._policy.principal(principal))[self.name]
 
+    def check(self, needed: int, principal: str | None = None) -> None:
+        """`PrivacyBudgetExceeded` if fewer are left now. Charges and reserves nothing."""
+        if self.remaining(principal) < needed:
+            raise self._exceeded(Account(self.plan_id, self.name, self._policy.principal(principal)), needed)
+
     def remaining(self, principal: str | None = None) -> int:
-        """Releases left on this line."""
+        """Releases (tokens) left on this line."""
         return self.count - self.spent(principal)
 
 
@@ -383,8 +442,8 @@ class PlannedLine(BudgetLine):
     def _target(self) -> tuple[float, float]:
         return self.plan.epsilon, self.plan.delta
 
-    def _epsilon_of(self, charge: Charge) -> float:
-        return self.plan.spent({**charge.others, self.name: charge.number})
+    def _epsilon_of(self, charge: Charge, spent: int) -> float:
+        return self.plan.spent({**charge.others, self.name: spent})
 
     def epsilon_after(self, releases: int, principal: str | None = None) -> float:
         """Upper bound on epsilon at the plan's delta after so many releases of this line, and what others spent."""

@@ -69,8 +69,9 @@ class Policy:
     def warn(self, facts: SoftLimit, before: int) -> None:
         """At the charge that crosses the soft limit: a warning in the log, and the callback.
 
-        Numbers are given out once, so this happens once per counter, whatever the number of workers. A callback that
-        fails is logged: the charge stands and must be used.
+        One charge crosses it, whatever the number of workers, so this happens once per counter; where tokens are
+        counted it happens again if those that were never sampled brought the counter back below. A callback that fails
+        is logged: the charge stands and must be used.
         """
         if self.soft_limit is None:
             return

@@ -21,7 +21,7 @@ class Receipt(TypedDict):
     """The first 16 hex digits of the SHA-256 of the plan's content."""
     line: str
     number: int
-    """Which release of its line this is, from 1."""
+    """Which release of its line this is, from 1; on a line that counts tokens the last of the numbers it charged."""
     principal: str | None
     """Whose releases are counted; None where all callers share one counter."""
     assumption: str
@@ -33,7 +33,9 @@ class Receipt(TypedDict):
     epsilon: float
     delta: float
     remaining: int
-    """Releases left on this line just after this one was charged."""
+    """Releases (tokens) left on this line just after this one was charged, without the tokens that it never sampled."""
+    tokens: int | None
+    """How many tokens it counts for, on a line that counts them."""
     outcome: str
     """What came of it: "released", or in words what was answered instead."""
     replayed: bool
@@ -54,6 +56,6 @@ class Replayed:
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
     """A receipt as the ledger holds it. Those of older releases of this package lack what was not said then."""
-    earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None}
+    earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None, "tokens": None}
     held = {**earlier, **json.loads(text), "replayed": replayed}
     return cast("Receipt", {field: held[field] for field in Receipt.__annotations__ if field in held})

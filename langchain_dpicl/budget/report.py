@@ -21,6 +21,8 @@ FIELDS = (
     "line",
     "principal",
     "number",
+    "units",
+    "spent",
     "outcome",
     "mechanism",
     "epsilon_spent",
@@ -30,7 +32,10 @@ FIELDS = (
     "query",
     "assumption",
 )
-"""What `history` says of every release, in this order. Of one that was charged and never answered, some are None."""
+"""What `history` says of every release, in this order. Of one that was charged and never answered, some are None.
+
+``units`` is what it counts for now: 1, or its tokens. ``spent`` adds them up over its counter, in the order of numbers.
+"""
 
 UNANSWERED = "charged, not answered"
 
@@ -110,7 +115,9 @@ class LedgerReport:
     def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
         """Every release, budget by budget and counter by counter, in the order of their numbers."""
         for plan in self.chosen(name):
+            spent: dict[int, int] = {}
             for release in self._ledger.history(plan.id):
+                spent[release.counter_id] = spent.get(release.counter_id, 0) + release.units
                 number = f"{release.counter_id}.{release.number}" if release.principal else str(release.number)
                 row: dict[str, Any] = dict.fromkeys(FIELDS)
                 row |= {
@@ -121,6 +128,8 @@ class LedgerReport:
                     "line": release.line,
                     "principal": release.principal or None,
                     "number": release.number,
+                    "units": release.units,
+                    "spent": spent[release.counter_id],
                     "outcome": release.outcome or UNANSWERED,
                     "assumption": renewal.assumption(plan.scope),
                 }

@@ -2,8 +2,10 @@
 
 - plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
 - counters: how much is allowed and spent, one row per line, and per line and principal in a ``per_principal`` plan
-  (where the row without a principal holds the allowance and is never spent)
-- charges: one row per release, its receipt and its answer once they are recorded
+  (where the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
+  numbers; what counts is ``spent - returned``, where ``returned`` are tokens that were charged and never sampled
+- charges: one row per release, what it counts for (``units``: one, or its tokens), its receipt and its answer once they
+  are recorded; ``number`` is the last of the numbers that it took
 - queries: the latest charge for a query, which is what replay looks up
 - filters: what a filtered budget has spent at each order, as hexadecimal floats
 - acts: fresh starts, with their reasons
@@ -51,8 +53,11 @@ counters = sa.Table(
     sa.Column("principal", sa.String(255), nullable=False, server_default=""),
     sa.Column("allowed", sa.BigInteger, nullable=False),
     sa.Column("spent", sa.BigInteger, nullable=False),
+    sa.Column("returned", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("plan_id", "line", "principal", name="dpicl_one_counter"),
-    sa.CheckConstraint("spent >= 0 AND spent <= allowed", name="dpicl_never_over_spent"),
+    sa.CheckConstraint(
+        "returned >= 0 AND returned <= spent AND spent - returned <= allowed", name="dpicl_never_over_spent"
+    ),
 )
 charges = sa.Table(
     "dpicl_charges",
@@ -60,6 +65,7 @@ charges = sa.Table(
     sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("charged", sa.String(40), nullable=False),
+    sa.Column("units", sa.BigInteger, nullable=False, server_default="1"),
     sa.Column("outcome", sa.String(255)),
     sa.Column("receipt", sa.Text),
     sa.Column("answer", sa.Text),
@@ -91,6 +97,9 @@ acts = sa.Table(
     sa.Column("before", sa.Text),
     sa.Column("after", sa.Text),
 )
+
+in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
+"""What a counter counts against its allowance."""
 
 _VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
 _MIGRATION_1 = (

@@ -33,7 +33,7 @@ def draw(report: LedgerReport, name: str | None, path: str) -> None:
         curves: dict[tuple[str, str], Curve] = {}
         for row in report.history(plan.name):
             moment = datetime.fromisoformat(row["time"])
-            curves.setdefault((row["line"], row["principal"] or ""), []).append((moment, row["number"]))
+            curves.setdefault((row["line"], row["principal"] or ""), []).append((moment, row["spent"]))
         _panel(axes, states[plan.name], curves)
     try:
         figure.savefig(path, dpi=130)

@@ -2,6 +2,7 @@
 
 - durable charges per second over the same database's bare commits of one row (the driver alone, a table of its own),
   single writer; the two take turns, so that both see the same disk. At least .5.
+- the same for charges that look for their query's answer first, none of which has one yet (no target)
 - 8 processes x 500 charges against a limit of 3,000: exactly 3,000 succeed; charges per second of all together
 - a charge at 1e6 spent releases over a charge at 10: at most 1.2
 
@@ -11,6 +12,7 @@ PostgreSQL is the server at ``DPICL_TEST_POSTGRES`` (default: the local one); wi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -97,15 +99,27 @@ def seconds(action: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - started) / times
 
 
-def against_bare(url: str, rounds: int) -> tuple[float, float, float]:
-    """Charges per second, bare commits per second, and the median of the rounds' ratios."""
+def asking(line: BudgetLine) -> Callable[[], Any]:
+    """Charge for a query that nobody has asked before."""
+    numbers = itertools.count()
+    return lambda: line.charge(queries=[line.query_id({"input": next(numbers)})])
+
+
+def against_bare(url: str, rounds: int) -> dict[str, float]:
+    """Charges and bare commits per second, and the medians of the rounds' ratios."""
     line = line_of(url, 10_000_000)
-    bare = bare_commit(url)
-    seconds(line.charge, 20)
-    seconds(bare, 20)
-    pairs = [(seconds(line.charge, 25), seconds(bare, 25)) for _ in range(rounds)]
-    ratio = statistics.median(commit / charge for charge, commit in pairs)
-    return 1 / statistics.median(pair[0] for pair in pairs), 1 / statistics.median(pair[1] for pair in pairs), ratio
+    charge, bare, ask = line.charge, bare_commit(url), asking(line)
+    for action in (charge, bare, ask):
+        seconds(action, 20)
+    times = [(seconds(charge, 25), seconds(bare, 25), seconds(ask, 25)) for _ in range(rounds)]
+    charged, committed, asked = (1 / statistics.median(column) for column in zip(*times, strict=True))
+    return {
+        "durable charges a second": charged,
+        "bare commits a second": committed,
+        "charges over bare commits (at least .5)": statistics.median(b / c for c, b, _ in times),
+        "durable charges of new queries a second": asked,
+        "charges of new queries over bare commits": statistics.median(b / a for _, b, a in times),
+    }
 
 
 def charge_many(url: str, barrier: Any, results: Any) -> None:
@@ -179,10 +193,7 @@ def measure(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not /tmp, which may be memory
         for kind, ledger in kinds.items():
             with ledger(folder) as url:
-                charged, bare, ratio = against_bare(url, rounds)
-                figures[f"{kind}, durable charges a second"] = charged
-                figures[f"{kind}, bare commits a second"] = bare
-                figures[f"{kind}, charges over bare commits (at least .5)"] = ratio
+                figures |= {f"{kind}, {name}": value for name, value in against_bare(url, rounds).items()}
             with ledger(folder) as url:
                 done, rate = together(url)
                 figures[f"{kind}, {PROCESSES} x {EACH} charges that succeeded (exactly {LIMIT})"] = done

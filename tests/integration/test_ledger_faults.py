@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -267,7 +269,7 @@ def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
     line = line_of(postgres_url)
     line.charge()
     real = psycopg.Connection.commit
-    lost = []
+    lost: list[bool] = []
 
     def commit(self: Any) -> None:
         real(self)
@@ -423,3 +425,211 @@ def test_a_filter_is_never_passed_by_workers_at_once(any_url: str) -> None:
     assert loud.remaining() == 0
     assert budget.spent() == room - 10 + done
     assert budget.epsilon_spent() <= 2.0
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def token_line(url: str, tokens: int = 300) -> BudgetLine:
+    return PrivacyBudget(8.0, 1e-5, tokens, url, "tokens").line("tokens", 0.05)
+
+
+def adds_up(url: str, limit: int = 300) -> int:
+    """What the one counter counts: within its limit, and as many as its rows say."""
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        spent, returned = connection.execute(sa.select(counters.c.spent, counters.c.returned)).one()
+        units, last = connection.execute(sa.select(sa.func.sum(charges.c.units), sa.func.max(charges.c.number))).one()
+    engine.dispose()
+    assert (spent, spent - returned) == (last, units)
+    assert spent - returned <= limit
+    return int(spent - returned)
+
+
+def answer_many(url: str, barrier: Any, results: Any) -> None:
+    line, draw = token_line(url), random.Random()
+    barrier.wait()
+    numbers, counted = [], 0
+    while True:
+        units = draw.randrange(1, 40)
+        try:
+            answers = line.charge(draw.randrange(1, 3), units=units)
+        except PrivacyBudgetExceeded:
+            if units == 1:
+                break
+            continue
+        for charge in answers:
+            numbers.append(charge.number)
+            counted += line.record(charge, unused=draw.randrange(units))["tokens"] or 0
+    results.put((numbers, counted))
+
+
+def test_processes_that_give_back_tokens_never_over_spend(any_url: str) -> None:
+    answers = in_processes(answer_many, 3, any_url)
+    numbers = [number for some, _ in answers for number in some]
+    assert len(set(numbers)) == len(numbers), "a number is given out once, whatever was given back"
+    assert max(numbers) > 300, "or nothing that was given back was used"
+    assert sum(counted for _, counted in answers) == adds_up(any_url)
+    line = token_line(any_url)
+    (receipt,) = [line._ledger.receipt(line.plan_id, "tokens", number) for number in numbers[-1:]]
+    assert receipt is not None
+    assert f'"id": "tokens:tokens:{numbers[-1]}"' in receipt[0]
+
+
+def test_all_of_the_tokens_or_none(any_url: str) -> None:
+    line = token_line(any_url)
+    barrier, made = threading.Barrier(6), []
+
+    def one(_: int) -> None:
+        barrier.wait()
+        try:
+            made.extend(line.charge(3, units=30))
+        except PrivacyBudgetExceeded:
+            return
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(one, range(6)))
+    assert sorted(charge.number for charge in made) == [30 * i for i in range(1, 10)]
+    assert adds_up(any_url) == 270
+    with pytest.raises(PrivacyBudgetExceeded):
+        line.charge(units=31)
+    assert (line.charge(units=30)[0].number, line.remaining()) == (300, 0)
+
+
+def test_a_race_for_the_same_tokens_gives_them_back_once(any_url: str) -> None:
+    lines = [token_line(any_url) for _ in range(3)]
+    net = 0
+    for turn in range(6):
+        (charge,) = lines[0].charge(units=10)
+        barrier = threading.Barrier(6)
+
+        def one(i: int, charge: Charge = charge, barrier: threading.Barrier = barrier, turn: int = turn) -> int | None:
+            barrier.wait()
+            if i == 5 and turn % 2:
+                lines[0].give_up(charge)
+                return None
+            try:
+                return lines[i % 3].record(charge, unused=4 + i % 2)["tokens"]
+            except LedgerError:
+                return None
+
+        with ThreadPoolExecutor(6) as pool:
+            counted = {tokens for tokens in pool.map(one, range(6)) if tokens is not None}
+        assert len(counted) <= 1
+        net += counted.pop() if counted else 10
+        assert adds_up(any_url) == net
+
+
+def test_nothing_is_given_back_of_what_failed_was_given_up_or_is_pending(any_url: str) -> None:
+    line = token_line(any_url)
+    failed, given_up, pending = line.charge(3, units=10)
+    line.record(failed, "members abstained")
+    line.give_up(given_up)
+    for charge in (failed, given_up):
+        with pytest.raises(LedgerError, match="nothing is given back"):
+            line.record(charge, unused=5)
+    assert adds_up(any_url) == 30
+    receipt = line.record(pending, unused=9)
+    assert (receipt["tokens"], adds_up(any_url)) == (1, 21)
+    assert line.charge(units=279)[0].number == 309
+
+
+ANSWERER = """
+import sys
+from langchain_dpicl import PrivacyBudget
+line = PrivacyBudget(8.0, 1e-5, 2000, sys.argv[1], "tokens").line("tokens", 0.05)
+while True:
+    (charge,) = line.charge(units=20)
+    print(f"{charge.number} charged", flush=True)
+    line.record(charge, unused=15)
+    print(f"{charge.number} answered", flush=True)
+"""
+
+
+def test_tokens_of_a_killed_process_are_given_back_with_their_receipt_or_not_at_all(any_url: str) -> None:
+    charged: set[str] = set()
+    answered: set[str] = set()
+    for turn in range(3):
+        process = run_python(ANSWERER, any_url)
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(9 + turn)]
+        os.kill(process.pid, signal.SIGKILL)
+        lines += process.stdout.read().splitlines()
+        process.wait()
+        process.stdout.close()
+        charged |= {line.split()[0] for line in lines if line.strip().endswith(" charged")}
+        answered |= {line.split()[0] for line in lines if line.strip().endswith(" answered")}
+    engine = sa.create_engine(any_url)
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(charges.c.number, charges.c.units, charges.c.receipt)).all()
+    engine.dispose()
+    assert {(units, receipt is None) for _, units, receipt in found} <= {(5, False), (20, True)}
+    assert {int(number) for number in charged} <= {number for number, *_ in found}
+    assert {int(number) for number in answered} <= {number for number, units, _ in found if units == 5}
+    adds_up(any_url, 2000)
+
+
+def test_a_process_killed_before_its_answer_leaves_everything_charged(any_url: str) -> None:
+    process = run_python(
+        CLAIMER.replace('"vote", 0.5', '"tokens", 0.05').replace("charge(", "charge(units=30, "), any_url
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "charged\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert adds_up(any_url, 100_000) == 30
+    assert PrivacyBudget.open("default", any_url).spent() == 30
+
+
+def test_tokens_whose_return_was_not_confirmed_are_given_back_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server commits the receipt and the connection dies before it says so: it is written again."""
+    import psycopg
+
+    line = token_line(postgres_url)
+    (charge,) = line.charge(units=50)
+    real = psycopg.Connection.commit
+    lost: list[bool] = []
+
+    def commit(self: Any) -> None:
+        real(self)
+        if not lost:
+            lost.append(True)
+            self.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    receipt = line.record(charge, unused=30)
+    assert lost
+    assert (receipt["tokens"], adds_up(postgres_url)) == (20, 20)
+
+
+def test_connections_that_are_cut_give_tokens_back_once(postgres_url: str, terminate: Any) -> None:
+    line = token_line(postgres_url, 5000)
+    line.record(line.charge(units=20)[0], unused=15)  # what a receipt needs once is computed
+    over = threading.Event()
+    done: list[int] = [20]
+
+    def work() -> None:
+        while not over.is_set():
+            with contextlib.suppress(LedgerError):  # a COMMIT whose answer is lost
+                (charge,) = line.charge(units=20)
+                line.record(charge, unused=15)
+                done.append(charge.number)
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(work) for _ in range(3)]
+        cut = 0
+        for _ in range(15):
+            time.sleep(0.05)
+            cut += terminate(postgres_url)
+        over.set()
+        for future in running:
+            future.result(60)
+    assert cut >= 10, "or nothing was cut, and this proves nothing"
+    assert len(done) == len(set(done)) > 0
+    net = adds_up(postgres_url, 5000)
+    assert net >= 5 * len(done)
+    assert (net - 5 * len(done)) % 5 == 0

@@ -283,7 +283,7 @@ SEALED = """
     store = ExemplarStore.from_texts([f"t{i}" for i in range(10)], DeterministicFakeEmbedding(size=4))
 
     def sealed():
-        budget = PrivacyBudget(1000, 1e-5, 1000, url)
+        budget = PrivacyBudget(1000, 1e-5, 40, url, replay=False)  # the same question is asked again
         member = lambda values: calls.append(1) or "a"
         selector = PoissonExampleSelector(store, 2, rate=1.0)
         return PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["a", "b"]), budget)
@@ -343,7 +343,7 @@ def test_a_read_only_ledger_releases_nothing(what: str, tmp_path: Path) -> None:
     folder.mkdir()
     url = f"sqlite:///{folder / 'ledger.db'}"
     if what == "file":
-        budget = PrivacyBudget(1000, 1e-5, 1000, url)
+        budget = PrivacyBudget(1000, 1e-5, 40, url)
         budget.line("vote", 1.0).charge()
         budget.close()
         (folder / "ledger.db").chmod(0o444)
@@ -384,13 +384,13 @@ def test_a_read_only_ledger_releases_nothing(what: str, tmp_path: Path) -> None:
 
 
 def test_a_ledger_opened_read_only_by_its_address_releases_nothing(ledger_url: str) -> None:
-    budget = PrivacyBudget(1000, 1e-5, 1000, ledger_url)
+    budget = PrivacyBudget(1000, 1e-5, 40, ledger_url)
     budget.line("vote", 1.0).charge()
     budget.close()
     read_only = f"sqlite:///file:{path_of(ledger_url)}?mode=ro&uri=true"
     with pytest.raises(LedgerError):
-        PrivacyBudget(1000, 1e-5, 1000, read_only).line("vote", 1.0).charge()
-    assert PrivacyBudget(1000, 1e-5, 1000, ledger_url).spent() == 1
+        PrivacyBudget(1000, 1e-5, 40, read_only).line("vote", 1.0).charge()
+    assert PrivacyBudget(1000, 1e-5, 40, ledger_url).spent() == 1
 
 
 # -- errors carry nothing ----------------------------------------------------------------------------------------------
