@@ -39,7 +39,7 @@ TEXT = "a ticket of ordinary length, about a hundred characters long, as people 
 def budget(releases: int = 100_000) -> Iterator[PrivacyBudget]:
     """A durable budget in a fresh SQLite file."""
     with tempfile.TemporaryDirectory() as folder:
-        opened = PrivacyBudget(3.0, 1e-7, releases, ledger=f"sqlite:///{folder}/budget.db", replay=False)
+        opened = PrivacyBudget(30.0, 1e-7, releases, ledger=f"sqlite:///{folder}/budget.db", replay=False)
         try:
             yield opened
         finally:
