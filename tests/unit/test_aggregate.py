@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ways
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
 
@@ -66,28 +67,10 @@ def sealed(sealed_of: Callable[..., SealedRelease], member: Member) -> SealedRel
 
 
 async def ask(way: str, runnable: Any, question: Any = QUESTION) -> Any:
-    match way:
-        case "invoke":
-            return runnable.invoke(question)
-        case "ainvoke":
-            return await runnable.ainvoke(question)
-        case "batch":
-            return runnable.batch([question])[0]
-        case "abatch":
-            return (await runnable.abatch([question]))[0]
-        case "stream":
-            (chunk,) = list(runnable.stream(question))
-            return chunk
-        case "astream":
-            (chunk,) = [chunk async for chunk in runnable.astream(question)]
-            return chunk
-        case "batch_as_completed":
-            ((_, answer),) = list(runnable.batch_as_completed([question]))
-            return answer
-    raise AssertionError(way)
+    return await ways.ask(way, runnable, question)
 
 
-WAYS = ["invoke", "ainvoke", "batch", "abatch", "stream", "astream", "batch_as_completed"]
+WAYS = [*ways.WAYS, "batch_as_completed"]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

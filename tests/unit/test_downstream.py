@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
+from ways import WAYS, ask
 
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, keywords_to_answer
 from langchain_dpicl.downstream import RANKED, UNRANKED
@@ -23,7 +24,6 @@ RANKED_RELEASE = ReleasedKeywords(["rash", "cough"], ranked=True, query=QUERY)
 SET_RELEASE = ReleasedKeywords(["cough", "rash"], query=QUERY)
 FALLBACK = ReleasedKeywords(fallback=True, query=QUERY)
 RECEIPT = {"id": "b:l:1", "outcome": "released"}
-WAYS = ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"]
 
 
 class Writer:
@@ -35,26 +35,6 @@ class Writer:
     def __call__(self, prompt: Any) -> str:
         self.prompts.append(prompt.to_string())
         return "an answer"
-
-
-async def ask(way: str, runnable: Any, value: Any) -> Any:
-    match way:
-        case "invoke":
-            return runnable.invoke(value)
-        case "ainvoke":
-            return await runnable.ainvoke(value)
-        case "batch":
-            return runnable.batch([value])[0]
-        case "abatch":
-            return (await runnable.abatch([value]))[0]
-        case "stream":
-            chunks = list(runnable.stream(value))
-        case _:
-            chunks = [chunk async for chunk in runnable.astream(value)]
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        total = total + chunk
-    return total
 
 
 @pytest.mark.parametrize("way", WAYS)

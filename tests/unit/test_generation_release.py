@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ways
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -45,7 +46,7 @@ from langchain_dpicl.privacy import LineRequest
 from langchain_dpicl.privacy.families import Gaussian
 
 QUESTION = {"input": "a witty, seductive movie"}
-WAYS = ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"]
+WAYS = ways.WAYS
 MEMBERS = 6
 
 
@@ -107,22 +108,7 @@ def check(kind: str, release: Any) -> None:
 
 
 async def ask(way: str, runnable: Any, question: Any = QUESTION) -> Any:
-    match way:
-        case "invoke":
-            return runnable.invoke(question)
-        case "ainvoke":
-            return await runnable.ainvoke(question)
-        case "batch":
-            return runnable.batch([question])[0]
-        case "abatch":
-            return (await runnable.abatch([question]))[0]
-        case "stream":
-            (chunk,) = list(runnable.stream(question))
-            return chunk
-        case "astream":
-            (chunk,) = [chunk async for chunk in runnable.astream(question)]
-            return chunk
-    raise AssertionError(way)
+    return await ways.ask(way, runnable, question)
 
 
 class Silent:

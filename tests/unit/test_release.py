@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ways
 from langchain_core.runnables import RunnableLambda
+from ways import WAYS
 
 from langchain_dpicl import (
     DPAggregate,
@@ -65,23 +67,7 @@ def seal(member: Member, store_of: Any, records: Any, budget_of: Any) -> Seal:
 
 
 async def ask(way: str, sealed: SealedRelease, question: Any) -> Any:
-    value = {"input": question}
-    if way == "invoke":
-        return await asyncio.to_thread(sealed.invoke, value)
-    if way == "ainvoke":
-        return await sealed.ainvoke(value)
-    if way == "batch":
-        return (await asyncio.to_thread(sealed.batch, [value]))[0]
-    if way == "abatch":
-        return (await sealed.abatch([value]))[0]
-    if way == "stream":
-        (only,) = await asyncio.to_thread(lambda: list(sealed.stream(value)))
-        return only
-    (only,) = [chunk async for chunk in sealed.astream(value)]
-    return only
-
-
-WAYS = ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"]
+    return await ways.ask(way, sealed, {"input": question})
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
