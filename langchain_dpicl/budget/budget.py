@@ -391,12 +391,7 @@ class PrivacyBudget:
         stored = self._find()
         generation = max((plan.generation for plan in plans), default=1) if stored is None else stored.generation
         same = renewal.same_data(plans, generation)
-        return renewal.total(same, {plan.id: self._most_spent(plan.id) for plan in same})
-
-    def _most_spent(self, plan_id: int) -> dict[str, int]:
-        """Each line's releases, of whoever spent most of it."""
-        found = self._ledger.by_principal(plan_id)
-        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found[""]}
+        return renewal.total(same, {plan.id: self._ledger.most_spent(plan.id) for plan in same})
 
     def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
         """Declare that the data were replaced as a whole, so that this budget's plan, not frozen yet, adds up with no

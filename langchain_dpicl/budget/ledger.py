@@ -89,7 +89,7 @@ class Ledger(Database):
             connection.execute(sa.select(meta.c.value).where(meta.c.key == "schema_version").with_for_update())
             if connection.scalar(sa.select(plans.c.id).where(plans.c.name == name)) is not None:
                 return
-            now = _now()
+            now = utc_now()
             generation, text = enter_generation(connection, name, fingerprint, now)
             values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
             values |= {"scope": scope, "fingerprint": text, "generation": generation}
@@ -107,7 +107,7 @@ class Ledger(Database):
 
     def announce(self, name: str, reason: str) -> None:
         """Write down that the plan to come under this name is meant to start afresh, and why."""
-        row = {"name": name, "reason": reason, "announced": _now()}
+        row = {"name": name, "reason": reason, "announced": utc_now()}
         self.run(lambda connection: connection.execute(sa.insert(acts).values(row)))
 
     def acts(self) -> list[Act]:
@@ -174,7 +174,7 @@ class Ledger(Database):
         units
             What each new charge counts for.
         """
-        now = _now()
+        now = utc_now()
         known_names = [query for query in dict.fromkeys(wanted) if query is not None] if replay else []
         overdue = overdue or {}
 
@@ -270,6 +270,11 @@ class Ledger(Database):
             answer.setdefault(principal, {})[line] = spent
         return answer
 
+    def most_spent(self, plan_id: int) -> dict[str, int]:
+        """Each line's releases, of whoever spent most of it."""
+        found = self.by_principal(plan_id)
+        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
+
     def history(self, plan_id: int) -> Iterator[Release]:
         """Every release of a plan, counter by counter, read in pieces."""
         last: tuple[int, int] = (0, 0)
@@ -313,5 +318,6 @@ def _add_counter(connection: Connection, plan_id: int | None, line: str, allowed
     connection.execute(sa.insert(counters).values(values))
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """What the machine's clock says, for the record: nothing is decided by it."""
     return datetime.now(UTC).isoformat(timespec="microseconds")

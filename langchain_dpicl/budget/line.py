@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import cast, overload
 
 from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import Ledger, utc_now
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.queries import query_id
-from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt
+from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
@@ -336,9 +335,8 @@ class BudgetLine:
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
         spent = charge.spent - unused
-        number = f"{charge.counter_id}.{charge.number}" if charge.principal else str(charge.number)
         return {
-            "id": f"{self._budget_name}:{self.name}:{number}",
+            "id": release_id(self._budget_name, self.name, charge.principal, charge.counter_id, charge.number),
             "budget": self._budget_name,
             "plan": self._digest[:16],
             "line": self.name,
@@ -363,8 +361,7 @@ class BudgetLine:
         Not kept in the ledger.
         """
         spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
-        when = datetime.now(UTC).isoformat(timespec="microseconds")
-        charge = Charge(self.plan_id, self.name, spent[self.name], when, spent, principal=who)
+        charge = Charge(self.plan_id, self.name, spent[self.name], utc_now(), spent, principal=who)
         none = {"id": "", "number": 0, "tokens": None, "query": None}
         return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none, "remaining": self.remaining(principal)})
 

@@ -54,6 +54,11 @@ class Replayed:
     receipt: Receipt
 
 
+def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
+    """What a release is called: a principal's counter stands in for its name."""
+    return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
+
+
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
     """A receipt as the ledger holds it. Those of older releases of this package lack what was not said then."""
     earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None, "tokens": None}

@@ -9,7 +9,7 @@ from typing import Any
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.budget import PrivacyBudget
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.receipt import Receipt, read_receipt
+from langchain_dpicl.budget.receipt import Receipt, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan
 from langchain_dpicl.errors import InvalidParameter
 
@@ -62,7 +62,8 @@ class LedgerReport:
         totals = []
         for generation in sorted({plan.generation for plan in chosen}):
             same = renewal.same_data(self.stored, generation)
-            totals.append({"generation": generation, **self._total(same)})
+            spent = {plan.id: self._ledger.most_spent(plan.id) for plan in same}
+            totals.append({"generation": generation, **renewal.total(same, spent)})
         acts = [
             {
                 "budget": act.name,
@@ -80,14 +81,6 @@ class LedgerReport:
             "totals": totals,
             "acts": acts,
         }
-
-    def _total(self, same: list[StoredPlan]) -> renewal.Total:
-        spent = {}
-        for plan in same:
-            found = self._ledger.by_principal(plan.id)
-            lines = found.get("", {})
-            spent[plan.id] = {line: max(by.get(line, 0) for by in found.values()) for line in lines}
-        return renewal.total(same, spent)
 
     def _budget(self, stored: StoredPlan) -> dict[str, Any]:
         budget = PrivacyBudget.open(stored.name, self._url)
@@ -118,11 +111,10 @@ class LedgerReport:
             spent: dict[int, int] = {}
             for release in self._ledger.history(plan.id):
                 spent[release.counter_id] = spent.get(release.counter_id, 0) + release.units
-                number = f"{release.counter_id}.{release.number}" if release.principal else str(release.number)
                 row: dict[str, Any] = dict.fromkeys(FIELDS)
                 row |= {
                     "time": release.charged,
-                    "id": f"{plan.name}:{release.line}:{number}",
+                    "id": release_id(plan.name, release.line, release.principal, release.counter_id, release.number),
                     "budget": plan.name,
                     "plan": plan.digest[:16],
                     "line": release.line,
@@ -139,14 +131,14 @@ class LedgerReport:
                     row["outcome"] = release.outcome or receipt["outcome"]
                 yield row
 
-    def receipt(self, release_id: str) -> Receipt | None:
+    def receipt(self, id_: str) -> Receipt | None:
         """The receipt with this id, of whichever budget."""
-        name = release_id.rsplit(":", 2)[0]
+        name = id_.rsplit(":", 2)[0]
         if name not in [plan.name for plan in self.stored]:
             return None
         budget = PrivacyBudget.open(name, self._url)
         try:
-            return budget.receipt(release_id)
+            return budget.receipt(id_)
         finally:
             budget.close()
 
