@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import wait
@@ -146,6 +147,12 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     def OutputType(self) -> Any:
         """The release's type, or the answer with its receipt."""
         return AnswerWithReceipt if self.return_receipt else self.aggregator.release_type
+
+    def with_receipt(self) -> SealedRelease:
+        """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
+        copied = copy.copy(self)
+        copied.return_receipt = True
+        return copied
 
     # -- one release --------------------------------------------------------------------------------------------------
 

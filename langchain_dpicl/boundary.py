@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import functools
 import os
 import threading
@@ -35,6 +34,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tracers import context as tracer_context
 from pydantic import BaseModel
 
+from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import UnsafeConfigurationError
 
 T = TypeVar("T")
@@ -91,46 +91,21 @@ def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
     Follows the fields of Runnables, their lists and mappings; a model hidden in a function's closure is out of its
     reach (but a cache of its own is then the user's own doing, and the global one is refused).
     """
-    sealed: Runnable[Any, Any] = _sealed(member, {})
+    sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
     return sealed
 
 
-def _sealed(value: Any, seen: dict[int, Any]) -> Any:
-    if id(value) in seen:
-        return seen[id(value)]
-    if isinstance(value, BaseModel) and isinstance(value, Runnable):
-        updates: dict[str, Any] = {}
-        fields = type(value).model_fields
-        if not isinstance(value, BaseLanguageModel):
-            for name in fields:
-                old = getattr(value, name)
-                new = _sealed_config(old) if name == "config" and isinstance(old, Mapping) else _sealed(old, seen)
-                if new is not old:
-                    updates[name] = new
-        off: dict[str, Any] = {"callbacks": None, "verbose": False, "config_factories": []}
-        updates |= {name: to for name, to in off.items() if name in fields and getattr(value, name)}
-        if isinstance(value, BaseLanguageModel):
-            updates["cache"] = False
-        seen[id(value)] = value.model_copy(update=updates) if updates else value
-        return seen[id(value)]
-    if isinstance(value, Runnable) and hasattr(value, "__dict__"):
-        seen[id(value)] = value  # a chain may refer to itself
-        changes = {name: _sealed(old, seen) for name, old in vars(value).items()}
-        changes = {name: new for name, new in changes.items() if new is not vars(value)[name]}
-        seen[id(value)] = copy.copy(value) if changes else value
-        vars(seen[id(value)]).update(changes)
-        return seen[id(value)]
-    if type(value) in (list, tuple):
-        items = type(value)(_sealed(item, seen) for item in value)
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if type(value) is dict:
-        entries = {key: _sealed(item, seen) for key, item in value.items()}
-        return entries if any(entries[key] is not value[key] for key in value) else value
-    return value
-
-
-def _sealed_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: item for key, item in config.items() if key != "callbacks"} if config.get("callbacks") else config
+def _sealed(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    if not isinstance(part, BaseModel):
+        return part
+    fields = type(part).model_fields
+    off: dict[str, Any] = {"callbacks": None, "verbose": False, "config_factories": []}
+    updates = {name: to for name, to in off.items() if name in fields and getattr(part, name)}
+    if isinstance(part, BaseLanguageModel):
+        updates["cache"] = False
+    elif "config" in fields and isinstance(config := part.config, Mapping) and config.get("callbacks"):  # type: ignore[attr-defined]
+        updates["config"] = {key: item for key, item in config.items() if key != "callbacks"}
+    return part.model_copy(update=updates) if updates else part
 
 
 _pool: ThreadPoolExecutor | None = None

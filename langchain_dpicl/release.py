@@ -15,9 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from langchain_core.runnables import Runnable
+
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.chains import parts
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained, ModelUnavailable, ReleaseFailed
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -256,6 +259,11 @@ class ReleaseSteps:
         if answer is None:
             raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")
         return answer, query.line.unreleased_receipt(query.principal)
+
+
+def releases_in(chain: Runnable[Any, Any]) -> list[ReleaseSteps]:
+    """Every release that a chain can make."""
+    return [part for part in parts(chain) if isinstance(part, ReleaseSteps)]
 
 
 async def every(work: Iterable[Awaitable[T]]) -> list[T]:

@@ -18,7 +18,7 @@ ROOT = Path(langchain_dpicl.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors"},
     {"privacy"},
-    {"_labels"},
+    {"_labels", "chains"},
     {"aggregators", "store", "budget"},
     {"selection", "boundary"},
     {"ensemble", "decoding"},
