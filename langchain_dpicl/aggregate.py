@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list, get_executor_for_config
@@ -25,6 +25,9 @@ from langchain_dpicl.errors import (
     UnsafeConfigurationError,
 )
 from langchain_dpicl.release import Begun, ReleaseSteps, every
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
 
 T = TypeVar("T")
 
@@ -153,6 +156,14 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
         copied = copy.copy(self)
         copied.return_receipt = True
         return copied
+
+    def as_tool(  # type: ignore[override]
+        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
+    ) -> BaseTool:
+        """This release as an agent's tool: `langchain_dpicl.as_tool`."""
+        from langchain_dpicl.tool import as_tool
+
+        return as_tool(self, name, description, inputs=inputs)
 
     # -- one release --------------------------------------------------------------------------------------------------
 

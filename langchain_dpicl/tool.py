@@ -37,24 +37,21 @@ def as_tool(
     name, description
         What the agent reads.
     inputs
-        The tool's arguments, strings, with what each means. Default: the store's input key.
+        The tool's arguments, strings, with what each means: the keys of the release's input. Default: ``input``.
 
     The tool's message is the answer as text; of a sealed release its artifact is the receipt. A spent budget
     (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
-    text that it can act on; such a call costs nothing. A label of an agent's own (the call's arguments) reaches no
-    member but as the query. What else goes wrong is raised.
+    text that it can act on; such a call costs nothing. What else goes wrong is raised.
     """
     from langchain_core.tools import StructuredTool, ToolException
 
-    found = releases_in(release)
-    if not found:
+    if not releases_in(release):
         raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
     if not isinstance(name, str) or not name:
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
-    key = found[0].ensemble.selector.store.input_key
-    arguments = {key: f"the {key}"} if inputs is None else dict(inputs)
+    arguments = {"input": "the question"} if inputs is None else dict(inputs)
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, SealedRelease) else release
 
