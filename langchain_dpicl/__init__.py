@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     )
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
     from langchain_dpicl.release import acting_for
+    from langchain_dpicl.retrieval import DPRetriever, wrap_rag
     from langchain_dpicl.scoring import LabelScorer
     from langchain_dpicl.selection import PoissonExampleSelector
     from langchain_dpicl.store import ExemplarStore
+    from langchain_dpicl.tool import as_tool
 
 __version__ = "0.1.0"
 
@@ -77,9 +79,11 @@ _HOMES = {
     ),
     "privacy": ("LineRequest", "PrivacyPlan"),
     "release": ("acting_for",),
+    "retrieval": ("DPRetriever", "wrap_rag"),
     "scoring": ("LabelScorer",),
     "selection": ("PoissonExampleSelector",),
     "store": ("ExemplarStore",),
+    "tool": ("as_tool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -89,6 +93,7 @@ __all__ = [
     "BudgetError",
     "DPAggregate",
     "DPICLError",
+    "DPRetriever",
     "EmbeddingMean",
     "ExemplarStore",
     "InfeasiblePlan",
@@ -121,7 +126,9 @@ __all__ = [
     "UnsafeConfigurationError",
     "Words",
     "acting_for",
+    "as_tool",
     "keywords_to_answer",
+    "wrap_rag",
 ]
 
 

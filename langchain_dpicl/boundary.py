@@ -6,7 +6,9 @@ context variables, in the environment and in globals. Here each call runs
 * in an empty ``contextvars.Context`` of its own (no inherited configuration, callbacks, collectors or LangGraph
   stream writers),
 * with LangSmith tracing switched off inside that context and an empty callback list,
-* on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own,
+* on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own, and whose
+  graphs keep no checkpoints (what sealing cannot reach, and would show something, is refused),
+* without a word in the logs and no warnings (see `silence`),
 * on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
   owner move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
@@ -14,12 +16,13 @@ context variables, in the environment and in globals. Here each call runs
 What lives in globals cannot be switched off for one call; `check_surroundings` refuses to run instead.
 
 Not closed here, because no library can: whoever runs the process or the model server, a provider's logs, the effect of
-a function in the chain that writes somewhere itself, timing.
+a function in the chain that writes somewhere itself, what patches the classes of a model or its client, timing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import os
@@ -28,14 +31,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final, Protocol, TypeVar
 
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
-from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.tracers import context as tracer_context
-from pydantic import BaseModel
 
-from langchain_dpicl.chains import rebuilt
+from langchain_dpicl import silence
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.sealing import seal as seal
 
 T = TypeVar("T")
 
@@ -76,36 +78,32 @@ def check_surroundings() -> None:
         raise UnsafeConfigurationError(
             "LangChain's verbose mode is on: it prints private prompts; call set_verbose(False)"
         )
-    for variable, _, _, env_var in getattr(tracer_context, "_configure_hooks", ()):
-        if contextvars.Context().run(variable.get) is not None:
-            raise UnsafeConfigurationError("a callback handler is set for every context: it would see private prompts")
-        if env_var and os.environ.get(env_var, "").lower() not in ("", "0", "false"):
-            raise UnsafeConfigurationError(
-                f"the environment variable {env_var} adds a callback handler that would see private prompts"
-            )
+    handlers = None
+    with contextlib.suppress(Exception):  # LangChain refuses some variables of the environment by itself
+        handlers = in_private(_handlers)
+    if handlers is None:
+        raise UnsafeConfigurationError("LangChain cannot start a call without callbacks here; nothing was charged")
+    if handlers:
+        raise UnsafeConfigurationError(
+            f"{handlers[0]} is added to every call (by register_configure_hook, a variable of the environment or an "
+            "instrumentation of LangChain): it would see private prompts; take it away"
+        )
+    silence.keep_silent()
 
 
-def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """A copy of the chain whose models have no cache, verbosity or callbacks, and whose bound callbacks are dropped.
+def check_loop() -> None:
+    """Refuse to run in an event loop whose debug mode is on. Raises `UnsafeConfigurationError`."""
+    if asyncio.get_running_loop().get_debug():
+        raise UnsafeConfigurationError(
+            "asyncio's debug mode is on: it logs slow tasks with their results, which are private; "
+            "run without PYTHONASYNCIODEBUG, -X dev and debug=True, or call get_running_loop().set_debug(False)"
+        )
 
-    Follows the fields of Runnables, their lists and mappings; a model hidden in a function's closure is out of its
-    reach (but a cache of its own is then the user's own doing, and the global one is refused).
-    """
-    sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
-    return sealed
 
-
-def _sealed(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    if not isinstance(part, BaseModel):
-        return part
-    fields = type(part).model_fields
-    off: dict[str, Any] = {"callbacks": None, "verbose": False, "config_factories": []}
-    updates = {name: to for name, to in off.items() if name in fields and getattr(part, name)}
-    if isinstance(part, BaseLanguageModel):
-        updates["cache"] = False
-    elif "config" in fields and isinstance(config := part.config, Mapping) and config.get("callbacks"):  # type: ignore[attr-defined]
-        updates["config"] = {key: item for key, item in config.items() if key != "callbacks"}
-    return part.model_copy(update=updates) if updates else part
+def _handlers() -> list[str]:
+    """The callback handlers that a call gets although it asks for none."""
+    managers = (CallbackManager.configure([]), AsyncCallbackManager.configure([]))
+    return [type(handler).__name__ for manager in managers for handler in manager.handlers]
 
 
 _pool: ThreadPoolExecutor | None = None
@@ -187,22 +185,24 @@ async def arun_private(
 
     An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as it would anywhere in asyncio.
     """
+    outputs: list[object | Abstention] = [ABSTAIN] * len(requests)  # not the tasks' results, which their reprs show
     gate = asyncio.Semaphore(max_concurrency)
 
-    async def one(request: Request) -> object | Abstention:
+    async def one(i: int) -> None:
         # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
         try:
             async with gate:
-                return await _acall(member, request, reader)
+                outputs[i] = await _acall(member, requests[i], reader)
+                return
         except BaseException:
             if not _is_cancelled():  # the member's own failure, and not our caller's cancellation
-                return ABSTAIN
+                return
         raise asyncio.CancelledError
 
-    tasks = [asyncio.create_task(one(request), context=_clean_context().copy()) for request in requests]
+    tasks = [asyncio.create_task(one(i), context=_clean_context().copy()) for i in range(len(requests))]
     try:
         await asyncio.wait(tasks)  # unlike awaiting a task, this ends at once when the caller is cancelled
-        return [ABSTAIN if task.cancelled() else task.result() for task in tasks]
+        return outputs
     finally:
         for task in tasks:
             task.cancel()
@@ -215,10 +215,11 @@ def _config() -> RunnableConfig:
 
 @functools.cache
 def _clean_context() -> contextvars.Context:
-    """A context that holds nothing but "LangSmith tracing is off". Every call runs in a copy of its own."""
+    """A context that holds nothing but "private" and "LangSmith tracing is off". Each call runs in its own copy."""
     from langsmith.run_helpers import tracing_context
 
     def make() -> contextvars.Context:
+        silence.private.set(True)
         with tracing_context(enabled=False):
             return contextvars.copy_context()
 

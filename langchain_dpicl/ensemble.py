@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl import boundary
@@ -16,6 +17,7 @@ from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
     from langchain_dpicl.aggregate import SealedRelease
@@ -65,6 +67,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
             max_concurrency = min(selector.members, 64)
         self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
         self._member: Runnable[Any, Any] = boundary.seal(coerce_to_runnable(member))
+        self._needed = _first_keys(self._member)
         self._suspect = False
         self._answered_at = -math.inf  # when the member last answered a public question, on the monotonic clock
         self._lock = threading.Lock()
@@ -80,11 +83,17 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         return self.selector.members
 
     def check_request(self, values: object) -> Mapping[str, Any]:
-        """The caller's mapping, or `InvalidParameter`. Never shows the input."""
+        """The caller's mapping, or `InvalidParameter`, which shows its keys alone.
+
+        A key that the member's prompt needs is asked for here: without it every member would abstain, and be charged.
+        """
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
         if "examples" in values:
             raise InvalidParameter("input", "examples", "a mapping without this key, which the ensemble fills")
+        if missing := self._needed - values.keys():
+            raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
+        self.selector.check_query(values)
         return values
 
     # -- the member's health, from public facts alone -----------------------------------------------------------------
@@ -132,17 +141,28 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     # -- private runs, for DPAggregate ---------------------------------------------------------------------------------
 
     def run(
-        self, values: Mapping[str, Any], rate: float, reader: boundary.Reader = boundary.WHOLE
+        self,
+        values: Mapping[str, Any],
+        rate: float,
+        reader: boundary.Reader = boundary.WHOLE,
+        query: Vectors | None = None,
     ) -> list[object | boundary.Abstention]:
-        """Sample, call, and read each output. PRIVATE: the outputs are for an aggregator."""
-        requests = [(values, bucket) for bucket in self.selector.sample(rate)]
+        """Sample, call, and read each output. PRIVATE: the outputs are for an aggregator.
+
+        ``query`` is what the selector's ``embed_query`` gave for the values.
+        """
+        requests = [(values, bucket) for bucket in self.selector.sample(rate, query)]
         return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
 
     async def arun(
-        self, values: Mapping[str, Any], rate: float, reader: boundary.Reader = boundary.WHOLE
+        self,
+        values: Mapping[str, Any],
+        rate: float,
+        reader: boundary.Reader = boundary.WHOLE,
+        query: Vectors | None = None,
     ) -> list[object | boundary.Abstention]:
         """`run`, asynchronously."""
-        requests = [(values, bucket) for bucket in self.selector.sample(rate)]
+        requests = [(values, bucket) for bucket in await asyncio.to_thread(self.selector.sample, rate, query)]
         return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
 
     # -- composition ---------------------------------------------------------------------------------------------------
@@ -185,3 +205,10 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
 
     def __repr__(self) -> str:
         return f"PrivateEnsemble(members={self.members}, rate={self.selector.rate:.6g})"
+
+
+def _first_keys(member: Runnable[Any, Any]) -> frozenset[str]:
+    """The keys of the caller's mapping that the member's first step is known to need: a prompt's, a scorer's."""
+    while isinstance(member, RunnableSequence):
+        member = member.first
+    return frozenset(getattr(member, "input_variables", ())) - {"examples"}

@@ -24,6 +24,7 @@ from langchain_dpicl.chains import parts
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained, ModelUnavailable, ReleaseFailed
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.store.intake import Vectors
 
 T = TypeVar("T")
 
@@ -59,18 +60,26 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What the public work before the charge gave: the aggregator for this query, and the embedding to be near to."""
+
+    aggregator: Aggregator[Any]
+    vector: Vectors | None
+
+
+@dataclass(frozen=True)
 class Begun:
-    """A query from its charge on. ``aggregator`` is None where the ledger has the answer."""
+    """A query from its charge on. ``prepared`` is None where the ledger has the answer."""
 
     query: Query
-    aggregator: Aggregator[Any] | None
+    prepared: Prepared | None
     entry: Charge | Replayed
 
     @property
-    def reader(self) -> Aggregator[Any]:
-        """The aggregator of a query that was charged."""
-        assert self.aggregator is not None
-        return self.aggregator
+    def ready(self) -> Prepared:
+        """What was prepared for a query that was charged."""
+        assert self.prepared is not None
+        return self.prepared
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,11 @@ class ReleaseSteps:
         self._public = None if calls is None else PublicCalls(boundary.seal(calls.chain), calls.count)
         self._variant = f"{aggregator.variant} members={ensemble.members}"
 
+    @property
+    def query_key(self) -> str:
+        """Under which key a question goes in, as far as that is known: what the selector looks for, or "input"."""
+        return self.ensemble.selector.nearest_to or "input"
+
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use."""
         selector = self.ensemble.selector
@@ -128,7 +142,8 @@ class ReleaseSteps:
 
     def _ahead(self, queries: Sequence[Query]) -> list[Replayed | None]:
         """Before any public call: what the ledger can answer; `PrivacyBudgetExceeded` where the charge would fail."""
-        if self._public is None and not self.ensemble.doubtful(self.aggregator.tells_abstention):
+        near = self.ensemble.selector.nearest_to is not None
+        if self._public is None and not near and not self.ensemble.doubtful(self.aggregator.tells_abstention):
             return [None] * len(queries)
         line, principal = queries[0].line, queries[0].principal
         known = line.replayed([query.id for query in queries], principal)
@@ -146,10 +161,11 @@ class ReleaseSteps:
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
 
     async def _abegin(self, queries: Sequence[Query], at_once: int = 1) -> list[Begun]:
+        boundary.check_loop()
         known = await asyncio.to_thread(self._ahead, queries)
         gate = asyncio.Semaphore(at_once)
 
-        async def prepare(query: Query, answer: Replayed | None) -> Aggregator[Any] | None:
+        async def prepare(query: Query, answer: Replayed | None) -> Prepared | None:
             async with gate:
                 return None if answer else await self._aprepared(query)
 
@@ -158,8 +174,9 @@ class ReleaseSteps:
         entries = await queries[0].line.acharge(len(queries), queries[0].principal, ids, texts=texts)
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
 
-    def _prepared(self, query: Query) -> Aggregator[Any]:
-        """The aggregator for this query, after the public work that it asks for. Nothing is charged yet."""
+    def _prepared(self, query: Query) -> Prepared:
+        """The public work that this query asks for. Nothing is charged yet."""
+        vector = self.ensemble.selector.embed_query(query.values)
         answers: Sequence[object] = ()
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
@@ -167,9 +184,10 @@ class ReleaseSteps:
             answers = boundary.run_private(self._public.chain, requests, max_concurrency=at_once)
         aggregator = self.aggregator.prepare(query.values, query.line.options, answers)
         self.ensemble.check_health(query.values, aggregator)
-        return aggregator
+        return Prepared(aggregator, vector)
 
-    async def _aprepared(self, query: Query) -> Aggregator[Any]:
+    async def _aprepared(self, query: Query) -> Prepared:
+        vector = await self.ensemble.selector.aembed_query(query.values)
         answers: Sequence[object] = ()
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
@@ -177,14 +195,15 @@ class ReleaseSteps:
             answers = await boundary.arun_private(self._public.chain, requests, max_concurrency=at_once)
         aggregator = await asyncio.to_thread(self.aggregator.prepare, query.values, query.line.options, answers)
         await self.ensemble.acheck_health(query.values, aggregator)
-        return aggregator
+        return Prepared(aggregator, vector)
 
     # -- private: sample, call, aggregate -----------------------------------------------------------------------------
     # Every exception ends here, so that no traceback refers to what is private.
 
     def _private(self, begun: Begun) -> Private:
         try:
-            outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, begun.reader)
+            ready = begun.ready
+            outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, ready.aggregator, ready.vector)
             return Private(self._aggregate(begun, outputs))
         except Exception:
             return Private(failed=True)
@@ -193,7 +212,9 @@ class ReleaseSteps:
 
     async def _aprivate(self, begun: Begun) -> Private:
         try:
-            outputs = await self.ensemble.arun(begun.query.values, begun.query.line.rate, begun.reader)
+            ready = begun.ready
+            rate = begun.query.line.rate
+            outputs = await self.ensemble.arun(begun.query.values, rate, ready.aggregator, ready.vector)
             return Private(await asyncio.to_thread(self._aggregate, begun, outputs))
         except Exception:
             return Private(failed=True)
@@ -201,7 +222,9 @@ class ReleaseSteps:
             return Private(interrupt=type(interrupt))
 
     def _aggregate(self, begun: Begun, outputs: Sequence[object]) -> Any:
-        return boundary.in_private(begun.reader.aggregate, outputs, begun.query.line.parameter, self._randomness)
+        return boundary.in_private(
+            begun.ready.aggregator.aggregate, outputs, begun.query.line.parameter, self._randomness
+        )
 
     # -- public again -------------------------------------------------------------------------------------------------
 

@@ -146,6 +146,11 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             f"calls={self.calls}, max_tokens={self.max_tokens})"
         )
 
+    @property
+    def input_variables(self) -> list[str]:
+        """The keys that a request needs, as a prompt template calls them."""
+        return [self.query_key]
+
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> str:
         """The label with the highest score; the earlier one in a tie."""
         return self._call_with_config(self._answer, input, config)

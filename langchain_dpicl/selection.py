@@ -4,7 +4,7 @@ Each owner flips its own coin (probability ``rate``) and, if in, draws its own m
 its own priority within that member's bucket. Every draw is independent of every other owner, so adding or removing one
 owner changes one member's bucket and nothing else: that is the whole reason why an aggregator only has to survive the
 replacement of one member's output. Therefore nothing here ever chunks the sample, fixes its size or moves an owner
-from one bucket to another.
+from one bucket to another, and what is near to a query is looked for within a bucket, once it is drawn.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
+from numpy.typing import NDArray
 
 from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.intake import Vectors
 
 
 class Examples(list[dict[str, Any]]):
@@ -70,6 +72,18 @@ class PoissonExampleSelector(BaseExampleSelector):
         decide who stays. Default: twice the expected size, at least 4 more than it.
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
+    nearest_to
+        The request's key under which the query stands, a text. Then, within each bucket, the ``max_exemplars`` (which
+        is needed here) that are most similar to the query stay, the most similar first, and of an owner's exemplars the
+        most similar ones enter; equal ones in the owners' random order.
+
+    Nearness is looked for WITHIN a bucket, after the owners' draws, so it moves nothing from one bucket to another and
+    costs no privacy. (The nearest of the whole store, then split, would: without one owner another would move up into
+    it.) A sampled bucket of a few exemplars has nothing near to offer, so take a higher ``rate`` than without: it finds
+    better exemplars and amplifies less. At rate=1 all owners are split at random into N private collections that are
+    each searched whole, and nothing is amplified. The query's embedding is public, made before the charge by the
+    store's model. A vector counts as its exemplar's own data: a model that embeds a text a little differently beside
+    other texts should have embedded each on its own.
 
     Sampled buckets are private; they are meant for `PrivateEnsemble` alone. As a LangChain ``BaseExampleSelector``, for
     instance in a ``FewShotPromptTemplate`` within the member chain, `select_examples` gives that member's own bucket.
@@ -86,6 +100,7 @@ class PoissonExampleSelector(BaseExampleSelector):
         rate: float | None = None,
         max_exemplars: int | None = None,
         exemplars_per_owner: int = 1,
+        nearest_to: str | None = None,
     ) -> None:
         if not isinstance(store, ExemplarStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
@@ -107,17 +122,42 @@ class PoissonExampleSelector(BaseExampleSelector):
             self.rate = members * shots / owners
         else:
             self.rate = checks.probability("rate", rate)
+        if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
+            raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
+        if nearest_to is not None and max_exemplars is None:
+            raise InvalidParameter("max_exemplars", max_exemplars, "given where nearest_to is: how many a member gets")
+        self.nearest_to = nearest_to
         expected = self.rate * owners * self.exemplars_per_owner / members
         if max_exemplars is None:
             max_exemplars = math.ceil(max(2 * expected, expected + 4))
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
 
-    def sample(self, rate: float | None = None) -> list[Examples]:
+    # -- the query, which is public -----------------------------------------------------------------------------------
+
+    def check_query(self, values: Mapping[str, Any]) -> None:
+        """Refuse a request without a text to be near to. Raises `InvalidParameter`; never shows the input."""
+        if self.nearest_to is not None and not isinstance(values.get(self.nearest_to), str):
+            raise InvalidParameter("input", sorted(values), f"a mapping with a text under {self.nearest_to!r}")
+
+    def embed_query(self, values: Mapping[str, Any]) -> Vectors | None:
+        """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does."""
+        return None if self.nearest_to is None else self.store.embed_query(values[self.nearest_to])
+
+    async def aembed_query(self, values: Mapping[str, Any]) -> Vectors | None:
+        """`embed_query`, without blocking the event loop."""
+        return None if self.nearest_to is None else await self.store.aembed_query(values[self.nearest_to])
+
+    # -- the private side ---------------------------------------------------------------------------------------------
+
+    def sample(self, rate: float | None = None, query: Vectors | None = None) -> list[Examples]:
         """N buckets, some perhaps empty, for one release. Private. Cost grows with the number of owners sampled.
 
-        ``rate`` is the plan's q where a budget has fixed it; default: the selector's own.
+        ``rate`` is the plan's q where a budget has fixed it; default: the selector's own. ``query`` is what
+        `embed_query` gave.
         """
+        if (query is None) != (self.nearest_to is None):
+            raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
         draw = self._randomness
         with self.store.lock:
             chosen = draw.coin_positions(self.store.owner_count, self.rate if rate is None else rate)
@@ -125,14 +165,18 @@ class PoissonExampleSelector(BaseExampleSelector):
             priority = draw.uniforms(len(chosen))
             rows, position = self.store.rows_of(chosen)
             order_within = draw.uniforms(len(rows))
-            # One owner's rows together, in its own random order; owners of one bucket by their own priorities.
-            order = np.lexsort((order_within, position, priority[position], member_of[position]))
-            rows, position = rows[order], position[order]
-            rows, bucket = _first_of_each(rows, position, self.exemplars_per_owner, member_of[position])
-            rows, bucket = _first_of_each(rows, bucket, self.max_exemplars, bucket)
-            exemplars = self.store.read(rows)
+            far = np.zeros(len(rows), np.float32) if query is None else -self.store.similarity(rows, query)
+            if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
+                # Of one owner's rows the nearest, else the first in its own random order.
+                order = np.lexsort((order_within, far, position))
+                order = order[_first_of_each(position[order], self.exemplars_per_owner)]
+                rows, position, order_within, far = rows[order], position[order], order_within[order], far[order]
+            # Of one bucket's rows the nearest, else the first by their owners' own priorities.
+            order = np.lexsort((order_within, priority[position], far, member_of[position]))
+            order = order[_first_of_each(member_of[position[order]], self.max_exemplars)]
+            exemplars = self.store.read(rows[order])
         buckets = [Examples((), self.store.input_key, self.store.output_key) for _ in range(self.members)]
-        for exemplar, member in zip(exemplars, bucket.tolist(), strict=True):
+        for exemplar, member in zip(exemplars, member_of[position[order]].tolist(), strict=True):
             buckets[member].append(exemplar)
         return buckets
 
@@ -153,24 +197,22 @@ class PoissonExampleSelector(BaseExampleSelector):
             PrivacyWarning,
             stacklevel=2,
         )
-        return list(self.sample()[0])
+        self.check_query(input_variables)
+        return list(self.sample(query=self.embed_query(input_variables))[0])
 
     def __repr__(self) -> str:
+        near = "" if self.nearest_to is None else f", nearest_to={self.nearest_to!r}"
         return (
-            f"PoissonExampleSelector(members={self.members}, rate={self.rate:.6g}, max_exemplars={self.max_exemplars})"
+            f"PoissonExampleSelector(members={self.members}, rate={self.rate:.6g}, "
+            f"max_exemplars={self.max_exemplars}{near})"
         )
 
 
-def _first_of_each(
-    rows: np.ndarray[Any, np.dtype[np.int64]],
-    group: np.ndarray[Any, np.dtype[np.int64]],
-    limit: int,
-    keep: np.ndarray[Any, np.dtype[np.int64]],
-) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The first ``limit`` rows of each run of equal ``group``, and ``keep`` at those rows."""
-    if not len(rows):
-        return rows, keep
+def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
+    """Which entries are among the first ``limit`` of their run of equal ``group``."""
+    if not len(group):
+        return np.zeros(0, np.bool_)
     starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
-    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(rows)]])))
-    inside = rank < limit
-    return rows[inside], keep[inside]
+    rank = np.arange(len(group)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(group)]])))
+    within: NDArray[np.bool_] = rank < limit
+    return within

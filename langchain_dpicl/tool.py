@@ -37,7 +37,8 @@ def as_tool(
     name, description
         What the agent reads.
     inputs
-        The tool's arguments, strings, with what each means: the keys of the release's input. Default: ``input``.
+        The tool's arguments, strings, with what each means: the keys of the release's input. Default: what the
+        release's selector is ``nearest_to``, else "input".
 
     The tool's message is the answer as text; of a sealed release its artifact is the receipt. A spent budget
     (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
@@ -45,13 +46,14 @@ def as_tool(
     """
     from langchain_core.tools import StructuredTool, ToolException
 
-    if not releases_in(release):
+    found = releases_in(release)
+    if not found:
         raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
     if not isinstance(name, str) or not name:
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
-    arguments = {"input": "the question"} if inputs is None else dict(inputs)
+    arguments = {found[0].query_key: "the question"} if inputs is None else dict(inputs)
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, SealedRelease) else release
 

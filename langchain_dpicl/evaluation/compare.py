@@ -40,8 +40,9 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> Comparison:
     request = sealed.ensemble.check_request(values)
     check_surroundings()
     line = sealed.line()
+    query = sealed.ensemble.selector.embed_query(request)
     (charge,) = line.charge()
-    outputs = sealed.ensemble.run(request, line.rate)
+    outputs = sealed.ensemble.run(request, line.rate, query=query)
     release = vote.aggregate(outputs, line.parameter, sealed._randomness)
     receipt = line.record(charge)
     counts = vote.counts(outputs)[:-1]

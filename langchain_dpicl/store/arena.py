@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+
+from langchain_dpicl.errors import UnsafeConfigurationError
 
 
 class Arena:
@@ -14,6 +17,8 @@ class Arena:
     Python's own strings cannot be overwritten and cost some fifty bytes each beyond their content; here an entry costs
     its content and eight bytes, and `wipe` replaces it all with zeros in place.
     """
+
+    __slots__ = ("_data", "_ends")
 
     def __init__(self, data: bytearray | None = None, ends: NDArray[np.int64] | None = None) -> None:
         self._data = bytearray() if data is None else data
@@ -56,6 +61,9 @@ class Arena:
     def _replace(self, data: bytearray, ends: NDArray[np.int64]) -> None:
         self._data[:] = bytes(len(self._data))
         self._data, self._ends = data, ends
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("private texts are not pickled or copied")
 
     @property
     def nbytes(self) -> int:

@@ -16,22 +16,25 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidRecords, UnknownOwner, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, UnknownOwner, UnsafeConfigurationError
 from langchain_dpicl.store import file as store_file
-from langchain_dpicl.store import intake
+from langchain_dpicl.store import intake, nearness, takeover
 from langchain_dpicl.store.arena import Arena
 from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots
 
 if TYPE_CHECKING:
+    from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
+    from langchain_core.vectorstores import VectorStore
 
 Ids = NDArray[np.int64]
 
@@ -39,35 +42,13 @@ SKETCH = 128
 """Marks in a fingerprint."""
 
 
-class Owners(Sequence[str]):
-    """The owners' keys, in order of first appearance. Private: its ``repr`` shows their number alone."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        return self._keys[index]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} owners>"
-
-
 class ExemplarStore:
     """Private exemplars with their owners, searchable by exact inner product.
 
-    Build one with `from_records` or `from_texts`, or `load` a saved one. Vectors are scaled to norm 1 on their way in
-    (a zero vector stays zero), so an inner product is a cosine. Owners are the unit of privacy: all exemplars of one
-    owner enter and leave together. Thread-safe; readers see whole additions and whole removals only.
+    Build one with `from_records` or `from_texts`, take over a collection with `from_documents` or `from_vectorstore`,
+    or `load` a saved one. Vectors are scaled to norm 1 on their way in (a zero vector stays zero), so an inner product
+    is a cosine. Owners are the unit of privacy: all exemplars of one owner enter and leave together. Thread-safe;
+    readers see whole additions and whole removals only.
     """
 
     def __init__(
@@ -89,8 +70,8 @@ class ExemplarStore:
         self._texts = Arena()
         self._ids: Ids = np.empty(0, np.int64)
         self._owner_of: NDArray[np.int32] = np.empty(0, np.int32)
-        self._owner_keys: list[str] = []
-        self._owner_slots: dict[str, int] = {}
+        self._owner_keys = OwnerKeys()
+        self._owner_slots = OwnerSlots()
         self._next_id = 0
         self._by_owner: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._files: list[Path] = []
@@ -164,6 +145,67 @@ class ExemplarStore:
             ids=ids,
             vectors=vectors,
             progress=progress,
+        )
+
+    @classmethod
+    def from_documents(
+        cls,
+        documents: Iterable[Document],
+        embeddings: Embeddings,
+        *,
+        input_key: str = "text",
+        output_key: str | None = None,
+        owner_key: str | None = None,
+        vectors: Vectors | None = None,
+        progress: bool = True,
+    ) -> ExemplarStore:
+        """Build a store from LangChain documents.
+
+        An exemplar is the document's text under ``input_key``, with its metadata beside it; ``output_key`` and
+        ``owner_key`` name entries of the metadata. The owner's entry decides and goes no further: no member sees it.
+        Documents' ids are not kept. Raises `InvalidRecords`, which names the document's position and the key: no text,
+        no owner, metadata that JSON cannot represent, metadata under ``input_key``.
+        """
+        records = takeover.records_of(documents, input_key)
+        return cls.from_records(
+            records,
+            embeddings,
+            input_key=input_key,
+            output_key=output_key,
+            owner_key=owner_key,
+            vectors=vectors,
+            progress=progress,
+        )
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        vectorstore: VectorStore,
+        *,
+        embeddings: Embeddings | None = None,
+        input_key: str = "text",
+        output_key: str | None = None,
+        owner_key: str | None = None,
+    ) -> ExemplarStore:
+        """Take over a collection as it stands: texts, metadata and vectors. Nothing is embedded again.
+
+        For LangChain's ``InMemoryVectorStore``, and langchain-community's ``FAISS`` and ``SKLearnVectorStore``. The
+        rest as in `from_documents`; ``embeddings`` defaults to the collection's own model, which must be the one that
+        made its vectors: it embeds queries.
+
+        Vectors are scaled to norm 1 on their way in, so the store compares by cosine. A collection that was searched by
+        cosine, or that holds vectors of norm 1, ranks as it did, by inner product and by Euclidean distance alike;
+        another may rank differently. It is a copy: what is added to or deleted from the collection later does not
+        reach the store, and `forget` does not reach the collection.
+
+        Raises `StoreError` for any other collection, whose documents `from_documents` takes.
+        """
+        documents, vectors = takeover.contents_of(vectorstore)
+        own = vectorstore.embeddings if embeddings is None else embeddings
+        if own is None:
+            raise InvalidParameter("embeddings", None, "given where the collection does not name its embedding model")
+        return cls.from_documents(
+            documents, own, input_key=input_key, output_key=output_key, owner_key=owner_key, vectors=vectors
         )
 
     def add(
@@ -267,6 +309,19 @@ class ExemplarStore:
         with self.lock:
             return [json.loads(self._texts[int(row)].decode("utf-8", "surrogatepass")) for row in rows]
 
+    def similarity(self, rows: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:
+        """The inner product of each of these rows' vectors with a query's. Private. Reads no text."""
+        with self.lock:
+            return nearness.inner_products(self._stored_vectors(), rows, query)
+
+    def embed_query(self, text: str) -> Vectors:
+        """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""
+        return nearness.embed_query(self.embeddings, text, self.dimension)
+
+    async def aembed_query(self, text: str) -> Vectors:
+        """`embed_query`, without blocking the event loop."""
+        return await nearness.aembed_query(self.embeddings, text, self.dimension)
+
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
 
@@ -326,8 +381,8 @@ class ExemplarStore:
         self._texts = contents.texts
         self._ids = contents.ids
         self._owner_of = contents.owner_of
-        self._owner_keys = contents.owner_keys
-        self._owner_slots = {key: i for i, key in enumerate(contents.owner_keys)}
+        self._owner_keys = OwnerKeys(contents.owner_keys)
+        self._owner_slots = OwnerSlots((key, i) for i, key in enumerate(contents.owner_keys))
         self._next_id = contents.next_id
         self._by_owner = None
 

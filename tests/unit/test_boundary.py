@@ -1,7 +1,6 @@
-"""`boundary.py`: nothing but return values crosses from private to public.
+"""`boundary.py`: how members are called: alone, in a clean context, always as many, and with every failure abstaining.
 
-Every channel is tried twice: on a sealed release, where the canary must not show, and on a naive chain with the same
-member, where it must, so that a check that sees nothing cannot pass.
+What could be seen of it from outside is looked for in ``test_channels_*.py``.
 """
 
 from __future__ import annotations
@@ -18,54 +17,24 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from channels import QUESTION, Recorder
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import BaseCallbackHandler, StdOutCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.globals import set_debug, set_llm_cache, set_verbose
-from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     Runnable,
-    RunnableBranch,
     RunnableConfig,
     RunnableLambda,
-    RunnableParallel,
-    RunnablePassthrough,
-    chain,
 )
-from langchain_core.runnables.router import RouterRunnable
-from langchain_core.tools import tool
 from langchain_core.tracers import context as tracer_context
-from langchain_core.tracers.context import collect_runs, register_configure_hook
-from langsmith import Client, run_trees, utils
-from langsmith.run_helpers import tracing_context
+from langchain_core.tracers.context import register_configure_hook
 
 from langchain_dpicl import ModelUnavailable, ReleaseFailed, UnsafeConfigurationError, boundary
 from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.selection import Examples
-
-QUESTION = {"input": "a witty, seductive movie"}
-
-
-class Recorder(BaseCallbackHandler):
-    """Keeps everything that any callback is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("on_"):
-            return object.__getattribute__(self, name)
-
-        def keep(*args: Any, **kwargs: Any) -> None:
-            self.told.append(f"{name} {args!r} {kwargs!r}")
-
-        return keep
-
-    def text(self) -> str:
-        return "\n".join(self.told)
 
 
 def prompt() -> Runnable[Any, Any]:
@@ -75,326 +44,6 @@ def prompt() -> Runnable[Any, Any]:
 def model(canary: str, **options: Any) -> GenericFakeChatModel:
     """Answers with a label, and with the canary: outputs are private too."""
     return GenericFakeChatModel(messages=itertools.repeat(AIMessage(f"Positive {canary}")), **options)
-
-
-def naive(member: Any, canary: str) -> Runnable[Any, Any]:
-    """What one would write without the boundary: the same member, three times, in LCEL's open."""
-    bucket = [{"input": canary, "output": "Positive"}]
-    steps = RunnableParallel({f"member_{i}": member for i in range(3)})
-    return (lambda values: {**values, "examples": bucket}) | steps | (lambda votes: "Positive")  # type: ignore
-
-
-# -- channels that the caller opens ------------------------------------------------------------------------------------
-
-
-async def callbacks_in_the_config(runnable: Any) -> str:
-    recorder = Recorder()
-    runnable.invoke(QUESTION, {"callbacks": [recorder]})
-    return recorder.text()
-
-
-async def callbacks_in_the_config_async(runnable: Any) -> str:
-    recorder = Recorder()
-    await runnable.ainvoke(QUESTION, {"callbacks": [recorder]})
-    return recorder.text()
-
-
-async def callbacks_of_a_batch(runnable: Any) -> str:
-    recorder = Recorder()
-    runnable.batch([QUESTION, QUESTION], {"callbacks": [recorder]})
-    await runnable.abatch([QUESTION], {"callbacks": [recorder]})
-    return recorder.text()
-
-
-async def callbacks_of_a_stream(runnable: Any) -> str:
-    recorder = Recorder()
-    chunks = [*runnable.stream(QUESTION, {"callbacks": [recorder]})]
-    chunks += [chunk async for chunk in runnable.astream(QUESTION, {"callbacks": [recorder]})]
-    return recorder.text() + repr(chunks)
-
-
-async def a_traced_parent_chain(runnable: Any) -> str:
-    recorder = Recorder()
-    parent = RunnablePassthrough() | runnable | (lambda answer: {"answer": answer}) | RunnablePassthrough()
-    parent.with_config(tags=["parent"]).invoke(QUESTION, {"callbacks": [recorder]})
-    await parent.ainvoke(QUESTION, {"callbacks": [recorder]})
-    return recorder.text()
-
-
-async def a_function_of_a_traced_parent(runnable: Any) -> str:
-    """Called without a configuration, within a traced function: LCEL hands the parent's over in a context variable."""
-    recorder = Recorder()
-
-    @chain
-    def parent(values: Any) -> Any:
-        return runnable.invoke(values)
-
-    @chain
-    async def async_parent(values: Any) -> Any:
-        return await runnable.ainvoke(values)
-
-    parent.invoke(QUESTION, {"callbacks": [recorder]})
-    await async_parent.ainvoke(QUESTION, {"callbacks": [recorder]})
-    return recorder.text()
-
-
-def every_run(run: Any) -> str:
-    return f"{run.name} {run.inputs!r} {run.outputs!r} {run.events!r} {run.error!r}" + "".join(
-        every_run(child) for child in run.child_runs
-    )
-
-
-async def collected_runs(runnable: Any) -> str:
-    with collect_runs() as collector:
-        runnable.invoke(QUESTION)
-        await runnable.ainvoke(QUESTION)
-    assert collector.traced_runs
-    return "".join(map(every_run, collector.traced_runs))
-
-
-async def events_v1(runnable: Any) -> str:
-    return repr([event async for event in runnable.astream_events(QUESTION, version="v1")])
-
-
-async def events_v2(runnable: Any) -> str:
-    return repr([event async for event in runnable.astream_events(QUESTION, version="v2")])
-
-
-async def a_stream_log(runnable: Any) -> str:
-    return repr([patch async for patch in runnable.astream_log(QUESTION)])
-
-
-class RecordingClient(Client):
-    """A LangSmith client that keeps what it would send."""
-
-    def __init__(self) -> None:
-        super().__init__(api_url="http://localhost:1", api_key="none", auto_batch_tracing=False, info={})
-        self.sent: list[str] = []
-
-    def create_run(self, *args: Any, **kwargs: Any) -> None:
-        self.sent.append(repr((args, kwargs)))
-
-    def update_run(self, *args: Any, **kwargs: Any) -> None:
-        self.sent.append(repr((args, kwargs)))
-
-
-@contextlib.contextmanager
-def langsmith_from_the_environment() -> Iterator[RecordingClient]:
-    client = RecordingClient()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LANGSMITH_TRACING", "true")
-        patch.setenv("LANGCHAIN_TRACING_V2", "true")
-        patch.setattr(run_trees, "_CLIENT", client)
-        utils.get_env_var.cache_clear()
-        try:
-            yield client
-        finally:
-            utils.get_env_var.cache_clear()
-
-
-async def langsmith_by_environment(runnable: Any) -> str:
-    with langsmith_from_the_environment() as client:
-        runnable.invoke(QUESTION)
-        await runnable.ainvoke(QUESTION)
-        await asyncio.sleep(0.01)
-    assert client.sent
-    return "".join(client.sent)
-
-
-async def langsmith_by_context(runnable: Any) -> str:
-    client = RecordingClient()
-    with tracing_context(enabled=True, client=client):
-        runnable.invoke(QUESTION)
-        await runnable.ainvoke(QUESTION)
-    assert client.sent
-    return "".join(client.sent)
-
-
-CHANNELS: list[Callable[[Any], Any]] = [
-    callbacks_in_the_config,
-    callbacks_in_the_config_async,
-    callbacks_of_a_batch,
-    callbacks_of_a_stream,
-    a_traced_parent_chain,
-    a_function_of_a_traced_parent,
-    collected_runs,
-    events_v1,
-    events_v2,
-    a_stream_log,
-    langsmith_by_environment,
-    langsmith_by_context,
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("channel", CHANNELS, ids=lambda channel: channel.__name__)
-async def test_a_callers_channel_carries_the_release_and_nothing_private(
-    channel: Callable[[Any], Any], sealed_of: Any, canary: str
-) -> None:
-    member = prompt() | model(canary) | StrOutputParser()
-    assert canary in await channel(naive(member, canary)), "the naive chain shows it, so the check can fail"
-    seen = await channel(sealed_of(member))
-    assert "Positive" in seen, "the release itself is seen"
-    assert canary not in seen
-
-
-@pytest.mark.filterwarnings("ignore")
-async def test_a_failing_member_shows_nothing_either(sealed_of: Any, canary: str) -> None:
-    def fail(values: dict[str, Any]) -> str:
-        raise ValueError(f"cannot parse {values['examples']} {canary}")
-
-    for channel in CHANNELS:
-        broken = naive(RunnableLambda(fail), canary)
-        with pytest.raises(ValueError, match="cannot parse"):
-            await channel(broken)
-        answers = itertools.chain(["fail"], itertools.repeat("Positive"))
-        sealed = sealed_of(lambda values, a=answers: fail(values) if next(a) == "fail" else "Positive", members=6)
-        assert canary not in await channel(sealed)
-
-
-# -- channels inside the member ----------------------------------------------------------------------------------------
-
-MemberChannel = Callable[[str], tuple[Any, Callable[[], str]]]
-
-
-def callbacks_on_the_model(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    return prompt() | model(canary, callbacks=[recorder]) | StrOutputParser(), recorder.text
-
-
-def callbacks_bound_by_with_config(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    return prompt() | model(canary).with_config(callbacks=[recorder]) | StrOutputParser(), recorder.text
-
-
-def callbacks_bound_on_the_whole_member(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    return (prompt() | model(canary) | StrOutputParser()).with_config({"callbacks": [recorder]}), recorder.text
-
-
-def listeners(canary: str) -> tuple[Any, Callable[[], str]]:
-    heard: list[str] = []
-    listening = model(canary).with_listeners(
-        on_start=lambda run: heard.append(repr(run.inputs)), on_end=lambda run: heard.append(repr(run.outputs))
-    )
-    return prompt() | listening | StrOutputParser(), lambda: "".join(heard)
-
-
-def a_cache_of_the_models_own(canary: str) -> tuple[Any, Callable[[], str]]:
-    cache = InMemoryCache()
-    return prompt() | model(canary, cache=cache) | StrOutputParser(), lambda: repr(cache._cache)
-
-
-def a_callback_within_a_branch(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    inner = prompt() | model(canary, callbacks=[recorder])
-    return RunnableBranch((lambda v: False, inner), inner) | StrOutputParser(), recorder.text
-
-
-def a_callback_within_a_parallel(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    inner = prompt() | model(canary, callbacks=[recorder]) | StrOutputParser()
-    return RunnableParallel(answer=inner) | (lambda v: v["answer"]), recorder.text
-
-
-def a_callback_within_an_assign(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    inner = prompt() | model(canary, callbacks=[recorder]) | StrOutputParser()
-    return RunnablePassthrough.assign(answer=inner) | (lambda v: v["answer"]), recorder.text
-
-
-def a_callback_within_a_fallback(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-
-    def down(_: Any) -> Any:
-        raise ConnectionError
-
-    member = (prompt() | RunnableLambda(down)).with_fallbacks([prompt() | model(canary, callbacks=[recorder])])
-    return member | StrOutputParser(), recorder.text
-
-
-def a_callback_within_a_router(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    router = RouterRunnable({"one": prompt() | model(canary, callbacks=[recorder])})
-    return (lambda v: {"key": "one", "input": v}) | router | StrOutputParser(), recorder.text
-
-
-def a_callback_behind_retry_and_bind(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-    inner = model(canary, callbacks=[recorder]).bind(stop=["\n"]).with_retry(stop_after_attempt=2)
-    return prompt() | inner | StrOutputParser(), recorder.text
-
-
-def a_callback_of_an_alternative(canary: str) -> tuple[Any, Callable[[], str]]:
-    from langchain_core.runnables import ConfigurableField
-
-    recorder = Recorder()
-    inner = model(canary, callbacks=[recorder]).configurable_alternatives(
-        ConfigurableField(id="which"), other=model(canary)
-    )
-    return prompt() | inner | StrOutputParser(), recorder.text
-
-
-def callbacks_on_a_tool(canary: str) -> tuple[Any, Callable[[], str]]:
-    recorder = Recorder()
-
-    @tool
-    def look_up(query: str) -> str:
-        """Look something up."""
-        return "Positive"
-
-    look_up.callbacks = [recorder]
-    return (lambda v: {"query": str([*v["examples"]])}) | look_up, recorder.text
-
-
-MEMBER_CHANNELS: list[MemberChannel] = [
-    callbacks_on_the_model,
-    callbacks_bound_by_with_config,
-    callbacks_bound_on_the_whole_member,
-    listeners,
-    a_cache_of_the_models_own,
-    a_callback_within_a_branch,
-    a_callback_within_a_parallel,
-    a_callback_within_an_assign,
-    a_callback_within_a_fallback,
-    a_callback_within_a_router,
-    a_callback_behind_retry_and_bind,
-    a_callback_of_an_alternative,
-    callbacks_on_a_tool,
-]
-
-
-@pytest.mark.parametrize("make", MEMBER_CHANNELS, ids=lambda make: make.__name__)
-async def test_a_channel_within_the_member_is_sealed(make: MemberChannel, sealed_of: Any, canary: str) -> None:
-    member, seen = make(canary)
-    member = RunnableLambda(lambda v: v) | member
-    naive(member, canary).invoke(QUESTION)
-    assert canary in seen(), "in the open it shows, so the check can fail"
-    member, seen = make(canary)
-    sealed = sealed_of(member)
-    assert sealed.invoke(QUESTION) == "Positive"
-    assert await sealed.ainvoke(QUESTION) == "Positive"
-    assert canary not in seen()
-
-
-def test_sealing_copies_and_leaves_the_callers_chain_as_it_was(canary: str, sealed_of: Any) -> None:
-    recorder, cache = Recorder(), InMemoryCache()
-    inner = model(canary, callbacks=[recorder], cache=cache, verbose=True)
-    member = prompt() | inner
-    sealed_of(member | StrOutputParser()).invoke(QUESTION)
-    assert inner.cache is cache
-    assert inner.callbacks == [recorder]
-    assert inner.verbose is True
-    assert member.last is inner
-
-
-def test_a_verbose_model_prints_nothing(canary: str, sealed_of: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    member = PromptTemplate.from_template("{examples} {input}") | FakeListLLM(
-        responses=[f"Positive {canary}"], verbose=True, callbacks=[StdOutCallbackHandler()]
-    )
-    sealed_of(member).invoke(QUESTION, {"callbacks": [StdOutCallbackHandler()]})
-    out, err = capfd.readouterr()
-    assert canary not in out + err
 
 
 # -- globals: refused, and nothing is charged --------------------------------------------------------------------------
@@ -559,18 +208,6 @@ async def test_a_member_that_cancels_its_own_task_abstains() -> None:
     assert await boundary.arun_private(member, requests, max_concurrency=8) == ["a", ABSTAIN, "c"]
 
 
-def test_a_chain_that_refers_to_itself_can_be_sealed() -> None:
-    class Circle(Runnable[Any, Any]):
-        def __init__(self) -> None:
-            self.me, self.steps = self, [self]
-            self.model = model("x", callbacks=[Recorder()])
-
-        def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-            return self.me.steps[0].model.callbacks
-
-    boundary.seal(Circle())
-
-
 def test_an_abstention_is_one_object_that_says_nothing() -> None:
     assert repr(ABSTAIN) == str(ABSTAIN) == "ABSTAIN"
     assert boundary.Abstention() is ABSTAIN
@@ -597,6 +234,36 @@ async def test_there_are_always_as_many_calls_as_members(members: int, rate: flo
     assert sum(calls) == (8 if rate == 1.0 else 0)
     await sealed.ainvoke(QUESTION)
     assert len(calls) == 2 * members
+
+
+@pytest.mark.parametrize("fails", [0, 1, 3], ids=["none fails", "one fails", "all fail"])
+@pytest.mark.parametrize("rate", [1e-7, 0.4, 1.0])
+async def test_a_batch_makes_as_many_calls_as_members_for_each_question(
+    fails: int, rate: float, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n times N, however many owners are in and however they fare; public questions after a failure come on top."""
+    private: list[int] = []
+    lock = threading.Lock()
+
+    def member(values: dict[str, Any]) -> str:
+        if "public" not in values:
+            with lock:
+                private.append(len(values["examples"]))
+                if len(private) % 3 < fails:
+                    raise ValueError
+        return "Positive"
+
+    sealed = sealed_of(member, members=3, rate=rate)
+    ensemble = sealed.ensemble
+    monkeypatch.setattr(ensemble, "public_request", lambda values: ({**values, "public": True}, Examples()))
+    questions = [{"input": "one"}, {"input": "two"}]
+    with contextlib.suppress(ModelUnavailable):
+        sealed.batch(questions)
+    assert len(private) == 6
+    with contextlib.suppress(ModelUnavailable):
+        await sealed.abatch(questions)
+    assert len(private) == 12
+    assert sum(private) == {1e-7: 0, 1.0: 32}.get(rate, sum(private)), "the examples of eight owners, four times"
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -708,8 +375,8 @@ async def test_a_fault_on_the_private_side_is_one_constant_error(
     sealed = sealed_of(lambda _: "Positive")
     sample = sealed.ensemble.selector.sample
 
-    def broken(rate: float | None = None) -> Any:
-        buckets = sample(rate)
+    def broken(*drawn: Any) -> Any:
+        buckets = sample(*drawn)
         raise RuntimeError(f"{buckets[0]:s} {canary}")
 
     monkeypatch.setattr(sealed.ensemble.selector, "sample", broken)
@@ -731,7 +398,7 @@ async def test_an_interrupt_of_the_caller_passes_without_private_baggage(
 ) -> None:
     sealed = sealed_of(lambda _: "Positive")
 
-    def interrupted(rate: float | None = None) -> Any:
+    def interrupted(*drawn: Any) -> Any:
         private = canary  # noqa: F841 (a local that a traceback would show)
         raise kind(canary)
 
@@ -861,8 +528,8 @@ def test_a_release_works_in_a_forked_child(sealed_of: Any) -> None:
 
 def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: Any) -> None:
     """A member may ask another sealed chain (a tool that does): threads must not run out while they wait."""
-    inner = sealed_of(lambda _: "Positive", members=30, releases=1000, epsilon=900)
-    outer = sealed_of(lambda values: inner.invoke({"input": values["input"]}), members=40)
+    inner = sealed_of(lambda _: "Positive", members=6)
+    outer = sealed_of(lambda values: inner.invoke({"input": values["input"]}), members=9)
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(outer.invoke(QUESTION)), daemon=True)
     thread.start()

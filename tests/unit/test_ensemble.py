@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListLLM
 from langchain_core.load import dumps
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough, RunnableSequence
+from ways import WAYS as ASKED
+from ways import ask
 
 from langchain_dpicl import (
     DPAggregate,
     InvalidParameter,
+    LabelScorer,
     NoisyVote,
     PoissonExampleSelector,
     PrivateEnsemble,
@@ -229,3 +233,22 @@ def test_bad_parameters_are_named(ensemble: PrivateEnsemble, labels: list[str], 
 def test_an_ensemble_says_how_many_calls_it_makes(ensemble: PrivateEnsemble) -> None:
     assert ensemble.members == 3
     assert repr(ensemble) == "PrivateEnsemble(members=3, rate=1)"
+
+
+@pytest.mark.parametrize("way", ASKED)
+@pytest.mark.parametrize("member", ["prompt", "a chain of prompts", "scorer"])
+async def test_a_request_without_a_key_that_the_prompt_needs_costs_nothing(
+    way: str, member: str, sealed_of: Any
+) -> None:
+    """Every member would abstain, and that would be charged like any release."""
+    prompt = PromptTemplate.from_template("{examples} {question}")
+    members: dict[str, Any] = {
+        "prompt": prompt | RunnableLambda(lambda _: "Positive"),
+        "a chain of prompts": (prompt | RunnableLambda(str)) | RunnableLambda(lambda _: "Positive"),
+        "scorer": LabelScorer(FakeListLLM(responses=["x"]), ["Positive", "Negative"], query_key="question"),
+    }
+    sealed = sealed_of(members[member])
+    with pytest.raises(InvalidParameter, match=r"\['question'\]") as caught:
+        await ask(way, sealed, {"input": "the text of a question"})
+    assert "the text of" not in str(caught.value)
+    assert sealed.budget.spent() == 0

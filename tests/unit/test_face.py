@@ -18,8 +18,8 @@ ROOT = Path(langchain_dpicl.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors"},
     {"privacy"},
-    {"_labels", "chains"},
-    {"aggregators", "store", "budget"},
+    {"_labels", "chains", "silence"},
+    {"aggregators", "store", "budget", "sealing"},
     {"selection", "boundary"},
     {"ensemble", "decoding"},
     {"release"},

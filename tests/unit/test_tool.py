@@ -16,7 +16,16 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from typing_extensions import TypedDict
 
-from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudgetExceeded, acting_for
+from langchain_dpicl import (
+    DPAggregate,
+    InvalidParameter,
+    LedgerError,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudgetExceeded,
+    PrivateEnsemble,
+    acting_for,
+)
 from langchain_dpicl.tool import SPENT, UNAVAILABLE, as_tool
 
 
@@ -152,6 +161,16 @@ async def test_the_arguments_are_the_ones_that_were_declared(sealed_of: Any, run
     (message,) = tool_messages(await run(agent, {"messages": [("user", "go")]}))
     assert message.content == "Positive"
     assert set(seen) == {"a film"}
+
+
+def test_a_release_that_looks_for_near_examples_is_asked_under_its_own_key(
+    store_of: Any, records: Any, budget_of: Any
+) -> None:
+    selector = PoissonExampleSelector(store_of(records(8)), 2, rate=1.0, max_exemplars=2, nearest_to="question")
+    release = PrivateEnsemble(selector, positive) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of())
+    tool = release.as_tool("route", "what it is")
+    assert list(tool.args) == ["question"]
+    assert tool.invoke({"question": "a film"}) == "Positive"
 
 
 async def test_an_agents_releases_count_for_whom_it_acts(sealed_of: Any, run: Any) -> None:

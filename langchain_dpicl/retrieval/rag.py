@@ -1,0 +1,232 @@
+"""wrap_rag: the user's own retrieval chain, as the member over buckets of private documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+
+from langchain_dpicl.aggregate import DPAggregate, SealedRelease
+from langchain_dpicl.aggregators import Aggregator
+from langchain_dpicl.boundary import current_bucket
+from langchain_dpicl.budget import PrivacyBudget
+from langchain_dpicl.chains import rebuilt
+from langchain_dpicl.ensemble import PrivateEnsemble
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.retrieval.reach import reachable
+from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.store import ExemplarStore
+
+CHOICE = 8
+"""Owners in a bucket for each document that a member gets, at most, unless told otherwise."""
+
+RATE = 0.1
+"""Up to about this rate a plan's noise grows more slowly than the rate, beyond it as fast."""
+
+_BARE = "asked_without_mapping"
+
+
+def wrap_rag(
+    chain: Any,
+    source: ExemplarStore | VectorStore | VectorStoreRetriever,
+    aggregator: Aggregator[Any],
+    budget: PrivacyBudget,
+    *,
+    members: int = 10,
+    rate: float | None = None,
+    shots: int | None = None,
+    documents: int = 4,
+    question_key: str = "question",
+    documents_key: str | None = None,
+    owner_key: str | None = None,
+    line: str | None = None,
+    noise: float | None = None,
+    return_receipt: bool = False,
+    max_concurrency: int | None = None,
+) -> PrivateRAG:
+    """A retrieval chain made private: N copies of it answer, each from documents of its own owners, in one release.
+
+    Parameters
+    ----------
+    chain
+        The chain as it stands, retriever included; it stays as it is. In the member, a copy, EVERY retriever is
+        replaced by one that gives the member's own documents as LangChain documents, nearest first, whatever it is
+        asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
+        Its answer must be what the aggregator reads, as a rule a text: ``chain.pick("answer")`` for a mapping.
+    source
+        Where the private documents lie: an `ExemplarStore`, or a collection that `ExemplarStore.from_vectorstore` takes
+        over, or its ``as_retriever()``, whose search settings play no part.
+    aggregator, budget, line, noise, return_receipt
+        As for `DPAggregate`.
+    members
+        N, the number of copies.
+    rate, shots
+        As for `PoissonExampleSelector`. Default: a rate of 1/10, since beyond it the noise grows as fast as the rate;
+        but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a member that chooses its
+        documents among those of eight times as many owners gets near ones already. A higher rate finds nearer
+        documents for more noise. At rate=1 every document of the collection lies in some member's bucket, and nothing
+        is amplified: for the largest collections, or many members.
+    documents
+        How many documents a member gets, at most.
+    question_key
+        Where the chain takes a mapping, the key of its question: a text, by which documents are near.
+    documents_key
+        For a chain without a retriever: where its input gets the documents, a list of LangChain documents.
+    owner_key
+        The metadata entry that names the owner, where ``source`` is a collection. Without it each document is its own.
+    max_concurrency
+        As for `PrivateEnsemble`.
+
+    The release takes what the chain takes, a text or a mapping, and answers with the release; a batch of n charges n
+    together. Each member sees exactly what its caller gave, and its own documents.
+
+    Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and what is near to
+    the question is looked for within that bucket: without an owner one member's input differs, and what the aggregator
+    promises for one member's output is the promise here.
+
+    Raises `UnsafeConfigurationError` where the chain reaches a collection or a retriever that could not be replaced,
+    in a function, a tool or an object; `InvalidParameter` for a chain without a retriever and without
+    ``documents_key``.
+    """
+    store = _store(source, owner_key)
+    documents = checks.whole("documents", documents)
+    members = checks.whole("members", members, at_least=2)
+    if rate is None and shots is None:
+        shots = _shots(store.owner_count, members, documents)
+    selector = PoissonExampleSelector(
+        store,
+        members,
+        rate=rate,
+        shots=shots,
+        max_exemplars=documents,
+        exemplars_per_owner=documents,  # one owner's documents may be the nearest: they lie in one bucket anyway
+        nearest_to=question_key,
+    )
+    member = _member(chain, question_key, documents_key)
+    ensemble = _Asked(selector, member, question_key, documents_key, max_concurrency)
+    return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
+
+
+class PrivateRAG(SealedRelease):
+    """What `wrap_rag` gives: a sealed release that takes what the wrapped chain takes, a text or a mapping."""
+
+    def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
+        super().__init__(ensemble, aggregate)
+        self.name = "PrivateRAG"
+
+    @property
+    def InputType(self) -> Any:
+        """A question, or a mapping with it."""
+        return str | dict[str, Any]
+
+    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """One release."""
+        asked: Any = input
+        return super().invoke(asked, config, **kwargs)
+
+    async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """One release. A cancelled call keeps its charge."""
+        asked: Any = input
+        return await super().ainvoke(asked, config, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"PrivateRAG({self.ensemble!r}, {self.aggregator!r})"
+
+
+class BucketRetriever(BaseRetriever):
+    """Stands in for a chain's retriever within a member: gives that member's own documents, whatever it is asked."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        return _bucket_documents()
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        return _bucket_documents()
+
+
+class _Asked(PrivateEnsemble):
+    """An ensemble that may be asked a bare question."""
+
+    def __init__(
+        self,
+        selector: PoissonExampleSelector,
+        member: Runnable[Any, Any],
+        question_key: str,
+        documents_key: str | None,
+        max_concurrency: int | None,
+    ) -> None:
+        super().__init__(selector, member, max_concurrency=max_concurrency)
+        self._question_key = question_key
+        self._filled = {_BARE} if documents_key is None else {_BARE, documents_key}
+
+    def check_request(self, values: object) -> Mapping[str, Any]:
+        if isinstance(values, Mapping) and (taken := self._filled & values.keys()):
+            raise InvalidParameter("input", sorted(taken), "a mapping without these keys, which are filled")
+        if isinstance(values, str):
+            values = {self._question_key: str(values), _BARE: True}
+        return super().check_request(values)
+
+
+def _shots(owners: int, members: int, documents: int) -> int:
+    """The default: owners in a bucket, on average."""
+    wanted = max(documents, min(CHOICE * documents, int(RATE * owners / members)))
+    return max(1, min(wanted, owners // members))
+
+
+def _store(source: object, owner_key: str | None) -> ExemplarStore:
+    if isinstance(source, ExemplarStore):
+        if owner_key is not None:
+            raise InvalidParameter("owner_key", owner_key, "None where the source is a store, which knows its owners")
+        return source
+    if isinstance(source, VectorStoreRetriever):
+        source = source.vectorstore
+    if not isinstance(source, VectorStore):
+        raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
+    return ExemplarStore.from_vectorstore(source, owner_key=owner_key)
+
+
+def _member(chain: Any, question_key: str, documents_key: str | None) -> Runnable[Any, Any]:
+    """The chain on its own member's documents alone. Raises where something else is left in it."""
+    stand_in = BucketRetriever()
+    replaced: Runnable[Any, Any] = rebuilt(
+        coerce_to_runnable(chain), lambda part: stand_in if isinstance(part, BaseRetriever) else part
+    )
+    has_retriever = False
+    for part in reachable(replaced):
+        has_retriever = has_retriever or part is stand_in
+        if isinstance(part, (BaseRetriever, VectorStore, ExemplarStore)) and part is not stand_in:
+            raise UnsafeConfigurationError(
+                f"the chain reaches a {type(part).__name__} that cannot be replaced, since it lies in a function, a "
+                "tool or an object: every member would search the whole collection. Make the retriever a step of the "
+                "chain, or write the chain without it and name documents_key"
+            )
+    if has_retriever == (documents_key is not None):
+        bound = "None where the chain holds a retriever" if has_retriever else "given where the chain has no retriever"
+        raise InvalidParameter("documents_key", documents_key, bound)
+
+    def as_asked(values: Mapping[str, Any]) -> Any:
+        asked = {key: value for key, value in values.items() if key not in ("examples", _BARE)}
+        if documents_key is not None:
+            return {**asked, documents_key: _bucket_documents()}
+        return asked[question_key] if _BARE in values else asked
+
+    return RunnableLambda(as_asked) | replaced
+
+
+def _bucket_documents() -> list[Document]:
+    bucket = current_bucket()
+    if bucket is None:
+        raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
+    key = bucket.input_key if isinstance(bucket, Examples) else "text"
+    return [
+        Document(page_content=exemplar[key], metadata={name: exemplar[name] for name in exemplar if name != key})
+        for exemplar in bucket
+    ]

@@ -1,0 +1,105 @@
+"""DPRetriever: a retriever whose documents are releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable
+
+from langchain_dpicl.aggregate import SealedRelease
+from langchain_dpicl.aggregators.base import text_of
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.release import releases_in
+from langchain_dpicl.retrieval.rag import PrivateRAG
+
+
+class DPRetriever(BaseRetriever):
+    """A retriever whose documents are releases: put it in the place of a chain's retriever, and the chain is private.
+
+    Parameters
+    ----------
+    release
+        A sealed release, or a chain with one in it that answers with a text, such as
+        ``keywords.with_receipt() | keywords_to_answer(llm, prompt)``, which writes a passage from released keywords.
+    input_key
+        The request's key under which the query stands. Default: what the release's selector is ``nearest_to``, else
+        "input"; what `wrap_rag` made is asked the bare query.
+    k
+        At most this many documents; may also be given to `invoke`.
+
+    Each query is one release, charged like any other. It gives one document: a label, a sentence, a passage, noisy
+    scores as "label: count, ...", keywords as "word, word, ...". With ``k``, keywords give one document each, the first
+    k of them; whatever k is, the release is the same and is charged once. Nothing released, as where
+    propose-test-release fails, gives no document. ``metadata["receipt"]`` is the receipt; a chain that answers without
+    one gives none.
+
+    Raises what the release raises, `PrivacyBudgetExceeded` above all. Callbacks see the query and the released
+    documents.
+    """
+
+    release: Runnable[Any, Any]
+    input_key: str | None = None
+    k: int | None = None
+
+    def __init__(
+        self, release: Runnable[Any, Any], *, input_key: str | None = None, k: int | None = None, **options: Any
+    ) -> None:
+        found = releases_in(release)
+        if not isinstance(release, Runnable) or not found:
+            raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
+        if input_key is None and not isinstance(found[0], PrivateRAG):
+            input_key = found[0].query_key
+        if input_key is not None and (not isinstance(input_key, str) or not input_key):
+            raise InvalidParameter("input_key", input_key, "a non-empty string")
+        if isinstance(release, SealedRelease):
+            release = release.with_receipt()
+        fields: dict[str, Any] = {"release": release, "input_key": input_key, "k": _number(k), **options}
+        super().__init__(**fields)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        k = self.k if k is None else _number(k)
+        answer = self.release.invoke(self._request(query), {"callbacks": run_manager.get_child()})
+        return _documents(answer, k)
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        k = self.k if k is None else _number(k)
+        answer = await self.release.ainvoke(self._request(query), {"callbacks": run_manager.get_child()})
+        return _documents(answer, k)
+
+    def _request(self, query: str) -> str | dict[str, str]:
+        return query if self.input_key is None else {self.input_key: query}
+
+
+def _number(k: int | None) -> int | None:
+    return None if k is None else checks.whole("k", k)
+
+
+def _documents(answer: Any, k: int | None) -> list[Document]:
+    """The release as documents. Post-processing: it sees nothing else."""
+    metadata: dict[str, Any] = {}
+    if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
+        metadata = {"receipt": dict(answer["receipt"])}
+        answer = answer["answer"]
+    texts = [text for text in _texts(answer, k) if text.strip()]
+    return [Document(page_content=text, metadata=dict(metadata)) for text in texts]
+
+
+def _texts(answer: Any, k: int | None) -> list[str]:
+    if answer is None:
+        return []
+    if isinstance(answer, (list, tuple)):
+        words = [str(word) for word in answer]
+        return [", ".join(words)] if k is None else words[:k]
+    if isinstance(answer, Mapping):
+        return [", ".join(f"{label}: {value}" for label, value in answer.items())]
+    text = text_of(answer)
+    return [str(answer) if text is None else text]

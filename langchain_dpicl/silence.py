@@ -1,0 +1,55 @@
+"""Silence in private calls: log records and warnings that arise in them are dropped.
+
+Not this package, but what it calls, writes private text there: a client logs whole requests at DEBUG, a retry logs what
+the server said about a prompt, pydantic's warnings quote the value that they complain of. That such a line was written
+at all can depend on private data too (a status, a retry), so it is dropped and not only emptied.
+
+Whether a call is private is a context variable, which threads and tasks that LangChain starts inherit. What writes to
+a file or to standard output itself is not stopped here.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
+
+
+class _Records:
+    """A log record factory that stands before another."""
+
+    def __init__(self, before: Callable[..., logging.LogRecord]) -> None:
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        if not private.get():
+            return self.before(*args, **kwargs)
+        record = logging.LogRecord("", logging.NOTSET, "", 0, "", (), None)
+        record.levelno = -1  # below the level of every handler, so that none takes it
+        return record
+
+
+class _Warnings:
+    """A ``warnings.showwarning`` that stands before another."""
+
+    def __init__(self, before: Callable[..., None]) -> None:
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if not private.get():
+            self.before(*args, **kwargs)
+
+
+def keep_silent() -> None:
+    """Put both in place, unless they are. Called for every release: a later hook, or ``catch_warnings``, undoes them.
+
+    Public calls log and warn as before.
+    """
+    if not isinstance(records := logging.getLogRecordFactory(), _Records):
+        logging.setLogRecordFactory(_Records(records))
+    if not isinstance(warnings.showwarning, _Warnings):
+        warnings.showwarning = _Warnings(warnings.showwarning)

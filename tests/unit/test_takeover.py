@@ -1,0 +1,255 @@
+"""`store/takeover.py`: what exists already becomes a store, with nothing lost and nothing embedded again."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from langchain_dpicl import ExemplarStore, InvalidParameter, InvalidRecords, StoreError
+
+DIMENSION = 6
+
+
+class Counted(Embeddings):
+    """Counts what it embeds; its vectors have different lengths."""
+
+    def __init__(self) -> None:
+        self.embedded = 0
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.embedded += len(texts)
+        return [[len(text) * x for x in DeterministicFakeEmbedding(size=DIMENSION).embed_query(text)] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def collection(count: int = 9) -> list[Document]:
+    return [
+        Document(
+            page_content=f"note {i}" + "!" * i,
+            metadata={"patient": f"patient-{i % 4}", "page": i, "tags": ["a", {"b": None}], "desk": f"desk {i % 2}"},
+        )
+        for i in range(count)
+    ]
+
+
+def held(store: ExemplarStore) -> list[dict[str, Any]]:
+    return store.read(np.arange(len(store)))
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_becomes_text_with_its_metadata_beside_it_and_the_owner_apart() -> None:
+    store = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient", output_key="desk")
+    assert held(store) == [
+        {"text": f"note {i}" + "!" * i, "page": i, "tags": ["a", {"b": None}], "desk": f"desk {i % 2}"}
+        for i in range(9)
+    ]
+    assert list(store.owners) == [f"patient-{i}" for i in range(4)]
+    assert (store.input_key, store.output_key, store.owner_key) == ("text", "desk", "patient")
+
+
+def test_without_an_owner_key_each_document_is_its_own_owner() -> None:
+    assert ExemplarStore.from_documents(collection(), Counted()).owner_count == 9
+
+
+def test_given_vectors_are_taken_in_place_of_embedding() -> None:
+    model = Counted()
+    store = ExemplarStore.from_documents(collection(), model, vectors=np.eye(9, DIMENSION, dtype=np.float32) * 3)
+    assert model.embedded == 0
+    assert np.array_equal(store._stored_vectors()[:DIMENSION], np.eye(DIMENSION))
+
+
+def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
+    store = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient")
+    store.save(tmp_path / "notes.npz")
+    again = ExemplarStore.load(tmp_path / "notes.npz", Counted())
+    assert held(again) == held(store)
+    assert again.forget("patient-1") == 2
+    assert b"note 5" not in (tmp_path / "notes.npz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({}, "record 1 has no owner under 'patient'"),
+        ({"patient": " "}, "record 1 has no owner under 'patient'"),
+        ({"patient": "p", "seen": datetime.date(2026, 1, 1)}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", "seen": {1, 2}}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", 7: "x"}, "document 1 has metadata under 7"),
+        ({"patient": "p", "text": "x"}, "document 1 has metadata under 'text'"),
+    ],
+)
+def test_metadata_that_cannot_be_kept_is_refused_by_position_and_key(
+    metadata: dict[Any, Any], problem: str, canary: str, canary_free: Callable[..., None]
+) -> None:
+    documents = [*collection(1), Document(page_content=f"about {canary}")]
+    documents[1].metadata = {**metadata, "name": canary}
+    with pytest.raises(InvalidRecords, match=problem) as caught:
+        ExemplarStore.from_documents(documents, Counted(), owner_key="patient")
+    canary_free(caught.value)
+
+
+def test_what_is_no_document_and_what_has_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRecords, match="document 0 is not a Document but dict"):
+        ExemplarStore.from_documents([{"page_content": "x"}], Counted())  # type: ignore[list-item]
+    with pytest.raises(InvalidRecords, match="record 1 has no text"):
+        ExemplarStore.from_documents([*collection(1), Document(page_content=" ")], Counted())
+    with pytest.raises(InvalidRecords, match="would be empty"):
+        ExemplarStore.from_documents([], Counted())
+
+
+def test_another_input_key_makes_room_for_metadata_called_text() -> None:
+    document = Document(page_content="the note", metadata={"text": "its title"})
+    store = ExemplarStore.from_documents([document], Counted(), input_key="content")
+    assert held(store) == [{"content": "the note", "text": "its title"}]
+
+
+# -- collections -------------------------------------------------------------------------------------------------------
+
+
+def in_memory(model: Embeddings) -> VectorStore:
+    return InMemoryVectorStore.from_documents(collection(), model)
+
+
+def faiss_of(strategy: str, index: str = "Flat", **options: Any) -> Callable[[Embeddings], VectorStore]:
+    def make(model: Embeddings) -> VectorStore:
+        pytest.importorskip("langchain_community")
+        import faiss
+        from langchain_community.docstore.in_memory import InMemoryDocstore
+        from langchain_community.vectorstores import FAISS
+        from langchain_community.vectorstores.utils import DistanceStrategy
+
+        kinds = {
+            ("Flat", "l2"): faiss.IndexFlatL2,
+            ("Flat", "ip"): faiss.IndexFlatIP,
+            ("HNSW", "l2"): faiss.IndexHNSWFlat,
+        }
+        made = kinds[index, strategy]
+        store = FAISS(
+            model,
+            made(DIMENSION, 8) if index == "HNSW" else made(DIMENSION),
+            InMemoryDocstore(),
+            {},
+            distance_strategy=(
+                DistanceStrategy.MAX_INNER_PRODUCT if strategy == "ip" else DistanceStrategy.EUCLIDEAN_DISTANCE
+            ),
+            **options,
+        )
+        store.add_documents(collection())
+        return store
+
+    return make
+
+
+def sklearn(model: Embeddings) -> VectorStore:
+    pytest.importorskip("langchain_community")
+    from langchain_community.vectorstores import SKLearnVectorStore
+
+    store = SKLearnVectorStore(model)
+    store.add_documents(collection())
+    return store
+
+
+COLLECTIONS = {
+    "InMemoryVectorStore": in_memory,
+    "FAISS, Euclidean": faiss_of("l2"),
+    "FAISS, inner product": faiss_of("ip"),
+    "FAISS, normalised": faiss_of("l2", normalize_L2=True),
+    "FAISS, HNSW": faiss_of("l2", "HNSW"),
+    "SKLearnVectorStore": sklearn,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_collection_is_taken_over_whole_and_nothing_is_embedded_again(name: str) -> None:
+    model = Counted()
+    made = COLLECTIONS[name](model)
+    before = model.embedded
+    store = ExemplarStore.from_vectorstore(made, owner_key="patient")
+    assert model.embedded == before == 9
+    assert store.embeddings is model
+    expected = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient")
+    assert held(store) == held(expected)
+    assert list(store.owners) == list(expected.owners)
+    assert np.allclose(store._stored_vectors(), expected._stored_vectors(), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_deleted_does_not_come_along_and_the_rest_keeps_its_vectors() -> None:
+    made: Any = faiss_of("l2")(Counted())
+    made.delete([made.index_to_docstore_id[i] for i in (0, 4)])
+    store = ExemplarStore.from_vectorstore(made)
+    left = [document for i, document in enumerate(collection()) if i not in (0, 4)]
+    expected = ExemplarStore.from_documents(left, Counted())
+    assert [row["text"] for row in held(store)] == [document.page_content for document in left]
+    assert np.allclose(store._stored_vectors(), expected._stored_vectors(), atol=1e-6)
+
+
+def test_a_subclass_is_taken_over_like_its_base() -> None:
+    class Mine(InMemoryVectorStore):
+        pass
+
+    assert len(ExemplarStore.from_vectorstore(Mine.from_documents(collection(), Counted()))) == 9
+
+
+class Foreign(VectorStore):
+    """A collection that nobody knows."""
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return []
+
+    @classmethod
+    def from_texts(cls, texts: Any, embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
+        return cls()
+
+
+def test_any_other_collection_is_refused_with_the_way_out() -> None:
+    with pytest.raises(StoreError, match=r"a Foreign cannot be taken over.*from_documents"):
+        ExemplarStore.from_vectorstore(Foreign())
+    with pytest.raises(InvalidParameter, match="vectorstore"):
+        ExemplarStore.from_vectorstore([1, 2])  # type: ignore[arg-type]
+
+
+def test_a_collection_that_cannot_be_read_is_refused_without_its_content(
+    canary: str, canary_free: Callable[..., None]
+) -> None:
+    broken = InMemoryVectorStore(Counted())
+    broken.store = {"1": {"id": "1", "text": canary, "vector": [canary], "metadata": {}}}
+    with pytest.raises(StoreError, match="cannot be read whole") as caught:
+        ExemplarStore.from_vectorstore(broken)
+    canary_free(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_index_apart_from_its_documents_is_refused() -> None:
+    made: Any = faiss_of("l2")(Counted())
+    made.index.add(np.ones((1, DIMENSION), np.float32))
+    with pytest.raises(StoreError, match="do not belong together"):
+        ExemplarStore.from_vectorstore(made)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_collection_without_a_model_needs_one() -> None:
+    made: Any = faiss_of("l2")(Counted())
+    made.embedding_function = lambda text: [0.0]
+    with pytest.raises(InvalidParameter, match="embeddings"):
+        ExemplarStore.from_vectorstore(made)
+    model = Counted()
+    assert ExemplarStore.from_vectorstore(made, embeddings=model).embeddings is model
+
+
+def test_an_owner_missing_in_a_collection_is_named_by_position() -> None:
+    made = InMemoryVectorStore.from_documents([*collection(2), Document(page_content="x")], Counted())
+    with pytest.raises(InvalidRecords, match="record 2 has no owner under 'patient'"):
+        ExemplarStore.from_vectorstore(made, owner_key="patient")

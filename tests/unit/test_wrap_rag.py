@@ -1,0 +1,459 @@
+"""`wrap_rag`: the user's own retrieval chain as the member, over its own members' documents alone."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.tools import create_retriever_tool
+from langchain_core.vectorstores import InMemoryVectorStore
+from ways import WAYS, ask
+
+from langchain_dpicl import (
+    DPRetriever,
+    ExemplarStore,
+    InvalidParameter,
+    ModelUnavailable,
+    NoisyVote,
+    PrivacyBudgetExceeded,
+    SealedRelease,
+    UnsafeConfigurationError,
+    as_tool,
+    wrap_rag,
+)
+from langchain_dpicl.boundary import run_private
+from langchain_dpicl.retrieval.rag import BucketRetriever
+from langchain_dpicl.selection import Examples
+
+QUESTION = "which desk renews a prescription?"
+LABELS = ["porch", "ledger"]
+EMBEDDINGS = DeterministicFakeEmbedding(size=8)
+
+
+def private_collection(canary: str, patients: int = 200) -> InMemoryVectorStore:
+    """Two notes of each patient. Of 200 patients at rate 1, each of four members gets at least three, but for a
+    probability below 1e-15."""
+    documents = [
+        Document(
+            page_content=f"note {i} {canary}", metadata={"patient": f"patient-{i // 2}", "desk": "porch", "page": i}
+        )
+        for i in range(2 * patients)
+    ]
+    return InMemoryVectorStore.from_documents(documents, EMBEDDINGS)
+
+
+@pytest.fixture
+def collection(canary: str) -> InMemoryVectorStore:
+    return private_collection(canary)
+
+
+class Model:
+    """Answers with the desk that its prompt names, and keeps its prompts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, prompt: Any) -> AIMessage:
+        with self.lock:
+            self.prompts.append(prompt.to_string())
+        return AIMessage("porch" if "porch" in prompt.to_string() else "I do not know")
+
+
+def format_docs(documents: list[Document]) -> str:
+    return "\n".join(f"{document.page_content} -> {document.metadata['desk']}" for document in documents)
+
+
+PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
+
+
+def rag(retriever: Any, model: Any) -> Runnable[Any, Any]:
+    """The ordinary chain of every tutorial."""
+    return (
+        {"context": retriever | format_docs, "question": RunnablePassthrough()}
+        | PROMPT
+        | RunnableLambda(model)
+        | StrOutputParser()
+    )
+
+
+@pytest.fixture
+def wrap(budget_of: Any, collection: InMemoryVectorStore) -> Callable[..., SealedRelease]:
+    def make(chain: Any, source: Any = None, budget: Any = None, **options: Any) -> SealedRelease:
+        source = collection if source is None else source
+        if not isinstance(source, ExemplarStore):
+            options.setdefault("owner_key", "patient")
+        options = {"members": 4, "rate": 1.0} | options
+        return wrap_rag(chain, source, NoisyVote(LABELS), budget_of() if budget is None else budget, **options)
+
+    return make
+
+
+# -- the ordinary chain ------------------------------------------------------------------------------------------------
+
+
+async def test_the_ordinary_chain_answers_privately_and_stays_as_it_was(
+    wrap: Any, collection: Any, canary: str
+) -> None:
+    model = Model()
+    chain = rag(collection.as_retriever(), model)
+    private = wrap(chain, documents=3)
+    for way in WAYS:
+        assert await ask(way, private, QUESTION) == "porch"
+    assert private.budget.spent() == len(WAYS)
+    assert len(model.prompts) == 4 * len(WAYS), "a call for each member"
+    for prompt in model.prompts:
+        assert prompt.count(canary) == 3
+        assert prompt.endswith(f"\n\nQuestion: {QUESTION}")
+    model.prompts.clear()
+    assert chain.invoke(QUESTION) == "porch", "the user's own chain is as it was"
+    assert model.prompts[0].count(canary) == 4
+
+
+def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection: Any) -> None:
+    seen: list[list[Document]] = []
+    keep = RunnableLambda(lambda documents: (seen.append(documents), "porch")[1])
+    wrap(collection.as_retriever() | keep, documents=5).invoke(QUESTION)
+    store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
+    query = store.embed_query(QUESTION)
+    owners = [{int(document.page_content.split()[1]) // 2 for document in documents} for documents in seen]
+    assert sum(map(len, owners)) == len(set.union(*owners))
+    for documents in seen:
+        near = [float(store._stored_vectors()[document.metadata["page"]] @ query) for document in documents]
+        assert len(near) == 5
+        assert near == sorted(near, reverse=True)
+
+
+def test_metadata_reaches_the_member_without_the_owner(wrap: Any, collection: Any) -> None:
+    seen: list[Document] = []
+    keep = RunnableLambda(lambda documents: (seen.extend(documents), "porch")[1])
+    wrap(collection.as_retriever() | keep).invoke(QUESTION)
+    assert seen
+    assert all(set(document.metadata) == {"desk", "page"} for document in seen)
+
+
+async def test_a_mapping_reaches_the_chain_as_its_caller_gave_it(wrap: Any, collection: Any) -> None:
+    seen: list[Any] = []
+    chain = RunnablePassthrough.assign(context=(lambda values: values["question"]) | collection.as_retriever()) | (
+        lambda values: (seen.append({**values, "context": len(values["context"])}), "porch")[1]
+    )
+    private = wrap(chain, documents=2)
+    values = {"question": QUESTION, "language": "en", "history": [1, 2]}
+    for way in WAYS:
+        assert await ask(way, private, values) == "porch"
+    assert all(found == {**values, "context": 2} for found in seen)
+    assert len(seen) == 4 * len(WAYS)
+
+
+def test_a_chain_that_rewrites_its_question_still_gets_its_own_documents(
+    wrap: Any, collection: Any, canary: str
+) -> None:
+    model = Model()
+    rewrite = RunnableLambda(lambda question: "something else")
+    assert wrap(rag(rewrite | collection.as_retriever(), model)).invoke(QUESTION) == "porch"
+    assert all(prompt.count(canary) == 4 for prompt in model.prompts)
+
+
+async def test_a_batch_is_charged_together_or_not_at_all(wrap: Any, collection: Any, budget_of: Any) -> None:
+    budget = budget_of(releases=5)
+    private = wrap(rag(collection.as_retriever(), Model()), budget=budget)
+    assert private.batch(["one", "two", {"question": "three"}]) == ["porch"] * 2 + ["porch"]
+    assert budget.spent() == 3
+    with pytest.raises(PrivacyBudgetExceeded):
+        await private.abatch(["four", "five", "six"])
+    assert budget.spent() == 3
+
+
+def test_a_question_and_a_mapping_with_it_are_different_requests(wrap: Any, collection: Any, budget_of: Any) -> None:
+    budget = budget_of(replay=True)
+    private = wrap(rag(collection.as_retriever(), Model()), budget=budget)
+    private.invoke(QUESTION)
+    private.invoke(QUESTION)
+    assert budget.spent() == 1
+    private.invoke({"question": QUESTION})
+    assert budget.spent() == 2
+
+
+def test_sources(wrap: Any, collection: Any, canary: str) -> None:
+    store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
+    for source in (store, collection, collection.as_retriever(search_kwargs={"k": 1})):
+        private = wrap(rag(collection.as_retriever(), Model()), source)
+        assert private.invoke(QUESTION) == "porch"
+        assert private.ensemble.selector.store.owner_count == 200
+    with pytest.raises(InvalidParameter, match="source"):
+        wrap(rag(collection.as_retriever(), Model()), "text")
+    with pytest.raises(InvalidParameter, match="owner_key"):
+        wrap(rag(collection.as_retriever(), Model()), store, owner_key="patient")
+
+
+@pytest.mark.parametrize(
+    ("patients", "documents", "shots"),
+    [
+        (10, 4, 2),  # all of them
+        (60, 4, 4),  # an owner for each document
+        (200, 2, 5),  # one in ten
+        (400, 1, 8),  # a choice of eight for each document
+    ],
+)
+def test_the_default_rate_is_a_tenth_within_bounds(
+    patients: int, documents: int, shots: int, wrap: Any, canary: str
+) -> None:
+    source = private_collection(canary, patients)
+    selector = wrap(rag(source.as_retriever(), Model()), source, rate=None, documents=documents).ensemble.selector
+    assert selector.rate == pytest.approx(4 * min(shots, patients // 4) / patients)
+    assert not selector.rate_is_explicit, "a plan keeps its own rate as the collection grows"
+
+
+def test_a_rate_or_shots_may_be_given(wrap: Any, collection: Any) -> None:
+    chain = rag(collection.as_retriever(), Model())
+    assert wrap(chain, rate=0.3).ensemble.selector.rate == 0.3
+    assert wrap(chain, rate=None, shots=2).ensemble.selector.rate == pytest.approx(4 * 2 / 200)
+
+
+# -- what it is --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_sealed_release_of_texts_or_mappings(wrap: Any, collection: Any) -> None:
+    private = wrap(rag(collection.as_retriever(), Model()), return_receipt=False)
+    assert isinstance(private, SealedRelease)
+    assert private.InputType == str | dict[str, Any]
+    assert private.OutputType is NoisyVote(LABELS).release_type
+    assert private.get_input_jsonschema()["anyOf"]
+    assert private.get_output_jsonschema()["type"] == "string"
+    assert private.with_receipt().invoke(QUESTION)["receipt"]["number"] == 1
+    assert wrap(rag(collection.as_retriever(), Model()), return_receipt=True).invoke(QUESTION)["answer"] == "porch"
+    assert (private | str.upper).invoke(QUESTION) == "PORCH"
+
+
+async def test_it_serves_as_a_retriever_and_as_a_tool(wrap: Any, collection: Any) -> None:
+    model = Model()
+    private = wrap(rag(collection.as_retriever(), model))
+    (document,) = await DPRetriever(release=private).ainvoke(QUESTION)
+    assert document.page_content == "porch"
+    assert model.prompts[0].endswith(f"Question: {QUESTION}"), "asked as the chain is asked"
+    tool = as_tool(private, "desk", "Names the desk.", inputs={"question": "what is asked"})
+    assert tool.invoke({"question": QUESTION}) == "porch"
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_no_callback_sees_a_document(wrap: Any, collection: Any, canary: str) -> None:
+    chain = rag(collection.as_retriever(), Model())
+    told = [repr(event) async for event in chain.astream_events(QUESTION, version="v2")]
+    assert canary in "".join(told), "the chain alone shows them, so the check can fail"
+    private = wrap(chain)
+    told = [repr(event) async for event in private.astream_events(QUESTION, version="v2")]
+    assert QUESTION in "".join(told)
+    assert canary not in "".join(told) + repr(private)
+
+
+@pytest.mark.parametrize(
+    "values", [None, 3, ["q"], {}, {"input": "q"}, {"question": 3}, {"question": "q", "examples": []}]
+)
+def test_a_bad_request_costs_nothing(values: Any, wrap: Any, collection: Any) -> None:
+    private = wrap(rag(collection.as_retriever(), Model()))
+    with pytest.raises(InvalidParameter):
+        private.invoke(values)
+    assert private.budget.spent() == 0
+
+
+# -- every retriever is replaced, or the chain refused -----------------------------------------------------------------
+
+
+def test_retrievers_within_retrievers_are_replaced_by_the_outermost(wrap: Any, collection: Any, canary: str) -> None:
+    from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+    from langchain_core.language_models import FakeListChatModel
+
+    many = MultiQueryRetriever.from_llm(collection.as_retriever(), FakeListChatModel(responses=["a\nb"]))
+    mixed = EnsembleRetriever(retrievers=[many, collection.as_retriever()], weights=[0.5, 0.5])
+    model = Model()
+    assert wrap(rag(mixed, model), documents=2).invoke(QUESTION) == "porch"
+    assert [prompt.count(canary) for prompt in model.prompts] == [2] * 4
+
+
+def test_configured_and_bound_retrievers_are_replaced(wrap: Any, collection: Any, canary: str) -> None:
+    from langchain_core.runnables import ConfigurableField
+
+    for retriever in (
+        collection.as_retriever().with_config(tags=["a"]),
+        collection.as_retriever().with_retry(),
+        collection.as_retriever().configurable_fields(search_kwargs=ConfigurableField("search")),
+        RunnablePassthrough() | collection.as_retriever(),
+    ):
+        model = Model()
+        assert wrap(rag(retriever, model), documents=2).invoke(QUESTION) == "porch"
+        assert [prompt.count(canary) for prompt in model.prompts] == [2] * 4
+
+
+SHARED: list[Any] = []  # a global that a function below names
+
+
+class Answerer:
+    """The user's own object with a retriever inside."""
+
+    def __init__(self, retriever: Any) -> None:
+        self._retriever = retriever
+
+    def answer(self, question: str) -> str:
+        return str(self._retriever.invoke(question))
+
+    __call__ = answer
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __call__(self, question: str) -> str:
+        return str(self.held.invoke(question))
+
+
+class OfTheClass:
+    def __call__(self, question: str) -> str:
+        return str(SHARED[0].invoke(question))
+
+
+def by_global(question: str) -> str:
+    return str([document for retriever in (SHARED,) for document in retriever[0].invoke(question)])
+
+
+def calls_another(question: str) -> str:
+    return by_global(question)
+
+
+def given(question: str, retriever: Any) -> str:
+    return str(retriever.invoke(question))
+
+
+def with_default(retriever: Any) -> Callable[[str], str]:
+    def answer(question: str, retriever: Any = retriever) -> str:
+        return str(retriever.invoke(question))
+
+    return answer
+
+
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "a closure": lambda collection: lambda question: collection.similarity_search(question)[0].page_content,
+    "a closure over a retriever": lambda collection: functools.partial(
+        lambda retriever, question: retriever.invoke(question), collection.as_retriever()
+    ),
+    "a closure over a function over a retriever": lambda collection: (
+        lambda search: lambda question: search(question)[0].page_content
+    )(collection.similarity_search),
+    "a bound method": lambda collection: Answerer(collection.as_retriever()).answer,
+    "an object that can be called": lambda collection: Answerer(collection.as_retriever()).__call__,
+    "slots": lambda collection: Slotted(collection.as_retriever()).__call__,
+    "a default argument": lambda collection: with_default(collection.as_retriever()),
+    "bound arguments": lambda collection: RunnableLambda(given).bind(retriever=collection),
+    "a global": lambda collection: by_global,
+    "a function's global": lambda collection: calls_another,
+    "a class's global": lambda collection: OfTheClass().__call__,
+    "a tool": lambda collection: create_retriever_tool(collection.as_retriever(), "search", "Searches."),
+    "a mapping in a closure": lambda collection: lambda question, held={"c": [collection]}: str(held),
+}
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a step"])
+def test_a_retriever_that_cannot_be_replaced_is_refused(
+    where: str, beside: bool, wrap: Any, collection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SHARED", [collection.as_retriever()])
+    hidden = RunnableLambda(lambda question: question) | HIDDEN[where](collection)
+    chain = {"context": collection.as_retriever(), "more": hidden} if beside else hidden
+    with pytest.raises(UnsafeConfigurationError, match=r"cannot be replaced.*documents_key"):
+        wrap(chain | RunnableLambda(str))
+
+
+def test_an_agent_with_a_retriever_tool_is_refused(wrap: Any, collection: Any) -> None:
+    from langchain.agents import create_agent
+    from langchain_core.language_models import FakeListChatModel
+
+    class Bindable(FakeListChatModel):
+        def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+            return self
+
+    tool = create_retriever_tool(collection.as_retriever(), "search", "Searches the notes.")
+    agent = create_agent(Bindable(responses=["porch"]), [tool])
+    with pytest.raises(UnsafeConfigurationError, match="cannot be replaced"):
+        wrap(agent, documents_key="context")
+
+
+def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> None:
+    from langchain_dpicl.retrieval.reach import reachable
+
+    private = wrap(rag(collection.as_retriever(), Model()))
+    found = list(reachable(private.ensemble.sealed_member))
+    assert any(isinstance(part, BucketRetriever) for part in found)
+    assert not any(part is collection or part is private.ensemble.selector for part in found)
+
+
+def test_the_stand_in_gives_nothing_outside_of_a_release(collection: Any) -> None:
+    with pytest.raises(UnsafeConfigurationError, match="within a release"):
+        BucketRetriever().invoke(QUESTION)
+    bucket = Examples([{"content": "note", "page": 1}], "content")
+    member = RunnableLambda(lambda values: "q") | BucketRetriever()
+    (found,) = run_private(member, [({}, bucket)], max_concurrency=1)
+    assert found == [Document(page_content="note", metadata={"page": 1})]
+
+
+# -- chains without a retriever ----------------------------------------------------------------------------------------
+
+
+def test_documents_go_in_under_their_key_where_there_is_no_retriever(wrap: Any, canary: str) -> None:
+    model = Model()
+    chain = (
+        RunnablePassthrough.assign(context=lambda values: format_docs(values["context"]))
+        | PROMPT
+        | RunnableLambda(model)
+        | StrOutputParser()
+    )
+    private = wrap(chain, documents_key="context", documents=2)
+    assert private.invoke(QUESTION) == private.invoke({"question": QUESTION}) == "porch"
+    assert [prompt.count(canary) for prompt in model.prompts] == [2] * 8
+    with pytest.raises(InvalidParameter, match="context"):
+        private.invoke({"question": QUESTION, "context": []})
+
+
+def test_documents_key_and_retriever_exclude_one_another(wrap: Any, collection: Any) -> None:
+    with pytest.raises(InvalidParameter, match="documents_key=None"):
+        wrap(PROMPT | RunnableLambda(Model()))
+    with pytest.raises(InvalidParameter, match="documents_key='context'"):
+        wrap(rag(collection.as_retriever(), Model()), documents_key="context")
+
+
+def test_an_empty_bucket_asks_the_chain_without_documents(wrap: Any, collection: Any, canary: str) -> None:
+    """At rate 0.01 six or more of 24 owners take part with a probability below 2e-7."""
+    model = Model()
+    private = wrap(
+        rag(collection.as_retriever(), model), private_collection(canary, patients=24), rate=0.01, members=10
+    )
+    with pytest.raises(ModelUnavailable):
+        private.invoke(QUESTION)
+    assert len(model.prompts) == 10
+    assert sum(canary in prompt for prompt in model.prompts) < 6
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"documents": 0}, "documents"),
+        ({"members": 1}, "members"),
+        ({"shots": 1, "rate": 0.5}, "shots"),
+        ({"question_key": ""}, "nearest_to"),
+        ({"members": 300, "rate": None}, "shots"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, Any], name: str, wrap: Any, collection: Any) -> None:
+    with pytest.raises(InvalidParameter, match=name):
+        wrap(rag(collection.as_retriever(), Model()), **options)
