@@ -31,8 +31,10 @@ $(DEV): $(LOCAL)
 demo: $(LOCAL)
 	$(BIN)/dpicl demo
 
+# The models take all cores, so the tests that run them come one after the other.
 test: $(DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not model" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m model
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -48,6 +50,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_accounting.py
 	$(BIN)/python tests/bench/bench_generation.py
 	$(BIN)/python tests/bench/bench_ledger.py
+	$(BIN)/python tests/bench/bench_serving.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.retrieval import DPRetriever, wrap_rag
     from langchain_dpicl.scoring import LabelScorer
     from langchain_dpicl.selection import PoissonExampleSelector
+    from langchain_dpicl.serving import add_dp_routes
     from langchain_dpicl.store import ExemplarStore
     from langchain_dpicl.tool import as_tool
 
@@ -82,6 +83,7 @@ _HOMES = {
     "retrieval": ("DPRetriever", "wrap_rag"),
     "scoring": ("LabelScorer",),
     "selection": ("PoissonExampleSelector",),
+    "serving": ("add_dp_routes",),
     "store": ("ExemplarStore",),
     "tool": ("as_tool",),
 }
@@ -126,6 +128,7 @@ __all__ = [
     "UnsafeConfigurationError",
     "Words",
     "acting_for",
+    "add_dp_routes",
     "as_tool",
     "keywords_to_answer",
     "wrap_rag",

@@ -178,7 +178,7 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
         return self._answer(*(self._zero_shot(query) if begun is None else self._settle(begun)))
 
     async def _arelease(self, values: Any) -> Any:
-        query = await asyncio.to_thread(self._query, values)
+        query = await self._aquery(values)
         try:
             (begun,) = await self._abegin([query])
         except PrivacyBudgetExceeded:
@@ -255,7 +255,7 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         configs = get_config_list(config, len(inputs))
         at_once = ensure_config(configs[0]).get("max_concurrency") or len(inputs)
-        queries = await asyncio.to_thread(lambda: [self._query(values) for values in inputs])
+        queries = [await self._aquery(values) for values in inputs]
         try:
             begun = await self._abegin(queries, at_once)
         except PrivacyBudgetExceeded:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import copy
 import functools
 import os
 import threading
@@ -167,7 +168,10 @@ def run_private(
         for i in waiting:
             outputs[i] = _clean_context().copy().run(_call, member, requests[i], reader)
 
-    workers = [_threads().submit(work) for _ in range(min(max_concurrency, len(requests)))]
+    at_once = min(max_concurrency, len(requests))
+    # A release within a member waits in one of the threads that its own members might need: they get others.
+    pool = ThreadPoolExecutor(at_once) if silence.private.get() else _threads()
+    workers = [pool.submit(work) for _ in range(at_once)]
     try:
         for worker in workers:
             worker.result()
@@ -175,6 +179,8 @@ def run_private(
         for _ in waiting:
             pass
         wait(workers)
+        if pool is not _pool:
+            pool.shutdown()
     return outputs
 
 
@@ -236,7 +242,7 @@ def _call(member: Runnable[Any, Any], request: Request, reader: Reader) -> objec
     values, bucket = request
     _bucket.set(bucket)
     try:
-        return reader.encode(member.invoke({**values, "examples": bucket}, _config()))
+        return reader.encode(member.invoke(_input(values, bucket), _config()))
     except BaseException:  # no interrupt is delivered to a worker thread: it is the member's own
         return ABSTAIN
 
@@ -244,7 +250,12 @@ def _call(member: Runnable[Any, Any], request: Request, reader: Reader) -> objec
 async def _acall(member: Runnable[Any, Any], request: Request, reader: Reader) -> object:
     values, bucket = request
     _bucket.set(bucket)
-    return await reader.aencode(await member.ainvoke({**values, "examples": bucket}, _config()))
+    return await reader.aencode(await member.ainvoke(_input(values, bucket), _config()))
+
+
+def _input(values: Mapping[str, Any], bucket: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What one call gets: the caller's values, copied, so that no member finds there what another has written."""
+    return {**copy.deepcopy(dict(values)), "examples": bucket}
 
 
 def _is_cancelled() -> bool:
@@ -260,7 +271,7 @@ async def aprobe(
     async def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            answer = await member.ainvoke({**request[0], "examples": request[1]}, _config())
+            answer = await member.ainvoke(_input(*request), _config())
             await asyncio.to_thread(check, answer)
         except BaseException as error:
             if not _is_cancelled():
@@ -280,7 +291,7 @@ def probe(member: Runnable[Any, Any], request: Request, check: Callable[[object]
     def attempt() -> type[BaseException] | None:
         _bucket.set(request[1])
         try:
-            check(member.invoke({**request[0], "examples": request[1]}, _config()))
+            check(member.invoke(_input(*request), _config()))
         except Exception as error:
             return type(error)
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import math
 import threading
 import time
@@ -46,7 +48,11 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
 
     ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
     `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
-    caches, verbosity and callbacks off.
+    caches, verbosity and callbacks off. A member that reaches a memory, a chat history, a graph's store or an
+    `ExemplarStore` is refused: members would read each other's text there.
+
+    The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
+    the values that the member was made with.
 
     Each call is made on its own, never through ``batch``: there, one private prompt that is refused can fail its
     neighbours in the same request, and one owner would then move more than one member's answer. Use a model server for
@@ -73,6 +79,11 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         self._lock = threading.Lock()
 
     @property
+    def variant(self) -> str:
+        """Further public settings of the ensemble that decide its answers: none here. Part of what replay compares."""
+        return ""
+
+    @property
     def sealed_member(self) -> Runnable[Any, Any]:
         """The copy of the member that runs inside the boundary."""
         return self._member
@@ -83,7 +94,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         return self.selector.members
 
     def check_request(self, values: object) -> Mapping[str, Any]:
-        """The caller's mapping, or `InvalidParameter`, which shows its keys alone.
+        """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
 
         A key that the member's prompt needs is asked for here: without it every member would abstain, and be charged.
         """
@@ -94,7 +105,12 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         if missing := self._needed - values.keys():
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
         self.selector.check_query(values)
-        return values
+        copied: Mapping[str, Any] | None = None
+        with contextlib.suppress(Exception):
+            copied = copy.deepcopy(dict(values))
+        if copied is None:
+            raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
+        return copied
 
     # -- the member's health, from public facts alone -----------------------------------------------------------------
 

@@ -7,11 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.chains import parts, rebuilt
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.reach import is_named, is_one, reachable
+
+_MEMORIES = (
+    "langchain_classic.base_memory.BaseMemory",
+    "langchain_core.memory.BaseMemory",  # where it was before langchain-core 1
+    "langchain_core.chat_history.BaseChatMessageHistory",
+    "langchain_core.runnables.history.RunnableWithMessageHistory",
+    "langgraph.store.base.BaseStore",
+)
+"""What outlives a call, by name: not all of it need be installed."""
+
+_STORE = "langchain_dpicl.store.store.ExemplarStore"
+_PRIVATE = (_STORE, "langchain_dpicl.selection.PoissonExampleSelector")
+_RELEASED = ("langchain_dpicl.retrieval.retriever.DPRetriever",)
 
 
 def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
@@ -19,6 +35,10 @@ def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
 
     Follows the fields of Runnables, their lists and mappings. What a function or the node of a graph refers to cannot
     be exchanged: raises `UnsafeConfigurationError` where such a part has any of these.
+
+    Raises it too where the chain reaches what would carry one member's private text to another: a memory, a chat
+    history or a graph's store, which outlive a call, and an `ExemplarStore`, which shows every member the same owners.
+    A retriever or a vector store may be public, and stays.
     """
     sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
     for part in parts(sealed):
@@ -27,7 +47,36 @@ def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
                 f"a {type(part).__name__} that a function or a graph of the member refers to would show private text "
                 f"by its {', '.join(openings)}: set it up without"
             )
+    for reached in reachable(sealed):
+        if is_named(reached, _MEMORIES):
+            raise UnsafeConfigurationError(
+                f"the chain reaches a {type(reached).__name__}: members would read there what other members wrote, and "
+                "it would keep private text: set the chain up without, and pass a conversation in as part of the input"
+            )
+        if is_named(reached, (_STORE,)):
+            raise UnsafeConfigurationError(
+                "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
+                "member gets its own as `examples`"
+            )
     return sealed
+
+
+def seal_public(chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """`seal` for a chain whose answers are taken for public text. Raises where it reaches a collection of documents.
+
+    Nobody can tell whether a retriever's or a vector store's documents are public, so that none may be there. A
+    `DPRetriever`, whose documents are releases, may, and so may a selector in a prompt, which selects nothing there.
+    """
+    found = list(reachable(chain))
+    in_prompts = {id(vars(part).get("example_selector")) for part in found if is_one(part, BaseModel)}
+    for part in found:
+        collection = is_one(part, (BaseRetriever, VectorStore)) or is_named(part, _PRIVATE)
+        if collection and not is_named(part, _RELEASED) and id(part) not in in_prompts:
+            raise UnsafeConfigurationError(
+                f"candidates must come from public text alone, and their chain reaches a {type(part).__name__}: what "
+                "it finds would be published without noise; write them without documents"
+            )
+    return seal(chain)
 
 
 def _sealed(part: Runnable[Any, Any]) -> Runnable[Any, Any]:

@@ -19,6 +19,18 @@ from typing import Any
 private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
 
 
+class _Nothing(logging.LogRecord):
+    """A record below the level of every handler, so that none takes it. What ``extra=`` would add is lost."""
+
+    def __init__(self) -> None:
+        super().__init__("", logging.NOTSET, "", 0, "", (), None)
+        self.levelno = -1
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+
 class _Records:
     """A log record factory that stands before another."""
 
@@ -28,9 +40,7 @@ class _Records:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         if not private.get():
             return self.before(*args, **kwargs)
-        record = logging.LogRecord("", logging.NOTSET, "", 0, "", (), None)
-        record.levelno = -1  # below the level of every handler, so that none takes it
-        return record
+        return _Nothing()
 
 
 class _Warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,23 @@ from pydantic import Field, create_model
 
 from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.aggregators import ReleasedKeywords
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyBudgetExceeded
+from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.release import releases_in
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
+
+_ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_TAKEN = {"self", "config", "run_manager", "callbacks", "args", "kwargs", "model_config"}
 
 SPENT = (
     "The privacy budget of this tool is spent. It will not answer again, however it is asked: "
     "go on without it, and say so."
 )
 """What an agent reads when nothing is left."""
+
+ABSTAINED = "This tool found no answer to this; the attempt counts. Trying again later, or asking otherwise, may help."
+"""What an agent reads when the release is that the members abstain."""
 
 UNAVAILABLE = "The model behind this tool does not answer now. Trying again later may help."
 
@@ -42,7 +49,8 @@ def as_tool(
 
     The tool's message is the answer as text; of a sealed release its artifact is the receipt. A spent budget
     (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
-    text that it can act on; such a call costs nothing. What else goes wrong is raised.
+    text that it can act on, at no cost; so do members that abstain, which is a release and charged like one. What else
+    goes wrong is raised.
     """
     from langchain_core.tools import StructuredTool, ToolException
 
@@ -54,23 +62,24 @@ def as_tool(
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
     arguments = {found[0].query_key: "the question"} if inputs is None else dict(inputs)
+    _check_arguments(arguments)
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, SealedRelease) else release
 
-    def call(**values: str) -> tuple[str, Any]:
+    def call(*alone: str, **values: str) -> tuple[str, Any]:
         said = None
         try:
-            answer = runnable.invoke(values)
+            answer = runnable.invoke(_asked(arguments, alone, values))
         except (PrivacyBudgetExceeded, ModelUnavailable) as error:
             said = _message(error)
         if said is not None:
             raise ToolException(said)
         return _told(answer)
 
-    async def acall(**values: str) -> tuple[str, Any]:
+    async def acall(*alone: str, **values: str) -> tuple[str, Any]:
         said = None
         try:
-            answer = await runnable.ainvoke(values)
+            answer = await runnable.ainvoke(_asked(arguments, alone, values))
         except (PrivacyBudgetExceeded, ModelUnavailable) as error:
             said = _message(error)
         if said is not None:
@@ -88,8 +97,25 @@ def as_tool(
     )
 
 
+def _check_arguments(arguments: Mapping[str, str]) -> None:
+    for name, meaning in arguments.items():
+        if not isinstance(name, str) or not _ARGUMENT.fullmatch(name) or name in _TAKEN or not isinstance(meaning, str):
+            raise InvalidParameter(
+                "inputs", name, "names of letters, digits and _ that LangChain leaves free, in words"
+            )
+    if not arguments:
+        raise InvalidParameter("inputs", arguments, "at least one argument")
+
+
+def _asked(arguments: Mapping[str, str], alone: tuple[str, ...], values: Mapping[str, str]) -> dict[str, str]:
+    """The release's input. LangChain gives the only argument of a tool without its name where it was asked so."""
+    return {**dict(zip(arguments, alone, strict=False)), **values}
+
+
 def _message(error: Exception) -> str:
-    return SPENT if isinstance(error, PrivacyBudgetExceeded) else UNAVAILABLE
+    if isinstance(error, PrivacyBudgetExceeded):
+        return SPENT
+    return ABSTAINED if isinstance(error, MembersAbstained) else UNAVAILABLE
 
 
 def _told(answer: Any) -> tuple[str, Any]:

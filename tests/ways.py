@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 WAYS = ["invoke", "ainvoke", "batch", "abatch", "stream", "astream"]
@@ -31,3 +32,9 @@ async def ask(way: str, runnable: Any, question: Any) -> Any:
     for chunk in chunks[1:]:
         total = total + chunk
     return total
+
+
+def shown(value: object) -> str:
+    """A test's name for a value: its ``repr`` without addresses or a set's order, so that every run has the same."""
+    value = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+    return re.sub(r" at 0x[0-9a-f]+", "", ascii(value))[:60]

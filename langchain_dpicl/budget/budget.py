@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import renewal
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import Ledger, Release
 from langchain_dpicl.budget.line import BudgetLine, PlannedLine
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Scope, SoftLimit
 from langchain_dpicl.budget.receipt import Receipt, read_receipt
@@ -382,6 +382,12 @@ class PrivacyBudget:
         if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
             return None
         return read_receipt(found[0])
+
+    def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[Release], int]:
+        """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
+        who = self._policy.principal(principal)
+        stored = self._find()
+        return ([], 0) if stored is None else self._ledger.latest(stored.id, who, checks.whole("last", last))
 
     # -- other plans on the same data ----------------------------------------------------------------------------------
 

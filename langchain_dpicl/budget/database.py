@@ -49,6 +49,7 @@ class Database:
 
     def __init__(self, url: str, *, create: bool = True) -> None:
         self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._url = _parse(url)
         self._opened = False
         if not create and self._url.get_backend_name() == "sqlite":
@@ -99,6 +100,8 @@ class Database:
             )
             options = {"connect_args": {"check_same_thread": False}, "poolclass": StaticPool}
             self._mutex = threading.RLock()
+        # SQLite's writers wait for each other by looking again now and then; those of one process need not.
+        self._writers = threading.RLock()
         engine = sa.create_engine(url, **options)
 
         @sa.event.listens_for(engine, "connect")
@@ -154,7 +157,8 @@ class Database:
         raise LedgerError(f"the ledger {self._url.render_as_string()!r} cannot be used: {reason}")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
-        with self._mutex, self._engine.connect() as plain:
+        turn = contextlib.nullcontext() if kind == "read" else self._writers
+        with self._mutex, turn, self._engine.connect() as plain:
             connection = plain.execution_options(dpicl_kind=kind)
             try:
                 transaction = connection.begin()
@@ -263,6 +267,8 @@ def _forget_connections_after_fork() -> None:
     """A child must not use its parent's connections; drop them without closing the parent's side."""
     for database in list(_open_databases):
         database._engine.dispose(close=False)
+        if database.is_sqlite:
+            database._writers = threading.RLock()  # a thread that the child lacks may have held it
 
 
 if hasattr(os, "register_at_fork"):

@@ -294,6 +294,25 @@ class Ledger(Database):
             if not rows:
                 return
 
+    def latest(self, plan_id: int, principal: str, last: int) -> tuple[list[Release], int]:
+        """The latest releases of one principal ("" where all share one counter), the oldest first, and how many there
+        are in all."""
+        of_plan = sa.and_(counters.c.plan_id == plan_id, counters.c.principal == principal)
+
+        def read(connection: Connection) -> tuple[list[Release], int]:
+            found, total = [], 0
+            for counter, line in connection.execute(sa.select(counters.c.id, counters.c.line).where(of_plan)).all():
+                mine = charges.c.counter_id == counter
+                total += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
+                query = sa.select(charges).where(mine).order_by(charges.c.number.desc()).limit(last)
+                for row in connection.execute(query):
+                    at_number = (counter, row.number, row.charged, row.units, row.outcome, row.receipt)
+                    found.append(Release(line, principal, *at_number))
+            found.sort(key=lambda release: (release.charged, release.counter_id, release.number))
+            return found[-last:], total
+
+        return self.run(read, "read")
+
     def filter_state(self, plan_id: int) -> str:
         """What a filtered budget has spent."""
         query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)

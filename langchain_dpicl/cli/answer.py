@@ -12,6 +12,7 @@ from langchain_core.language_models import BaseLanguageModel
 
 from langchain_dpicl import local
 from langchain_dpicl.cli import texts
+from langchain_dpicl.cli.members import ModelChoice, label_member
 from langchain_dpicl.cli.session import Question, Session, add_common
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.files import read_records
@@ -21,6 +22,7 @@ _EPILOG = """examples:
   dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
   dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough at night"
 """
+_NO_CLIENT = "dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'"
 
 
 def add_parser(commands: Any) -> None:
@@ -63,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
     from langchain_dpicl import (
         DPAggregate,
         ExemplarStore,
-        LabelScorer,
         NoisyVote,
         PoissonExampleSelector,
         PrivacyBudget,
@@ -89,14 +90,16 @@ def run(options: argparse.Namespace) -> int:
     name = options.name or os.path.basename(options.data).partition(".")[0]
     budget = PrivacyBudget(options.epsilon, delta, options.releases, ledger=options.ledger, name=name)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
+    choice = ModelChoice(options.model, options.model_url)
     if options.mode != "label":
-        model = functools.partial(_model, options, max_tokens=options.max_tokens)
+        model = functools.partial(_model, choice, max_tokens=options.max_tokens)
         return texts.run(options, budget, selector, model, questions, tests)
     labels = [label.strip() for label in options.labels.split(",")]
     known = _known(tests, labels, options)[: options.limit]
-    # The embedded base model follows examples better without an instruction, and returns as many alternatives as asked.
-    embedded: dict[str, Any] = {"instruction": "", "top_logprobs": 100} if _is_embedded(options) else {}
-    member = LabelScorer(_model(options), labels, query_key=options.input_key, **embedded)
+    try:
+        member = label_member(choice, labels, options.input_key)
+    except ImportError:
+        sys.exit(_NO_CLIENT)
     chain = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
     session = Session(chain, options.input_key, options.json)
     line = chain.line()
@@ -134,19 +137,8 @@ def _known(records: list[dict[str, Any]], labels: list[str], options: argparse.N
     return questions
 
 
-def _is_embedded(options: argparse.Namespace) -> bool:
-    return options.model_url is None and (options.model is None or options.model in local.KNOWN_MODELS)
-
-
-def _model(options: argparse.Namespace, **settings: Any) -> BaseLanguageModel[Any]:
-    if _is_embedded(options):
-        return local.local_llm(options.model or local.DEFAULT_MODEL, **settings)
+def _model(choice: ModelChoice, **settings: Any) -> BaseLanguageModel[Any]:
     try:
-        from langchain_openai import ChatOpenAI
+        return choice.load(**settings)
     except ImportError:
-        sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
-    if options.model_url:
-        settings["base_url"] = options.model_url
-    if "OPENAI_API_KEY" not in os.environ:
-        settings["api_key"] = "none"
-    return ChatOpenAI(model=options.model or "default", **settings)
+        sys.exit(_NO_CLIENT)

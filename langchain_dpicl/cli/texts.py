@@ -7,13 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
 from langchain_dpicl import (
@@ -26,6 +25,7 @@ from langchain_dpicl import (
     local,
 )
 from langchain_dpicl.aggregators import Aggregator, ReleasedKeywords
+from langchain_dpicl.cli.members import Wording, read_lines
 from langchain_dpicl.cli.session import Question, Session, shortened
 from langchain_dpicl.downstream import keywords_to_answer
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
@@ -55,13 +55,13 @@ def run(
 ) -> int:
     """Answer with texts."""
     known = _known(tests, options)[: options.limit]
-    member = _prompt(options) | model(temperature=0.0) | StrOutputParser() | _first_answer(options)
-    writer = _prompt(options) | model(temperature=0.9) | StrOutputParser() | _first_answer(options)
+    wording = _wording(options)
+    member, writer = wording.member(model(temperature=0.0)), wording.member(model(temperature=0.9))
     aggregator = _aggregator(options, writer)
     release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
     session = TextSession(release, options.input_key, options.json, options=options, member=member)
     if isinstance(aggregator, Keywords):
-        answer = model(temperature=0.0) | StrOutputParser() | _first_answer(options)
+        answer = model(temperature=0.0) | StrOutputParser() | wording.first_answer()
         session.write = keywords_to_answer(answer, PromptTemplate.from_template("{asked}{suggestions}.\n\n{field}"))
     line = release.line()
     session.say(f"{selector.store!r}; {budget!r}")
@@ -78,50 +78,20 @@ def _aggregator(options: argparse.Namespace, writer: Runnable[Any, Any]) -> Aggr
     if options.mode == "embedding":
         if options.k is not None:
             raise InvalidParameter("--k", options.k, "left out where no keywords are released")
-        candidates = _lines("--candidates", options.candidates) if options.candidates else writer
+        candidates = read_lines("--candidates", options.candidates) if options.candidates else writer
         return EmbeddingMean(local.local_embeddings(), candidates, options.n_candidates)
     form = r"\d{1,9}" if options.mode == "keywords-joint" else r"\d{1,9}(-\d{1,9})?"
     if options.k is not None and not re.fullmatch(form, options.k, re.ASCII):
         raise InvalidParameter("--k", options.k, "a whole number, or for keywords-ptr also a range such as 5-10")
     least, _, most = (options.k or "").partition("-")
     if options.mode == "keywords-joint":
-        domain: Any = _lines("--domain", options.domain) if options.domain else "query"
+        domain: Any = read_lines("--domain", options.domain) if options.domain else "query"
         return Keywords.joint_em(domain, int(least or 10))
     return Keywords.ptr((int(least), int(most or least)) if least else (15, 30))
 
 
-def _lines(name: str, path: str) -> list[str]:
-    try:
-        return [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        reason = type(error).__name__
-    raise InvalidParameter(name, path, f"a readable UTF-8 file ({reason})")
-
-
-def _asked(options: argparse.Namespace) -> str:
-    return options.instruction or f"Write the {options.output_key} for the {options.input_key}"
-
-
-def _field(options: argparse.Namespace, text: object) -> str:
-    return f"{options.input_key.capitalize()}: {text}\n{options.output_key.capitalize()}:"
-
-
-def _prompt(options: argparse.Namespace) -> Runnable[Any, Any]:
-    def fill(values: dict[str, Any]) -> str:
-        examples = format(values["examples"])
-        shown = f"{examples}\n\n" if examples else ""
-        return f"{_asked(options)}.\n\n{shown}{_field(options, values[options.input_key])}"
-
-    return RunnableLambda(fill)
-
-
-def _first_answer(options: argparse.Namespace) -> Runnable[Any, Any]:
-    """The first paragraph of what a model wrote, without the next example that it may have begun."""
-
-    def cut(text: str) -> str:
-        return text.strip().split("\n\n")[0].split(f"\n{options.input_key.capitalize()}:")[0].strip()
-
-    return RunnableLambda(cut)
+def _wording(options: argparse.Namespace) -> Wording:
+    return Wording(options.input_key, options.output_key, options.instruction)
 
 
 def _known(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Question]:
@@ -157,7 +127,8 @@ class TextSession(Session):
         """A text from the keywords. They are released and charged: a model that fails now must not lose them."""
         assert self.options is not None
         assert self.write is not None
-        query = {"asked": _asked(self.options), "field": _field(self.options, question.text)}
+        wording = _wording(self.options)
+        query = {"asked": wording.asked, "field": wording.field(question.text)}
         try:
             return str(
                 self.write.invoke(ReleasedKeywords(words, ranked=words.ranked, fallback=words.fallback, query=query))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregate import DPAggregate, SealedRelease
@@ -17,10 +19,10 @@ from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.chains import rebuilt
-from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.retrieval.reach import reachable
+from langchain_dpicl.reach import is_named, is_one, reachable
+from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
@@ -30,7 +32,8 @@ CHOICE = 8
 RATE = 0.1
 """Up to about this rate a plan's noise grows more slowly than the rate, beyond it as fast."""
 
-_BARE = "asked_without_mapping"
+_DOCUMENTS = (Document, BaseRetriever, VectorStore, BaseStore, ExemplarStore, PoissonExampleSelector)
+_GRAPH_STORES = ("langgraph.store.base.BaseStore",)
 
 
 def wrap_rag(
@@ -43,6 +46,7 @@ def wrap_rag(
     rate: float | None = None,
     shots: int | None = None,
     documents: int = 4,
+    asks: Form | None = None,
     question_key: str = "question",
     documents_key: str | None = None,
     owner_key: str | None = None,
@@ -75,8 +79,13 @@ def wrap_rag(
         is amplified: for the largest collections, or many members.
     documents
         How many documents a member gets, at most.
+    asks
+        What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
+        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed where they do not, as where it begins with
+        a function.
     question_key
-        Where the chain takes a mapping, the key of its question: a text, by which documents are near.
+        The key of the question, a text, by which documents are near: in the mapping that the chain takes, and in
+        requests that are mappings.
     documents_key
         For a chain without a retriever: where its input gets the documents, a list of LangChain documents.
     owner_key
@@ -84,16 +93,25 @@ def wrap_rag(
     max_concurrency
         As for `PrivateEnsemble`.
 
-    The release takes what the chain takes, a text or a mapping, and answers with the release; a batch of n charges n
-    together. Each member sees exactly what its caller gave, and its own documents.
+    The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
+    chain in the form that it takes, from `DPRetriever` and `as_tool` too. Where that is a mapping, further keys reach
+    it as the caller gave them, and a request without those that its first steps need is refused and costs nothing. The
+    caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
+    of n charges n together.
+
+    The ledger's replay knows a chain by these settings alone. Two different chains want two lines, two budgets or
+    ``replay=False``: on one line the second would answer an equal question with the first one's release.
 
     Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and what is near to
     the question is looked for within that bucket: without an owner one member's input differs, and what the aggregator
     promises for one member's output is the promise here.
 
-    Raises `UnsafeConfigurationError` where the chain reaches a collection or a retriever that could not be replaced,
-    in a function, a tool or an object; `InvalidParameter` for a chain without a retriever and without
-    ``documents_key``.
+    Raises `UnsafeConfigurationError` where the chain reaches documents that could not be replaced, in a function, a
+    tool or an object: a retriever, a vector store, a document, a LangChain or LangGraph store, a function that names
+    the class of a retriever or of a vector store; also where it reaches a memory or a chat history, through which
+    members would read what others wrote. (What cannot be seen: collections of other kinds, such as a database's client
+    or a list of texts, and what a function computes.) `InvalidParameter` for a chain without a retriever and without
+    ``documents_key``, and where ``asks`` is needed or is not what the chain takes.
     """
     store = _store(source, owner_key)
     documents = checks.whole("documents", documents)
@@ -109,17 +127,23 @@ def wrap_rag(
         exemplars_per_owner=documents,  # one owner's documents may be the nearest: they lie in one bucket anyway
         nearest_to=question_key,
     )
-    member = _member(chain, question_key, documents_key)
-    ensemble = _Asked(selector, member, question_key, documents_key, max_concurrency)
+    replaced = _replaced(chain, documents_key)
+    asks = _form(replaced, asks, documents_key)
+    member = _member(replaced, asks, question_key, documents_key)
+    ensemble = AskedEnsemble(selector, member, asks, question_key, documents_key, keys_of(replaced), max_concurrency)
     return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
 
 
 class PrivateRAG(SealedRelease):
-    """What `wrap_rag` gives: a sealed release that takes what the wrapped chain takes, a text or a mapping."""
+    """What `wrap_rag` gives: a sealed release that takes a text, or a mapping with it.
 
-    def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
+    ``asks`` is what the wrapped chain takes, "text" or "mapping".
+    """
+
+    def __init__(self, ensemble: AskedEnsemble, aggregate: DPAggregate[Any]) -> None:
         super().__init__(ensemble, aggregate)
         self.name = "PrivateRAG"
+        self.asks = ensemble.asks
 
     @property
     def InputType(self) -> Any:
@@ -152,29 +176,6 @@ class BucketRetriever(BaseRetriever):
         return _bucket_documents()
 
 
-class _Asked(PrivateEnsemble):
-    """An ensemble that may be asked a bare question."""
-
-    def __init__(
-        self,
-        selector: PoissonExampleSelector,
-        member: Runnable[Any, Any],
-        question_key: str,
-        documents_key: str | None,
-        max_concurrency: int | None,
-    ) -> None:
-        super().__init__(selector, member, max_concurrency=max_concurrency)
-        self._question_key = question_key
-        self._filled = {_BARE} if documents_key is None else {_BARE, documents_key}
-
-    def check_request(self, values: object) -> Mapping[str, Any]:
-        if isinstance(values, Mapping) and (taken := self._filled & values.keys()):
-            raise InvalidParameter("input", sorted(taken), "a mapping without these keys, which are filled")
-        if isinstance(values, str):
-            values = {self._question_key: str(values), _BARE: True}
-        return super().check_request(values)
-
-
 def _shots(owners: int, members: int, documents: int) -> int:
     """The default: owners in a bucket, on average."""
     wanted = max(documents, min(CHOICE * documents, int(RATE * owners / members)))
@@ -193,7 +194,7 @@ def _store(source: object, owner_key: str | None) -> ExemplarStore:
     return ExemplarStore.from_vectorstore(source, owner_key=owner_key)
 
 
-def _member(chain: Any, question_key: str, documents_key: str | None) -> Runnable[Any, Any]:
+def _replaced(chain: Any, documents_key: str | None) -> Runnable[Any, Any]:
     """The chain on its own member's documents alone. Raises where something else is left in it."""
     stand_in = BucketRetriever()
     replaced: Runnable[Any, Any] = rebuilt(
@@ -202,21 +203,52 @@ def _member(chain: Any, question_key: str, documents_key: str | None) -> Runnabl
     has_retriever = False
     for part in reachable(replaced):
         has_retriever = has_retriever or part is stand_in
-        if isinstance(part, (BaseRetriever, VectorStore, ExemplarStore)) and part is not stand_in:
+        if part is not stand_in and _gives_documents(part):
             raise UnsafeConfigurationError(
-                f"the chain reaches a {type(part).__name__} that cannot be replaced, since it lies in a function, a "
+                f"the chain reaches a {_name(part)} that cannot be replaced, since it lies in a function, a "
                 "tool or an object: every member would search the whole collection. Make the retriever a step of the "
                 "chain, or write the chain without it and name documents_key"
             )
     if has_retriever == (documents_key is not None):
         bound = "None where the chain holds a retriever" if has_retriever else "given where the chain has no retriever"
         raise InvalidParameter("documents_key", documents_key, bound)
+    return replaced
 
+
+def _gives_documents(part: Any) -> bool:
+    """Whether a part of a chain is a collection or a document, or a class that opens a collection."""
+    if part is BucketRetriever:  # the stand-in's own class
+        return False
+    if is_one(part, type):  # abstract ones are named to compare with, or to annotate
+        return issubclass(part, (BaseRetriever, VectorStore)) and not inspect.isabstract(part)
+    return is_one(part, _DOCUMENTS) or is_named(part, _GRAPH_STORES)
+
+
+def _name(part: Any) -> str:
+    return part.__name__ if is_one(part, type) else type(part).__name__
+
+
+def _form(replaced: Runnable[Any, Any], asks: Form | None, documents_key: str | None) -> Form:
+    """How the chain is asked. Raises `InvalidParameter` where that is unknown, or known to be otherwise."""
+    if asks not in (None, "text", "mapping"):
+        raise InvalidParameter("asks", asks, '"text" or "mapping"')
+    known = form_of(replaced) if documents_key is None else "mapping"
+    if asks is not None and known not in (None, asks):
+        raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
+    form = known or asks
+    if form is None:
+        raise InvalidParameter("asks", asks, '"text" or "mapping", since the chain\'s first step does not show it')
+    return form
+
+
+def _member(
+    replaced: Runnable[Any, Any], asks: Form, question_key: str, documents_key: str | None
+) -> Runnable[Any, Any]:
     def as_asked(values: Mapping[str, Any]) -> Any:
-        asked = {key: value for key, value in values.items() if key not in ("examples", _BARE)}
-        if documents_key is not None:
-            return {**asked, documents_key: _bucket_documents()}
-        return asked[question_key] if _BARE in values else asked
+        if asks == "text":
+            return values[question_key]
+        asked = {key: value for key, value in values.items() if key != "examples"}
+        return asked if documents_key is None else {**asked, documents_key: _bucket_documents()}
 
     return RunnableLambda(as_asked) | replaced
 

@@ -15,7 +15,6 @@ from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release import releases_in
-from langchain_dpicl.retrieval.rag import PrivateRAG
 
 
 class DPRetriever(BaseRetriever):
@@ -28,7 +27,7 @@ class DPRetriever(BaseRetriever):
         ``keywords.with_receipt() | keywords_to_answer(llm, prompt)``, which writes a passage from released keywords.
     input_key
         The request's key under which the query stands. Default: what the release's selector is ``nearest_to``, else
-        "input"; what `wrap_rag` made is asked the bare query.
+        "input". What `wrap_rag` made asks its chain as it takes it.
     k
         At most this many documents; may also be given to `invoke`.
 
@@ -38,12 +37,12 @@ class DPRetriever(BaseRetriever):
     propose-test-release fails, gives no document. ``metadata["receipt"]`` is the receipt; a chain that answers without
     one gives none.
 
-    Raises what the release raises, `PrivacyBudgetExceeded` above all. Callbacks see the query and the released
-    documents.
+    Raises what the release raises, `PrivacyBudgetExceeded` above all, and `InvalidParameter` for a query that is no
+    text, which costs nothing. Callbacks see the query and the released documents.
     """
 
     release: Runnable[Any, Any]
-    input_key: str | None = None
+    input_key: str
     k: int | None = None
 
     def __init__(
@@ -52,9 +51,9 @@ class DPRetriever(BaseRetriever):
         found = releases_in(release)
         if not isinstance(release, Runnable) or not found:
             raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
-        if input_key is None and not isinstance(found[0], PrivateRAG):
+        if input_key is None:
             input_key = found[0].query_key
-        if input_key is not None and (not isinstance(input_key, str) or not input_key):
+        if not isinstance(input_key, str) or not input_key:
             raise InvalidParameter("input_key", input_key, "a non-empty string")
         if isinstance(release, SealedRelease):
             release = release.with_receipt()
@@ -75,8 +74,10 @@ class DPRetriever(BaseRetriever):
         answer = await self.release.ainvoke(self._request(query), {"callbacks": run_manager.get_child()})
         return _documents(answer, k)
 
-    def _request(self, query: str) -> str | dict[str, str]:
-        return query if self.input_key is None else {self.input_key: query}
+    def _request(self, query: str) -> dict[str, str]:
+        if not isinstance(query, str):
+            raise InvalidParameter("query", type(query).__name__, "a text")
+        return {self.input_key: query}
 
 
 def _number(k: int | None) -> int | None:

@@ -45,9 +45,11 @@ def check_records(
         texts.append(row[input_key])
         if owner_key is not None:
             owner = row.get(owner_key)
-            if owner is None or isinstance(owner, (bool, float)) or not str(owner).strip():
+            # The text of anything else (a list, a number with a fraction) would make several of one owner.
+            is_owner = isinstance(owner, (str, int, np.integer)) and not isinstance(owner, bool)
+            if not is_owner or not str(owner).strip():
                 raise InvalidRecords(
-                    f"record {i} has no owner under {owner_key!r}: every record needs one (a string or an integer)"
+                    f"record {i} has no owner under {owner_key!r}: it needs one owner: a text or a whole number"
                 )
             owners.append(str(owner))
     return texts, owners if owner_key is not None else None

@@ -166,7 +166,7 @@ class ExemplarStore:
         Documents' ids are not kept. Raises `InvalidRecords`, which names the document's position and the key: no text,
         no owner, metadata that JSON cannot represent, metadata under ``input_key``.
         """
-        records = takeover.records_of(documents, input_key)
+        records = takeover.records_of(documents, input_key, owner_key)
         return cls.from_records(
             records,
             embeddings,

@@ -19,16 +19,21 @@ Contents = tuple[list[Any], Vectors]
 """Documents, and their vectors in the same order."""
 
 
-def records_of(documents: Iterable[Document], input_key: str) -> list[dict[str, Any]]:
-    """Each document as a record: its text under ``input_key``, its metadata beside it. Raises `InvalidRecords`."""
+def records_of(documents: Iterable[Document], input_key: str, owner_key: str | None = None) -> list[dict[str, Any]]:
+    """Each document as a record: its text under ``input_key``, its metadata beside it. Raises `InvalidRecords`.
+
+    The owner's entry need not be JSON: it is not kept as metadata.
+    """
     from langchain_core.documents import Document
 
     records: list[dict[str, Any]] = []
     for i, document in enumerate(documents):
         if not isinstance(document, Document):
             raise InvalidRecords(f"document {i} is not a Document but {type(document).__name__}")
+        if not document.page_content.strip():
+            raise InvalidRecords(f"document {i} has no text")
         for key, value in document.metadata.items():
-            if not isinstance(key, str) or not _is_json(value):
+            if not isinstance(key, str) or (key != owner_key and not _is_json(value)):
                 raise InvalidRecords(f"document {i} has metadata under {key!r} that JSON cannot represent")
         if input_key in document.metadata:
             raise InvalidRecords(

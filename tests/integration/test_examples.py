@@ -69,3 +69,10 @@ def test_an_agent_reads_an_answer_and_then_that_the_budget_is_spent(tmp_path: Pa
     assert [who for who, _ in spoken] == ["human", "ai", "tool", "ai", "tool", "ai"]
     assert spoken[2][1] in DEMO_LABELS
     assert spoken[4][1] == SPENT
+
+
+def test_a_server_answers_its_client_and_nobody_without_a_key(tmp_path: Path) -> None:
+    answered, refused = run("serve.py", tmp_path)
+    assert answered.split()[0] in DEMO_LABELS
+    assert answered.endswith("for front-desk with 99 left")
+    assert "Unauthorized" in refused

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
+from ways import shown
 
 from langchain_dpicl.errors import AccountingError, InvalidParameter
 from langchain_dpicl.privacy import (
@@ -111,7 +112,7 @@ def test_tails_of_1e_minus_12_and_smaller_are_not_noise() -> None:
 # n releases are n releases --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=repr)
+@pytest.mark.parametrize("profile", PROFILES, ids=shown)
 @pytest.mark.parametrize("accountant", [PLD, RDP, PRVAccountant(0.01)], ids=lambda a: type(a).__name__)
 def test_a_count_is_the_same_as_so_many_lines(accountant: Accountant, profile: Profile) -> None:
     """MISTAKE 12. `dp_accounting` gets this wrong for one of its events (next test)."""
@@ -182,7 +183,7 @@ def test_two_libraries_agree_on_the_subsampled_gaussian_and_we_bound_it(rate: fl
     )
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=repr)
+@pytest.mark.parametrize("profile", PROFILES, ids=shown)
 @pytest.mark.parametrize(("rate", "count"), [(0.01, 200), (0.3, 20)])
 def test_pld_lies_inside_the_prv_interval_and_below_renyi(profile: Profile, rate: float, count: int) -> None:
     schedule, delta = [Line(profile, rate, count)], 1e-5

@@ -13,6 +13,7 @@ import pytest
 import ways
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
+from ways import shown
 
 from langchain_dpicl import (
     InvalidParameter,
@@ -173,7 +174,7 @@ async def test_a_release_is_charged_before_the_first_member_is_called(
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch", "batch_as_completed"])
-@pytest.mark.parametrize("question", [None, "text", 5, ["input"], {1: "a"}, {"examples": [], "input": "x"}], ids=repr)
+@pytest.mark.parametrize("question", [None, "text", 5, ["input"], {1: "a"}, {"examples": [], "input": "x"}], ids=shown)
 async def test_an_invalid_request_costs_nothing(way: str, question: Any, sealed: SealedRelease, member: Member) -> None:
     with pytest.raises(InvalidParameter, match="input"):
         await ask(way, sealed, question)

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,8 +32,9 @@ from langchain_core.runnables import (
 )
 from langchain_core.tracers import context as tracer_context
 from langchain_core.tracers.context import register_configure_hook
+from ways import WAYS, ask
 
-from langchain_dpicl import ModelUnavailable, ReleaseFailed, UnsafeConfigurationError, boundary
+from langchain_dpicl import InvalidParameter, ModelUnavailable, ReleaseFailed, UnsafeConfigurationError, boundary
 from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.selection import Examples
 
@@ -526,8 +528,9 @@ def test_a_release_works_in_a_forked_child(sealed_of: Any) -> None:
     assert sealed.invoke(QUESTION) == "Positive"
 
 
-def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: Any) -> None:
+def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: Any, monkeypatch: Any) -> None:
     """A member may ask another sealed chain (a tool that does): threads must not run out while they wait."""
+    monkeypatch.setattr(boundary, "_pool", ThreadPoolExecutor(9))  # all of them taken by the outer members
     inner = sealed_of(lambda _: "Positive", members=6)
     outer = sealed_of(lambda values: inner.invoke({"input": values["input"]}), members=9)
     done: list[Any] = []
@@ -535,3 +538,30 @@ def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: 
     thread.start()
     thread.join(30)
     assert done == ["Positive"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_a_member_writes_into_its_input_is_seen_by_nobody(way: str, sealed_of: Any, canary: str) -> None:
+    """Not by another member, whose prompt would then hold two owners' records, and not by the caller or a tracer."""
+    read: list[Any] = []
+
+    def member(values: dict[str, Any]) -> str:
+        read.append(list(values["history"]))
+        values["history"].append(canary)
+        values["more"]["seen"] = canary
+        return "Positive"
+
+    sealed = sealed_of(member, max_concurrency=1)
+    question = {"input": "a film", "history": ["hello"], "more": {}}
+    for _ in range(2):
+        await ask(way, sealed, question)
+    assert read == [["hello"]] * 8
+    assert question == {"input": "a film", "history": ["hello"], "more": {}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_input_that_cannot_be_copied_is_refused_and_costs_nothing(way: str, sealed_of: Any) -> None:
+    sealed = sealed_of(lambda _: "Positive")
+    with pytest.raises(InvalidParameter, match="copied"):
+        await ask(way, sealed, {"input": "a film", "lock": threading.Lock()})
+    assert sealed.budget.spent() == 0

@@ -370,3 +370,23 @@ async def test_contexts_threads_and_tasks_are_as_before(fares: str, sealed_of: A
     assert asyncio.all_tasks() == tasks
     assert found_in(repr([*threading.enumerate()])) == []
     assert not silence.private.get()
+
+
+def test_what_a_log_record_carries_beside_its_text_reaches_no_filter(canary: str) -> None:
+    """``extra=`` is laid into the record after it was made, and a logger's own filters look at it."""
+    seen: list[Any] = []
+
+    def look(record: logging.LogRecord) -> bool:
+        seen.append({name: getattr(record, name, None) for name in (*vars(record), "prompt", "msg", "args")})
+        return True
+
+    logger = logging.getLogger("a member's client")
+    logger.addFilter(look)
+    silence.keep_silent()
+    try:
+        boundary.in_private(lambda: logger.warning("asked %s", canary, extra={"prompt": canary}))
+        assert canary not in repr(seen)
+        logger.warning("asked %s", canary, extra={"prompt": canary})
+        assert canary in repr(seen), "public records pass whole"
+    finally:
+        logger.removeFilter(look)

@@ -165,7 +165,7 @@ def test_held_out_records_are_scored(mode: str, data: Path, models: Models, caps
 
 
 def test_where_the_members_abstain_it_says_so(data: Path, models: Models, capsys: Any) -> None:
-    models.answer = lambda prompt: "" if SECRET in prompt else "public"
+    models.answer = lambda prompt: "public" if len(models.prompts) == 1 else ""  # a first, public question may come
     public = written(data.parent / "public.txt", "inhaler spray", "go home")
     code, out, _ = run(capsys, *answer(data, "embedding", "--members", "40", "--shots", "1", "--candidates", public))
     assert code == 0

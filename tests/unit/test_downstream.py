@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
-from ways import WAYS, ask
+from ways import WAYS, ask, shown
 
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, keywords_to_answer
 from langchain_dpicl.downstream import RANKED, UNRANKED
@@ -104,7 +104,7 @@ def test_braces_and_keys_of_the_query_are_no_template() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["Summarize {input}", "", "{{suggestions}}", None, 5, ["{suggestions}"], Writer()], ids=str
+    "prompt", ["Summarize {input}", "", "{{suggestions}}", None, 5, ["{suggestions}"], Writer()], ids=shown
 )
 def test_a_prompt_without_suggestions_is_refused(prompt: Any) -> None:
     with pytest.raises(InvalidParameter, match="suggestions") as caught:
@@ -112,7 +112,7 @@ def test_a_prompt_without_suggestions_is_refused(prompt: Any) -> None:
     assert caught.value.parameter == "prompt"
 
 
-@pytest.mark.parametrize("value", [["rash"], "rash", None, 5, {"answer": ["rash"], "receipt": RECEIPT}], ids=repr)
+@pytest.mark.parametrize("value", [["rash"], "rash", None, 5, {"answer": ["rash"], "receipt": RECEIPT}], ids=shown)
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_is_no_release_is_refused_before_the_model_is_called(way: str, value: Any) -> None:
     writer = Writer()

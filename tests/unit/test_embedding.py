@@ -18,6 +18,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from scipy import stats
+from ways import shown
 
 from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.aggregators.embedding import STEPS
@@ -155,7 +156,7 @@ def test_a_short_vector_keeps_its_length_and_a_long_one_its_direction() -> None:
         ValueError,
         KeyboardInterrupt,
     ],
-    ids=repr,
+    ids=shown,
 )
 async def test_what_is_no_finite_vector_of_the_dimension_abstains(row: Any) -> None:
     mean = vector_mean(Table({"answer": row}))
@@ -165,7 +166,7 @@ async def test_what_is_no_finite_vector_of_the_dimension_abstains(row: Any) -> N
         await mean.aencode("answer")
 
 
-@pytest.mark.parametrize("rows", [[], None, [[]], 7], ids=repr)
+@pytest.mark.parametrize("rows", [[], None, [[]], 7], ids=shown)
 def test_a_model_that_gives_no_row_makes_a_member_abstain(rows: Any) -> None:
     model = Table()
     mean = vector_mean(model)
@@ -177,7 +178,7 @@ def test_a_model_that_gives_no_row_makes_a_member_abstain(rows: Any) -> None:
 @pytest.mark.parametrize(
     "output",
     ["", " \n", None, 5, b"east", ["east"], {"answer": "east"}, ABSTAIN, AIMessage(""), AIMessage([])],
-    ids=repr,
+    ids=shown,
 )
 async def test_an_answer_without_text_abstains_and_is_never_embedded(output: object) -> None:
     model = Table()
@@ -399,14 +400,14 @@ def test_candidates_that_are_all_equal_warn_without_showing_them(canary: str) ->
     assert canary not in str(caught[0].message)
 
 
-@pytest.mark.parametrize("answers", [[], ["", " "], [ABSTAIN] * 4, ["nan"], ["zero", "zero"], [5, None]], ids=repr)
+@pytest.mark.parametrize("answers", [[], ["", " "], [ABSTAIN] * 4, ["nan"], ["zero", "zero"], [5, None]], ids=shown)
 @pytest.mark.filterwarnings("ignore")
 def test_without_a_usable_candidate_the_model_is_unavailable(answers: list[object]) -> None:
     with pytest.raises(ModelUnavailable, match="nothing was charged"):
         prepared(chain_mean(Table({"nan": [math.nan, 1.0], "zero": [0.0, 0.0]})), answers)
 
 
-@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [1.0], [math.inf, 1.0]], ids=repr)
+@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [1.0], [math.inf, 1.0]], ids=shown)
 def test_a_list_with_a_text_that_has_no_direction_is_refused_by_position(row: list[float]) -> None:
     with pytest.raises(InvalidParameter) as caught:
         prepared(EmbeddingMean(Table({"bad": row}), ["east", "north", "bad"]))
@@ -415,7 +416,7 @@ def test_a_list_with_a_text_that_has_no_direction_is_refused_by_position(row: li
 
 
 @pytest.mark.parametrize("make", [lambda m: EmbeddingMean(m, list(AXES)), lambda m: EmbeddingMean(m, release="vector")])
-@pytest.mark.parametrize("rows", [[], [[]], [[1.0, 0.0]] * 9, None, RuntimeError], ids=repr)
+@pytest.mark.parametrize("rows", [[], [[]], [[1.0, 0.0]] * 9, None, RuntimeError], ids=shown)
 def test_a_model_that_fails_on_public_text_is_unavailable(make: Any, rows: Any, canary_free: Any) -> None:
     class Broken(Table):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -465,7 +466,7 @@ def test_a_model_that_was_down_is_asked_again() -> None:
         ({"release": None}, "release"),
         ({"release": "vector"}, "candidates"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_bad_parameters_are_named(arguments: dict[str, Any], parameter: str) -> None:
     with pytest.raises(InvalidParameter) as caught:

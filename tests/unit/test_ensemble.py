@@ -11,7 +11,7 @@ from langchain_core.load import dumps
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough, RunnableSequence
 from ways import WAYS as ASKED
-from ways import ask
+from ways import ask, shown
 
 from langchain_dpicl import (
     DPAggregate,
@@ -126,7 +126,7 @@ async def test_no_detour_shows_the_votes(
 
 
 @pytest.mark.parametrize(
-    "other", [RunnablePassthrough(), lambda votes: votes, {"a": lambda votes: votes}, None, "text"], ids=repr
+    "other", [RunnablePassthrough(), lambda votes: votes, {"a": lambda votes: votes}, None, "text"], ids=shown
 )
 def test_an_ensemble_pipes_into_an_aggregate_alone(other: Any, ensemble: PrivateEnsemble) -> None:
     with pytest.raises(UnsafeConfigurationError):

@@ -17,6 +17,7 @@ import pytest
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage
 from scipy import stats
+from ways import shown
 
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, Words
 from langchain_dpicl.aggregators import keywords as module
@@ -91,7 +92,7 @@ def test_a_word_counts_once_per_member(repeats: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "output", ["", "the of", None, 5, b"cough", ["cough"], {"a": "cough"}, AIMessage("")], ids=repr
+    "output", ["", "the of", None, 5, b"cough", ["cough"], {"a": "cough"}, AIMessage("")], ids=shown
 )
 async def test_an_answer_without_words_adds_nothing(output: object) -> None:
     for aggregator in (prepared(Keywords.joint_em(DOMAIN, 1)), prepared(Keywords.ptr(1), {"delta0": 1e-6})):

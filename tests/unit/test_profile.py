@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import quad
 from scipy.stats import norm
+from ways import shown
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import (
@@ -175,14 +176,14 @@ def test_propose_test_release_covers_both_kinds_of_neighbours() -> None:
 # Symmetry, atoms, subsampling: every profile --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", BASES, ids=repr)
+@pytest.mark.parametrize("profile", BASES, ids=shown)
 def test_swapping_the_pair_gives_negative_epsilons(profile: Profile) -> None:
     eps = np.linspace(0.0, 6.0, 25)
     mirrored = 1.0 - np.exp(-eps) * (1.0 - profile.delta(eps))
     assert np.allclose(profile.delta(-eps), mirrored, atol=1e-5 if "Composed" in repr(profile) else 1e-13)
 
 
-@pytest.mark.parametrize("profile", BASES, ids=repr)
+@pytest.mark.parametrize("profile", BASES, ids=shown)
 @pytest.mark.parametrize("rate", [1e-4, 0.03, 0.6, 1.0])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_atoms_dominate_their_profile_and_hardly_exceed_it(profile: Profile, rate: float, direction: Direction) -> None:
@@ -329,7 +330,7 @@ def test_amplifying_each_part_of_a_release_would_promise_too_much() -> None:
     assert np.all(ptr.delta(EPSILONS) >= ProposeTestRelease(1.0, 1e-6).delta(EPSILONS) - 1e-15)
 
 
-@pytest.mark.parametrize("profile", [*BASES[:3], *BASES[6:12]], ids=repr)
+@pytest.mark.parametrize("profile", [*BASES[:3], *BASES[6:12]], ids=shown)
 def test_repeat_is_the_same_as_composing_the_samples(profile: Profile) -> None:
     """MISTAKE 12, for profiles: `repeat(3)` is three samples, and not one."""
     sampled = profile.subsample(0.3)

@@ -142,6 +142,15 @@ def test_a_bad_k_in_a_call_costs_nothing(keywords: Any) -> None:
     assert release.budget.spent() == 0
 
 
+@pytest.mark.parametrize("query", [None, 3, b"which", ["which"], {"input": "which"}])
+async def test_a_query_that_is_no_text_costs_nothing(query: Any, keywords: Any) -> None:
+    release = keywords()
+    for way in ("invoke", "ainvoke"):
+        with pytest.raises(InvalidParameter, match="query="):
+            await ask(way, DPRetriever(release=release), query)
+    assert release.budget.spent() == 0
+
+
 # -- in a chain --------------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,8 @@ def bad_records(secret: str) -> dict[str, list[Any]]:
         "owner None": [good, {"input": secret, "output": secret, "owner": None}],
         "owner empty": [good, {"input": secret, "output": secret, "owner": " "}],
         "owner a float": [good, {"input": secret, "output": secret, "owner": float("nan")}],
+        "owner a list": [good, {"input": secret, "output": secret, "owner": [secret, "another"]}],
+        "owner a mapping": [good, {"input": secret, "output": secret, "owner": {"id": secret}}],
         "owner a truth value": [good, {"input": secret, "output": secret, "owner": True}],
         "empty text": [good, {"input": " \n", "output": secret, "owner": secret}],
         "empty output": [good, {"input": secret, "output": "", "owner": secret}],

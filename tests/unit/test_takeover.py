@@ -83,6 +83,11 @@ def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
     [
         ({}, "record 1 has no owner under 'patient'"),
         ({"patient": " "}, "record 1 has no owner under 'patient'"),
+        (
+            {"patient": ["p", "q"]},
+            "record 1 has no owner under 'patient': it needs one owner: a text or a whole number",
+        ),
+        ({"patient": datetime.date(2026, 1, 1)}, "record 1 has no owner under 'patient'"),
         ({"patient": "p", "seen": datetime.date(2026, 1, 1)}, "document 1 has metadata under 'seen'"),
         ({"patient": "p", "seen": {1, 2}}, "document 1 has metadata under 'seen'"),
         ({"patient": "p", 7: "x"}, "document 1 has metadata under 7"),
@@ -99,10 +104,16 @@ def test_metadata_that_cannot_be_kept_is_refused_by_position_and_key(
     canary_free(caught.value)
 
 
+def test_owners_are_texts_or_whole_numbers_numpys_too() -> None:
+    documents = [Document(page_content="note", metadata={"patient": owner}) for owner in ("7", 7, np.int64(7), 8)]
+    store = ExemplarStore.from_documents(documents, Counted(), owner_key="patient")
+    assert list(store.owners) == ["7", "8"]
+
+
 def test_what_is_no_document_and_what_has_no_text_is_refused() -> None:
     with pytest.raises(InvalidRecords, match="document 0 is not a Document but dict"):
         ExemplarStore.from_documents([{"page_content": "x"}], Counted())  # type: ignore[list-item]
-    with pytest.raises(InvalidRecords, match="record 1 has no text"):
+    with pytest.raises(InvalidRecords, match="document 1 has no text"):
         ExemplarStore.from_documents([*collection(1), Document(page_content=" ")], Counted())
     with pytest.raises(InvalidRecords, match="would be empty"):
         ExemplarStore.from_documents([], Counted())

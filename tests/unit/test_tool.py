@@ -26,7 +26,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     acting_for,
 )
-from langchain_dpicl.tool import SPENT, UNAVAILABLE, as_tool
+from langchain_dpicl.tool import ABSTAINED, SPENT, UNAVAILABLE, as_tool
 
 
 class Script(FakeMessagesListChatModel):
@@ -94,7 +94,7 @@ async def test_a_model_that_is_down_is_said_too_and_costs_nothing_once_it_is_kno
     route = sealed_of(broken)
     agent = create_agent(Script(responses=calls("one", "two")), [as_tool(route, "route", "what it is")])
     messages = tool_messages(await run(agent, {"messages": [("user", "go")]}))
-    assert [(m.content, m.status) for m in messages] == [(UNAVAILABLE, "error")] * 2
+    assert [(m.content, m.status) for m in messages] == [(ABSTAINED, "error"), (UNAVAILABLE, "error")]
     assert route.budget.spent() == 1, "the first is a release that says so; the second is refused before the charge"
 
 
@@ -215,3 +215,17 @@ def test_a_chain_without_a_release_is_refused() -> None:
     """It would be a tool like any other, with the name of a private one."""
     with pytest.raises(InvalidParameter, match="RunnableLambda"):
         as_tool(RunnableLambda(positive), "route", "what it is")
+
+
+async def test_a_tool_of_one_argument_may_be_asked_without_its_name(sealed_of: Any, run: Any) -> None:
+    tool = as_tool(sealed_of(positive), "route", "what it is")
+    assert await run(tool, "a film") == "Positive"
+
+
+BAD = [{}, {"model_config": "x"}, {"_x": "x"}, {"self": "x"}, {"a b": "x"}, {"a": 3}]
+
+
+@pytest.mark.parametrize("inputs", BAD, ids=str)
+def test_arguments_that_langchain_cannot_take_are_refused(sealed_of: Any, inputs: Any) -> None:
+    with pytest.raises(InvalidParameter, match="inputs"):
+        as_tool(sealed_of(positive), "route", "what it is", inputs=inputs)

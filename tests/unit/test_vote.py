@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from scipy import stats
+from ways import shown
 
 from langchain_dpicl import InvalidParameter, NoisyVote
 from langchain_dpicl.boundary import ABSTAIN
@@ -61,7 +62,7 @@ PARSED: list[tuple[object, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("output", "label"), PARSED, ids=lambda v: ascii(v)[:40])
+@pytest.mark.parametrize(("output", "label"), PARSED, ids=shown)
 def test_an_output_is_read_as_a_label_or_not_at_all(output: object, label: str | None) -> None:
     vote = NoisyVote(["Positive", "Negative"])
     index = vote.parse(output)
@@ -117,7 +118,7 @@ def test_labels_of_many_kinds_are_read(labels: list[str], output: str, label: st
         ["(other)", "other"],
         ["new york", "new  york"],
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_labels_that_cannot_be_told_apart_are_refused(labels: Any) -> None:
     """Also those that differ by nothing that reading an answer can see: one of the two could never win."""

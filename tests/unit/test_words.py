@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from ways import shown
 
 from langchain_dpicl import InvalidParameter, Words
 
@@ -34,7 +35,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "text", "words"), CASES, ids=lambda v: ascii(v)[:40])
+@pytest.mark.parametrize(("settings", "text", "words"), CASES, ids=shown)
 def test_a_text_gives_its_different_words_in_order(settings: dict[str, Any], text: str, words: list[str]) -> None:
     split = Words(**settings)
     assert split(text) == words
@@ -78,7 +79,7 @@ def test_stop_words_leave_before_stems_are_taken() -> None:
         ({"stem": ""}, "stem", "english"),
         ({"stem": 5}, "stem", "english"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_settings_that_cannot_be_are_refused_when_they_are_made(
     settings: dict[str, Any], parameter: str, says: str, canary_free: Any

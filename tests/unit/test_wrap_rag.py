@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -14,16 +15,20 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.stores import InMemoryStore
 from langchain_core.tools import create_retriever_tool
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langgraph.store.memory import InMemoryStore as GraphStore
 from ways import WAYS, ask
 
 from langchain_dpicl import (
     DPRetriever,
+    EmbeddingMean,
     ExemplarStore,
     InvalidParameter,
     ModelUnavailable,
     NoisyVote,
+    PoissonExampleSelector,
     PrivacyBudgetExceeded,
     SealedRelease,
     UnsafeConfigurationError,
@@ -159,7 +164,7 @@ def test_a_chain_that_rewrites_its_question_still_gets_its_own_documents(
 ) -> None:
     model = Model()
     rewrite = RunnableLambda(lambda question: "something else")
-    assert wrap(rag(rewrite | collection.as_retriever(), model)).invoke(QUESTION) == "porch"
+    assert wrap(rag(rewrite | collection.as_retriever(), model), asks="text").invoke(QUESTION) == "porch"
     assert all(prompt.count(canary) == 4 for prompt in model.prompts)
 
 
@@ -173,14 +178,112 @@ async def test_a_batch_is_charged_together_or_not_at_all(wrap: Any, collection: 
     assert budget.spent() == 3
 
 
-def test_a_question_and_a_mapping_with_it_are_different_requests(wrap: Any, collection: Any, budget_of: Any) -> None:
+def mapping_rag(retriever: Any, model: Any) -> Runnable[Any, Any]:
+    """The chain of `create_retrieval_chain`: it takes a mapping, and its prompt wants another key of it."""
+    prompt = ChatPromptTemplate.from_template("{context}\n\nIn {language}: {question}")
+    documents = RunnableLambda(lambda values: values["question"]) | retriever | format_docs
+    return RunnablePassthrough.assign(context=documents) | prompt | RunnableLambda(model) | StrOutputParser()
+
+
+@pytest.mark.parametrize("asked", [QUESTION, {"question": QUESTION}], ids=["text", "mapping"])
+def test_the_chain_is_asked_in_its_own_form_whatever_the_request_is(asked: Any, wrap: Any, collection: Any) -> None:
+    model = Model()
+    private = wrap(rag(collection.as_retriever(), model))
+    assert private.asks == "text"
+    assert private.invoke(asked) == "porch"
+    assert all(prompt.endswith(f"Question: {QUESTION}") for prompt in model.prompts)
+    takes_mapping = RunnablePassthrough.assign(context=lambda values: values["question"]) | collection.as_retriever()
+    private = wrap(takes_mapping | (lambda documents: "porch"))
+    assert private.asks == "mapping"
+    assert private.invoke(asked) == "porch"
+
+
+async def test_a_text_a_mapping_a_tool_and_a_retriever_ask_the_same_request(
+    wrap: Any, collection: Any, budget_of: Any
+) -> None:
+    for chain in (
+        rag(collection.as_retriever(), Model()),
+        RunnablePassthrough.assign(context=(lambda values: values["question"]) | collection.as_retriever())
+        | (lambda values: "porch"),
+    ):
+        budget = budget_of(replay=True)
+        private = wrap(chain, budget=budget)
+        for asked in (QUESTION, {"question": QUESTION}):
+            assert private.invoke(asked) == "porch"
+        assert private.as_tool("desk", "Names the desk.").invoke({"question": QUESTION}) == "porch"
+        (document,) = await DPRetriever(private).ainvoke(QUESTION)
+        assert document.page_content == "porch"
+        assert budget.spent() == 1
+
+
+@pytest.mark.parametrize("asked", [QUESTION, {"question": QUESTION}, {"question": QUESTION, "context": "x"}])
+def test_a_request_without_a_key_that_the_chain_needs_costs_nothing(asked: Any, wrap: Any, collection: Any) -> None:
+    private = wrap(mapping_rag(collection.as_retriever(), Model()))
+    with pytest.raises(InvalidParameter, match="'language'"):
+        private.invoke(asked)
+    assert private.budget.spent() == 0
+    assert private.invoke({"question": QUESTION, "language": "English"}) == "porch"
+
+
+def test_a_mapping_of_more_than_the_question_is_refused_where_the_chain_takes_a_text(
+    wrap: Any, collection: Any
+) -> None:
+    private = wrap(rag(collection.as_retriever(), Model()))
+    with pytest.raises(InvalidParameter, match="takes a text"):
+        private.invoke({"question": QUESTION, "language": "English"})
+    assert private.budget.spent() == 0
+
+
+def test_what_a_chain_takes_is_told_where_it_does_not_show_and_never_against_what_it_shows(
+    wrap: Any, collection: Any
+) -> None:
+    hidden = RunnableLambda(lambda values: values["question"]) | collection.as_retriever() | (lambda found: "porch")
+    with pytest.raises(InvalidParameter, match="asks"):
+        wrap(hidden)
+    assert wrap(hidden, asks="mapping").invoke(QUESTION) == "porch"
+    for chain, asks in (
+        (rag(collection.as_retriever(), Model()), "mapping"),
+        (mapping_rag(collection.as_retriever(), Model()), "text"),
+        ({"a": itemgetter("question") | collection.as_retriever()} | RunnableLambda(str), "text"),
+        (hidden, "list"),
+    ):
+        with pytest.raises(InvalidParameter, match="asks"):
+            wrap(chain, asks=asks)
+    with pytest.raises(InvalidParameter, match="asks"):
+        wrap(PROMPT | RunnableLambda(Model()), documents_key="context", asks="text")
+
+
+def test_two_wrapped_chains_with_other_settings_do_not_answer_each_others_questions(
+    wrap: Any, collection: Any, budget_of: Any
+) -> None:
     budget = budget_of(replay=True)
-    private = wrap(rag(collection.as_retriever(), Model()), budget=budget)
-    private.invoke(QUESTION)
-    private.invoke(QUESTION)
-    assert budget.spent() == 1
-    private.invoke({"question": QUESTION})
+    for documents in (2, 3):
+        private = wrap(rag(collection.as_retriever(), Model()), budget=budget, documents=documents)
+        private.invoke(QUESTION)
+        private.invoke(QUESTION)
     assert budget.spent() == 2
+
+
+def test_a_candidates_chain_gets_the_question_and_nothing_of_the_wrapping(collection: Any, budget_of: Any) -> None:
+    asked: list[Any] = []
+
+    def write(values: Any) -> str:
+        asked.append(dict(values))
+        return "porch"
+
+    mean = EmbeddingMean(EMBEDDINGS, candidates=RunnableLambda(write), n_candidates=1)
+    chain = rag(collection.as_retriever(), Model())
+    private = wrap_rag(chain, collection, mean, budget_of(), members=4, rate=1.0, owner_key="patient")
+    assert private.invoke(QUESTION) == "porch"
+    assert asked == [{"question": QUESTION, "examples": []}]
+
+
+def test_the_chain_itself_is_no_writer_of_candidates(collection: Any, budget_of: Any) -> None:
+    """Asked without a bucket it would search the whole collection, and its answer be published."""
+    chain = rag(collection.as_retriever(), Model())
+    mean = EmbeddingMean(EMBEDDINGS, candidates=chain)
+    with pytest.raises(UnsafeConfigurationError, match="public text alone"):
+        wrap_rag(chain, collection, mean, budget_of(), members=4, rate=1.0, owner_key="patient")
 
 
 def test_sources(wrap: Any, collection: Any, canary: str) -> None:
@@ -342,6 +445,10 @@ def with_default(retriever: Any) -> Callable[[str], str]:
     return answer
 
 
+def opens_a_collection(question: str) -> str:
+    return str(InMemoryVectorStore.load("notes.json", EMBEDDINGS).similarity_search(question))
+
+
 HIDDEN: dict[str, Callable[[Any], Any]] = {
     "a closure": lambda collection: lambda question: collection.similarity_search(question)[0].page_content,
     "a closure over a retriever": lambda collection: functools.partial(
@@ -363,6 +470,19 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
+HIDDEN |= {
+    "a document": lambda collection: (lambda held: lambda question: str(held))((Document("the policy"),)),
+    "a document store": lambda collection: InMemoryStore().mget,
+    "a graph's store": lambda collection: GraphStore().search,
+    "a class that opens a collection": lambda collection: opens_a_collection,
+    "a selector": lambda collection: (
+        PoissonExampleSelector(
+            ExemplarStore.from_vectorstore(collection, owner_key="patient"), 4, rate=1.0
+        ).select_examples
+    ),
+}
+
+
 @pytest.mark.parametrize("where", HIDDEN)
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a step"])
 def test_a_retriever_that_cannot_be_replaced_is_refused(
@@ -373,6 +493,13 @@ def test_a_retriever_that_cannot_be_replaced_is_refused(
     chain = {"context": collection.as_retriever(), "more": hidden} if beside else hidden
     with pytest.raises(UnsafeConfigurationError, match=r"cannot be replaced.*documents_key"):
         wrap(chain | RunnableLambda(str))
+
+
+def test_a_class_named_to_compare_with_is_no_collection(wrap: Any, collection: Any) -> None:
+    def answer(found: Any) -> str:
+        return "ledger" if isinstance(found, VectorStore) else "porch"
+
+    assert wrap(collection.as_retriever() | RunnableLambda(answer)).invoke(QUESTION) == "porch"
 
 
 def test_an_agent_with_a_retriever_tool_is_refused(wrap: Any, collection: Any) -> None:
@@ -390,7 +517,7 @@ def test_an_agent_with_a_retriever_tool_is_refused(wrap: Any, collection: Any) -
 
 
 def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> None:
-    from langchain_dpicl.retrieval.reach import reachable
+    from langchain_dpicl.reach import reachable
 
     private = wrap(rag(collection.as_retriever(), Model()))
     found = list(reachable(private.ensemble.sealed_member))

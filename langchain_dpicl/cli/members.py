@@ -1,0 +1,98 @@
+"""Member chains from settings: what ``dpicl answer`` and ``dpicl serve`` ask a model, and which."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import Runnable, RunnableLambda
+
+from langchain_dpicl import local
+from langchain_dpicl.errors import InvalidParameter
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """An embedded model by its name (default: the usual one), or one behind an OpenAI-compatible server.
+
+    The key of a server is read from the environment variable ``key_from``.
+    """
+
+    name: str | None = None
+    url: str | None = None
+    key_from: str = "OPENAI_API_KEY"
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it runs in this process."""
+        return self.url is None and (self.name is None or self.name in local.KNOWN_MODELS)
+
+    def load(self, **settings: Any) -> BaseLanguageModel[Any]:
+        """The LangChain model. ImportError where langchain-openai is needed and not there."""
+        if self.is_embedded:
+            return local.local_llm(self.name or local.DEFAULT_MODEL, **settings)
+        from langchain_openai import ChatOpenAI
+
+        if self.url:
+            settings["base_url"] = self.url
+        return ChatOpenAI(model=self.name or "default", api_key=os.environ.get(self.key_from, "none"), **settings)  # type: ignore[arg-type]
+
+
+def label_member(model: ModelChoice, labels: list[str], query_key: str, **settings: Any) -> Runnable[Any, Any]:
+    """A member that chooses among labels."""
+    from langchain_dpicl import LabelScorer
+
+    if model.is_embedded:
+        # The embedded base model follows examples better without an instruction, and returns as many alternatives as
+        # asked.
+        settings = {"instruction": "", "top_logprobs": 100, **settings}
+    return LabelScorer(model.load(), labels, query_key=query_key, **settings)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a member that writes texts is asked: an instruction, the examples, and the query as one more of them."""
+
+    input_key: str
+    output_key: str
+    instruction: str | None = None
+
+    @property
+    def asked(self) -> str:
+        """The instruction, without a full stop."""
+        return self.instruction or f"Write the {self.output_key} for the {self.input_key}"
+
+    def field(self, text: object) -> str:
+        """The query, and the beginning of its answer."""
+        return f"{self.input_key.capitalize()}: {text}\n{self.output_key.capitalize()}:"
+
+    def member(self, model: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        """A chain that writes one answer with this model."""
+
+        def fill(values: dict[str, Any]) -> str:
+            examples = format(values["examples"])
+            shown = f"{examples}\n\n" if examples else ""
+            return f"{self.asked}.\n\n{shown}{self.field(values[self.input_key])}"
+
+        return RunnableLambda(fill) | model | StrOutputParser() | self.first_answer()
+
+    def first_answer(self) -> Runnable[Any, Any]:
+        """The first paragraph of what a model wrote, without the next example that it may have begun."""
+
+        def cut(text: str) -> str:
+            return text.strip().split("\n\n")[0].split(f"\n{self.input_key.capitalize()}:")[0].strip()
+
+        return RunnableLambda(cut)
+
+
+def read_lines(name: str, path: str | Path) -> list[str]:
+    """The lines of a public file that are not empty; `InvalidParameter` under this name if it cannot be read."""
+    try:
+        return [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        reason = type(error).__name__
+    raise InvalidParameter(name, str(path), f"a readable UTF-8 file ({reason})")

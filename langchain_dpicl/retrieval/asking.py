@@ -1,0 +1,132 @@
+"""How a wrapped chain is asked: with a text or with a mapping, and which keys it needs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import (
+    Runnable,
+    RunnableAssign,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnablePick,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
+
+from langchain_dpicl.ensemble import PrivateEnsemble
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.reach import is_named
+from langchain_dpicl.selection import PoissonExampleSelector
+
+Form = Literal["text", "mapping"]
+
+_OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.Chain")
+
+
+class AskedEnsemble(PrivateEnsemble):
+    """An ensemble that may be asked a bare text, and whose chain is asked in one form, however the release was."""
+
+    def __init__(
+        self,
+        selector: PoissonExampleSelector,
+        member: Runnable[Any, Any],
+        asks: Form,
+        question_key: str,
+        documents_key: str | None,
+        needed: frozenset[str],
+        max_concurrency: int | None,
+    ) -> None:
+        super().__init__(selector, member, max_concurrency=max_concurrency)
+        self.asks = asks
+        self._question_key = question_key
+        self._documents_key = documents_key
+        self._needed = needed - {documents_key} if asks == "mapping" else frozenset()
+
+    @property
+    def variant(self) -> str:
+        """What decides a member's prompt beside its chain."""
+        return (
+            f" asks={self.asks} documents={self.selector.max_exemplars} question_key={self._question_key!r}"
+            f" documents_key={self._documents_key!r}"
+        )
+
+    def check_request(self, values: object) -> Mapping[str, Any]:
+        """A text, or a mapping with it under the question's key; where the chain takes a mapping, with its keys."""
+        if isinstance(values, str):
+            values = {self._question_key: str(values)}
+        if isinstance(values, Mapping):
+            if self._documents_key in values:
+                raise InvalidParameter("input", [self._documents_key], "a mapping without this key, which is filled")
+            if self.asks == "text" and set(values) != {self._question_key}:
+                bound = f"a text, or a mapping with {self._question_key!r} alone: the chain takes a text"
+                raise InvalidParameter("input", sorted(map(str, values)), bound)
+        return super().check_request(values)
+
+
+def form_of(part: Any) -> Form | None:
+    """Whether a chain takes a text or a mapping, as far as its first steps show it."""
+    if isinstance(part, RunnableSequence):
+        first = next((step for step in part.steps if not _is_identity(step)), None)
+        return form_of(first)
+    if isinstance(part, RunnableParallel):
+        return next((form for form in map(form_of, part.steps__.values()) if form is not None), None)
+    if isinstance(part, RunnableBindingBase):
+        return form_of(part.bound)
+    if isinstance(part, RunnableWithFallbacks):
+        return form_of(part.runnable)
+    if isinstance(part, DynamicRunnable):
+        return form_of(part.default)
+    if isinstance(part, BaseRetriever):
+        return "text"
+    takes_mapping = isinstance(part, (RunnableAssign, RunnablePick)) or is_named(part, _OF_MAPPINGS)
+    # A prompt with one variable takes a bare text just as well.
+    return "mapping" if takes_mapping or _reads_keys(part) or len(keys_of(part)) > 1 else None
+
+
+def keys_of(part: Any) -> frozenset[str]:
+    """The keys that a chain is known to need of its input."""
+    return _keys(part, frozenset())[0]
+
+
+def _keys(part: Any, given: frozenset[str]) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The keys that a step needs beside those that are given, and what is given after it: None where unknown."""
+    if isinstance(part, RunnableSequence):
+        needed: frozenset[str] = frozenset()
+        for step in part.steps:
+            more, after = _keys(step, given)
+            needed |= more
+            if after is None:
+                return needed, None
+            given = after
+        return needed, given
+    if isinstance(part, RunnableBindingBase):
+        return _keys(part.bound, given)
+    if isinstance(part, RunnableAssign):
+        return _keys(part.mapper, given)[0], given | part.mapper.steps__.keys()
+    if isinstance(part, RunnableParallel):
+        return frozenset().union(*(_keys(step, given)[0] for step in part.steps__.values())), None
+    if _is_identity(part):
+        return frozenset(), given
+    return frozenset(name for name in _named(part) if isinstance(name, str)) - given, None
+
+
+def _named(part: Any) -> list[Any]:
+    """The keys that one step reads: an itemgetter's, a prompt's, a chain's of langchain-classic."""
+    if _reads_keys(part):
+        return list(part.func.__reduce__()[1])
+    return list(getattr(part, "input_variables", None) or getattr(part, "input_keys", None) or ())
+
+
+def _reads_keys(part: Any) -> bool:
+    return isinstance(part, RunnableLambda) and isinstance(getattr(part, "func", None), operator.itemgetter)
+
+
+def _is_identity(part: Any) -> bool:
+    return isinstance(part, RunnablePassthrough)

@@ -1,0 +1,303 @@
+"""The configuration file of ``dpicl serve``: YAML or TOML, checked as a whole before anything is opened.
+
+Either ``chain`` names a function of the deployer's own that makes the chain, or the sections ``store``, ``model``,
+``release``, ``selector`` and ``budget`` describe one. ``keys`` are names and hashes; ``server`` has a default for
+everything. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from langchain_core.runnables import Runnable
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from langchain_dpicl.cli.members import ModelChoice, Wording, label_member, read_lines
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.serving.keys import Keys
+from langchain_dpicl.serving.limits import Limits
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class StoreSection(_Section):
+    """The private examples: a saved store, or a data file that is embedded at every start."""
+
+    file: Path | None = None
+    data: Path | None = None
+    input_key: str = "text"
+    output_key: str = "label"
+    owner_key: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StoreSection:
+        if (self.file is None) == (self.data is None):
+            raise ValueError("give one: file (a saved store) or data (JSON lines or CSV)")
+        return self
+
+
+class ModelSection(_Section):
+    """An embedded model (by name), or one on an OpenAI-compatible server, whose key is read from the environment."""
+
+    name: str | None = None
+    url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+
+
+class VoteSection(_Section):
+    """Labels."""
+
+    kind: Literal["vote", "scores"]
+    labels: list[str]
+    instruction: str | None = None
+    content_free: str | list[str] | None = None
+
+
+class _TextSection(_Section):
+    instruction: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 60
+
+
+class EmbeddingSection(_TextSection):
+    """The public sentence nearest to the noisy mean."""
+
+    kind: Literal["embedding"]
+    candidates: Path | None = None
+    n_candidates: int = 20
+
+
+class JointSection(_TextSection):
+    """Ranked keywords of a public domain."""
+
+    kind: Literal["keywords_joint"]
+    domain: Path | None = None
+    k: int = 10
+
+
+class PTRSection(_TextSection):
+    """A set of keywords of no fixed domain."""
+
+    kind: Literal["keywords_ptr"]
+    k: int | tuple[int, int] = (15, 30)
+
+
+class SelectorSection(_Section):
+    """Members and shots, or a rate."""
+
+    members: int = 20
+    shots: int | None = None
+    rate: float | None = None
+
+    @property
+    def amount(self) -> dict[str, Any]:
+        """Shots or rate; 2 shots where neither is given."""
+        given = {name: value for name in ("shots", "rate") if (value := getattr(self, name)) is not None}
+        return given or {"shots": 2}
+
+
+class BudgetSection(_Section):
+    """What is promised, and the ledger that counts."""
+
+    epsilon: float
+    delta: float
+    releases: int
+    ledger: str = "sqlite:///dpicl-budget.db"
+    name: str = "default"
+    scope: Literal["shared", "per_principal"] = "shared"
+    replay: bool = True
+    keep_queries: bool = False
+    on_exhausted: Literal["raise", "zero_shot"] = "raise"
+    soft_limit: float | None = None
+
+
+class ServerSection(_Section):
+    """Where to listen, and what one request may take."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    path: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_.~-]+)+$")] = "/answer"
+    page: bool = True
+    title: str = "Private answers"
+    input_key: str | None = None
+    """The key under which the page asks; default: the store's, and "input" for a chain of one's own."""
+    anonymous: bool = False
+    max_body_bytes: int = Limits.max_body_bytes
+    max_batch: int = Limits.max_batch
+    max_concurrency: int = Limits.max_concurrency
+    body_seconds: float = Limits.body_seconds
+    max_connections: Annotated[int, Field(ge=1)] = 1000
+    grace_seconds: Annotated[int, Field(ge=1)] = 60
+
+
+class Settings(_Section):
+    """A whole configuration. Make one with `read`."""
+
+    chain: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    store: StoreSection | None = None
+    model: ModelSection = ModelSection()
+    release: (
+        Annotated[VoteSection | EmbeddingSection | JointSection | PTRSection, Field(discriminator="kind")] | None
+    ) = None
+    selector: SelectorSection = SelectorSection()
+    budget: BudgetSection | None = None
+    keys: dict[str, str] = Field(default_factory=dict)
+    server: ServerSection = ServerSection()
+    folder: Path = Field(default=Path(), exclude=True)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Settings:
+        parts = {name: getattr(self, name) for name in ("store", "release", "budget")}
+        if self.chain is not None:
+            extra = [name for name in (*parts, "model", "selector") if name in self.model_fields_set]
+            if extra:
+                raise ValueError(f"chain stands alone: leave out {', '.join(extra)}")
+        elif missing := [name for name, part in parts.items() if part is None]:
+            raise ValueError(f"missing: {', '.join(missing)} (or chain)")
+        return self
+
+    def check_access(self) -> None:
+        """Refuse to serve everybody: keys, or ``anonymous: true`` on a loopback address. `InvalidParameter`."""
+        if self.keys and self.server.anonymous:
+            raise InvalidParameter("server.anonymous", True, "left out where there are keys")
+        if not self.keys and not (self.server.anonymous and self.server.host in LOOPBACK):
+            bound = "at least one key (dpicl serve --new-key NAME), or server.anonymous: true on a loopback host"
+            raise InvalidParameter("keys", "none", bound)
+        Keys(self.keys)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """For `add_dp_routes`."""
+        names = ("max_body_bytes", "max_batch", "max_concurrency", "body_seconds")
+        return {name: getattr(self.server, name) for name in names}
+
+    # -- the chain ----------------------------------------------------------------------------------------------------
+
+    def build(self) -> Runnable[Any, Any]:
+        """The chain, with its store and ledger opened. Charges and freezes nothing."""
+        if self.chain is not None:
+            return self._own_chain(self.chain)
+        from langchain_dpicl import DPAggregate, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
+
+        assert self.store is not None
+        assert self.budget is not None
+        store = self._store(self.store)
+        selector = PoissonExampleSelector(store, self.selector.members, **self.selector.amount)
+        given = self.budget.model_dump()
+        given["ledger"] = self._ledger(given["ledger"])
+        budget = PrivacyBudget(**given)
+        member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
+        release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
+        fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
+        return release.with_types(input_type=create_model("Question", __config__=ConfigDict(extra="forbid"), **fields))
+
+    def _own_chain(self, name: str) -> Runnable[Any, Any]:
+        module, _, function = name.partition(":")
+        if str(self.folder) not in sys.path:
+            sys.path.insert(0, str(self.folder))
+        reason = ""
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            raise InvalidParameter("chain", name, f"MODULE:FUNCTION beside the file or installed ({reason})")
+        made = make()
+        if not isinstance(made, Runnable):
+            raise InvalidParameter("chain", name, "a function without arguments that returns the chain")
+        return made
+
+    def _store(self, section: StoreSection) -> Any:
+        from langchain_dpicl import ExemplarStore
+        from langchain_dpicl.files import read_records
+        from langchain_dpicl.local import local_embeddings
+
+        if section.file is not None:
+            return ExemplarStore.load(self.folder / section.file, local_embeddings())
+        assert section.data is not None
+        records = read_records(self.folder / section.data)
+        keys = section.model_dump(include={"input_key", "output_key", "owner_key"})
+        return ExemplarStore.from_records(records, local_embeddings(), progress=False, **keys)
+
+    def _ledger(self, url: str) -> str:
+        path = url.removeprefix("sqlite:///")
+        return url if path == url or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
+
+    def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any], Any]:
+        """The member and the aggregator."""
+        from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote
+        from langchain_dpicl.local import local_embeddings
+
+        choice = ModelChoice(self.model.name, self.model.url, self.model.api_key_env)
+        release = self.release
+        if isinstance(release, VoteSection):
+            given = release.model_dump(include={"instruction", "content_free"}, exclude_none=True)
+            member = label_member(choice, release.labels, input_key, **given)
+            return member, NoisyVote(release.labels, scores=release.kind == "scores")
+        assert release is not None
+        wording = Wording(input_key, output_key, release.instruction)
+        member = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.0))
+        if isinstance(release, EmbeddingSection):
+            public: Any = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.9))
+            if release.candidates is not None:
+                public = read_lines("release.candidates", self.folder / release.candidates)
+            return member, EmbeddingMean(local_embeddings(), public, release.n_candidates)
+        if isinstance(release, JointSection):
+            domain: Any = "query"
+            if release.domain is not None:
+                domain = read_lines("release.domain", self.folder / release.domain)
+            return member, Keywords.joint_em(domain, release.k)
+        return member, Keywords.ptr(release.k)
+
+
+def read(path: str | Path, **server: Any) -> Settings:
+    """A configuration file, with settings of the server that replace the file's. `InvalidParameter` names the field."""
+    path = Path(path)
+    values = _parsed(path)
+    if server and isinstance(values.get("server", {}), dict):
+        values = {**values, "server": {**values.get("server", {}), **server}}
+    faults: list[Any] = []
+    try:
+        return Settings.model_validate({**values, "folder": path.resolve().parent})
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_context=False, include_url=False)
+    fault = faults[0]
+    name = ".".join(str(part) for part in fault["loc"]) or path.name
+    raise InvalidParameter(name, "(as in the file)", re.sub(r"^Value error, ", "", fault["msg"]))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    reason = ""
+    values: Any = None
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        else:
+            import yaml  # type: ignore[import-untyped]
+
+            try:
+                values = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                mark = getattr(error, "problem_mark", None)
+                reason = "not YAML" + ("" if mark is None else f" (line {mark.line + 1})")
+    except tomllib.TOMLDecodeError as error:
+        reason = f"not TOML ({error})"
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read ({type(error).__name__})"
+    if not reason and (not isinstance(values, dict) or not all(isinstance(key, str) for key in values)):
+        reason = "not a mapping of sections"
+    if not reason and "folder" in values:
+        reason = "folder is not a section"
+    if reason:
+        raise InvalidParameter("config", str(path), reason)
+    return dict(values)

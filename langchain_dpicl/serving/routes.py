@@ -1,0 +1,212 @@
+"""Routes for a sealed release: LangServe's safe endpoints alone, and a principal for every request."""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from langchain_core.runnables import Runnable
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.release import acting_for, releases_in
+from langchain_dpicl.serving.failures import UNAUTHORIZED, ErrorAnswer, Refused, failure_of
+from langchain_dpicl.serving.limits import Limits, read_body, read_json
+from langchain_dpicl.serving.service import Service
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter, FastAPI
+    from starlette.requests import Request
+
+PrincipalFrom = Callable[["Request"], "str | Awaitable[str | None] | None"]
+
+_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
+_SAYS = {
+    401: "The request does not say who is calling.",
+    408: "The body did not arrive in time. Nothing was charged.",
+    413: "The body is too long. Nothing was charged.",
+    422: "The input is not valid. Nothing was charged.",
+    429: "The releases are spent. Nothing was charged.",
+    500: "The server failed; a charge that was made stands.",
+    503: "The model or the ledger is down, or too many releases are under way.",
+}
+_READING = (401, 422, 500, 503)
+_EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
+_EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": _EVENT, "required": ["event"]}}}
+_ERROR = {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}
+
+
+def add_dp_routes(
+    app: "FastAPI | APIRouter",
+    runnable: Runnable[Any, Any],
+    path: str,
+    *,
+    principal_from: PrincipalFrom,
+    max_body_bytes: int = 64 * 1024,
+    max_batch: int = 16,
+    max_concurrency: int = 32,
+    body_seconds: float = 10.0,
+) -> None:
+    """Serve a chain that holds a sealed release, for LangServe's ``RemoteRunnable`` and for plain HTTP.
+
+    Adds ``POST {path}/invoke``, ``/batch`` and ``/stream``, and ``GET {path}/input_schema``, ``/output_schema``,
+    ``/budget`` and ``/history``. Nothing else of LangServe: no logs or events of a run, no playground, no config, no
+    feedback.
+
+    Parameters
+    ----------
+    app
+        A FastAPI application, or a router (whose dependencies then run too).
+    runnable
+        The sealed release, or a chain or an agent with one in it. Where members need certain keys, give it an input
+        type (``with_types(input_type=...)``): a request without them is then refused before anything is charged.
+    path
+        Where, such as ``"/classify"``.
+    principal_from
+        From a request to the authenticated caller, a non-empty string; may be async. It must look at proof (a checked
+        key, a session), never at a name that the client may choose. Where it gives none, or raises, the answer is 401
+        (or the status of the ``HTTPException`` that it raised) and nothing runs. Releases are charged to this caller
+        and to nobody else.
+    max_body_bytes, max_batch, max_concurrency, body_seconds
+        See `Limits`.
+
+    A config or keyword arguments that a client sends are not looked at. A batch of n charges n, all or none. A charge
+    is made when the whole request is here and valid; from then on the release runs to its end even if the client hangs
+    up, and an equal question gets its answer. Errors are JSON objects with ``error`` and ``message``: 401, 408, 413,
+    422, 429 (the budget is spent), 500 and 503 (the model is down, or too many releases are under way), never a trace.
+    A stream that fails before its first chunk has these statuses too.
+
+    Raises `InvalidParameter` for a chain without a release, and for limits that cannot work.
+    """
+    releases = releases_in(runnable) if isinstance(runnable, Runnable) else []
+    if not releases:
+        raise InvalidParameter("runnable", type(runnable).__name__, "a sealed release, or a chain with one in it")
+    if not isinstance(path, str) or not _PATH.fullmatch(path):
+        raise InvalidParameter("path", path, 'a path such as "/classify"')
+    if not callable(principal_from):
+        raise InvalidParameter("principal_from", type(principal_from).__name__, "a function of the request")
+    limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
+    service = Service(runnable, releases, path, limits)
+    from fastapi import APIRouter
+
+    router = APIRouter(route_class=_guarded(principal_from, limits))
+    _declare(router, service)
+    app.include_router(router)
+
+
+def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
+    """A kind of route that authenticates, reads the body within its limits, and answers every error as JSON."""
+    from fastapi.routing import APIRoute
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from langchain_dpicl.serving.wire import WholeRequest
+
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            serve = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                try:
+                    principal = await _authenticated(principal_from, request)
+                    request.state.dpicl_principal = principal
+                    if request.method == "POST":
+                        body = await read_body(request, limits)
+                        request = WholeRequest(request, body, read_json(body) if body else None)
+                    with acting_for(principal):
+                        return await serve(request)
+                except Exception as error:
+                    failure = failure_of(error, request.scope["path"])
+                return failure.response()
+
+            return guarded
+
+    return GuardedRoute
+
+
+async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> str:
+    """The caller, or `Refused`: whatever goes wrong here, nobody is let in."""
+    from starlette.exceptions import HTTPException
+
+    try:
+        found = principal_from(request)
+        principal = await found if inspect.isawaitable(found) else found
+        if isinstance(principal, str) and principal:
+            return principal
+    except HTTPException as error:
+        if error.status_code >= 400:
+            raise
+    except Exception as error:
+        failure_of(error, "principal_from")  # into the log
+    raise Refused(UNAUTHORIZED)
+
+
+def _declare(router: "APIRouter", service: Service) -> None:
+    """Add a service's endpoints, with what the OpenAPI document says of them."""
+    from fastapi import Query
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+
+    from langchain_dpicl.serving.state import MOST, BudgetState, History, budget_state, release_history
+    from langchain_dpicl.serving.wire import EventStream
+
+    One, Many = service.one, service.many
+    described = {
+        "input_schema": service.input_model.model_json_schema(),
+        "output_schema": service.output_model.model_json_schema(mode="serialization"),
+    }
+
+    async def invoke(body: One) -> Response:  # type: ignore[valid-type]
+        return await service.invoke(cast("Any", body).input)
+
+    async def batch(body: Many) -> Response:  # type: ignore[valid-type]
+        return await service.batch(cast("Any", body).inputs)
+
+    async def stream(body: One) -> Response:  # type: ignore[valid-type]
+        return await service.stream(cast("Any", body).input)
+
+    async def input_schema() -> Response:
+        return JSONResponse(described["input_schema"])
+
+    async def output_schema() -> Response:
+        return JSONResponse(described["output_schema"])
+
+    async def budget(request: Request) -> Response:
+        who = request.state.dpicl_principal
+        return JSONResponse(await asyncio.to_thread(budget_state, service.releases, who))
+
+    async def history(request: Request, last: Annotated[int, Query(ge=1, le=MOST)] = 20) -> Response:
+        who = request.state.dpicl_principal
+        return JSONResponse(await asyncio.to_thread(release_history, service.releases, who, last))
+
+    def add(endpoint: Callable[..., Any], summary: str, answer: dict[str, Any], kind: Any = JSONResponse) -> None:
+        # A model would be said to come in the answer's own media type, and errors are never events.
+        fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _json(_ERROR)}
+        runs = endpoint in (invoke, batch, stream)
+        says = _SAYS if runs else {status: _SAYS[status] for status in _READING}
+        router.add_api_route(
+            f"{service.path}/{endpoint.__name__}",
+            endpoint,
+            methods=["POST" if runs else "GET"],
+            tags=[service.path],
+            summary=summary,
+            response_class=kind,
+            status_code=200,
+            responses={
+                200: {"description": summary, **answer},
+                **{status: {**fault, "description": said} for status, said in says.items()},
+            },
+        )
+
+    mapping = {"content": _json({"type": "object"})}
+    add(invoke, "One release", {"model": service.answer})
+    add(batch, "A release for each input, charged together: all or none", {"model": service.answers})
+    add(stream, "One release as server-sent events: metadata, data, end", {"content": _EVENTS}, EventStream)
+    add(input_schema, "JSON schema of the input", mapping)
+    add(output_schema, "JSON schema of the output", mapping)
+    add(budget, "What is promised, spent and left", {"model": BudgetState})
+    add(history, "The latest releases", {"model": History})
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,146 @@
+"""One chain as a service: its schemas, and its runs in LangServe's wire format.
+
+The handlers are our own, on LangServe's response models and serializer. Its ``APIHandler`` gives away or loses what
+matters here: it takes the client's config, drops the server's from a batch, answers every fault of a stream with the
+status 200 and an event, and builds the input's schema anew for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.load.serializable import Serializable
+from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+
+from langchain_dpicl.serving.failures import Failure, Refused, failure_of
+from langchain_dpicl.serving.limits import Limits, Slots
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from langchain_dpicl.release import ReleaseSteps
+
+
+class Service:
+    """A chain, the releases in it, and how it is asked over HTTP. Every run that began ends, whoever listens."""
+
+    def __init__(self, runnable: Runnable[Any, Any], releases: list[ReleaseSteps], path: str, limits: Limits) -> None:
+        from langserve.serialization import WellKnownLCSerializer
+        from langserve.validation import create_batch_response_model, create_invoke_response_model
+
+        self.runnable = runnable
+        self.releases = releases
+        self.path = path
+        self._slots = Slots(limits.max_concurrency)
+        self._dumps = cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
+        space = "_".join(re.findall(r"\w+", path))
+        self.input_model = _input_model(runnable, f"{space}_Input")
+        self.output_model = _described(runnable.get_output_schema, f"{space}_Output")
+        inputs: Any = (list[self.input_model], Field(max_length=limits.max_batch))  # type: ignore[name-defined]
+        self.one = create_model(f"{space}_Request", input=(self.input_model, ...))
+        self.many = create_model(f"{space}_BatchRequest", inputs=inputs)
+        self.answer: Any = create_invoke_response_model(space, self.output_model, False)
+        self.answers: Any = create_batch_response_model(space, self.output_model, False)
+
+    async def invoke(self, value: BaseModel) -> Response:
+        """One release."""
+        run_id = uuid.uuid4()
+        output = await self._slots.run(lambda: self.runnable.ainvoke(_plain(value), self._config(run_id)), 1)
+        return self._json({"output": output, "metadata": _metadata(run_id)})
+
+    async def batch(self, values: list[BaseModel]) -> Response:
+        """A release for each, charged together."""
+        run_ids = [uuid.uuid4() for _ in values]
+        configs = [self._config(run_id) for run_id in run_ids]
+        inputs = list(map(_plain, values))
+        outputs = await self._slots.run(lambda: self.runnable.abatch(inputs, configs), len(values))
+        metadata = {"run_ids": run_ids, "responses": list(map(_metadata, run_ids))}
+        return self._json({"output": outputs, "metadata": metadata})
+
+    async def stream(self, value: BaseModel) -> Response:
+        """One run, as events. Its first chunk, or its failure before, decides the status."""
+        from langchain_dpicl.serving.wire import EventStream
+
+        events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
+        await self._slots.start(lambda: self._streamed(_plain(value), events), 1)
+        first = await events.get()
+        if isinstance(first, Failure):
+            raise Refused(first)
+        return EventStream(self._sent(first, events))
+
+    async def _streamed(self, value: Any, events: asyncio.Queue[bytes | Failure | None]) -> None:
+        """The chain's chunks as events, then None or a failure."""
+        from langchain_dpicl.serving.wire import event
+
+        run_id = uuid.uuid4()
+        head = event("metadata", self._dumps({"run_id": run_id}))
+        try:
+            async for chunk in self.runnable.astream(value, self._config(run_id)):
+                events.put_nowait(head + event("data", self._dumps(chunk)))
+                head = b""
+        except BaseException as error:
+            events.put_nowait(failure_of(error, f"{self.path}/stream"))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            events.put_nowait(None)
+
+    async def _sent(self, first: bytes | None, events: asyncio.Queue[bytes | Failure | None]) -> AsyncIterator[bytes]:
+        from langchain_dpicl.serving.wire import event
+
+        sent: bytes | Failure | None = first
+        while isinstance(sent, bytes):
+            yield sent
+            sent = await events.get()
+        if sent is None:
+            yield event("end")
+        else:
+            yield event("error", self._dumps({"status_code": sent.status, "message": sent.message}))
+
+    def _config(self, run_id: uuid.UUID) -> RunnableConfig:
+        return {"run_id": run_id, "run_name": self.path}
+
+    def _json(self, content: Any) -> Response:
+        from starlette.responses import Response
+
+        return Response(self._dumps(content), media_type="application/json")
+
+
+def _metadata(run_id: uuid.UUID) -> dict[str, Any]:
+    return {"run_id": run_id, "feedback_tokens": []}
+
+
+def _plain(value: Any) -> Any:
+    """What a validated model holds, as the chain takes it: mappings for models, messages as they are."""
+    if isinstance(value, RootModel):
+        return _plain(value.root)
+    if isinstance(value, BaseModel) and not isinstance(value, Serializable):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+    return value
+
+
+def _input_model(runnable: Runnable[Any, Any], name: str) -> type[BaseModel]:
+    model = _described(runnable.get_input_schema, name)
+    root = model.model_fields.get("root")
+    if root is None or root.annotation != dict[str, Any]:
+        return model
+    # A sealed release that was given no type takes every mapping but one that fills in the examples itself.
+    shape: Any = {"propertyNames": {"not": {"const": "examples"}}}
+    body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
+    return cast("type[BaseModel]", type(name, (RootModel[dict[str, Any]],), body))
+
+
+def _described(schema: Callable[[], Any], name: str) -> type[BaseModel]:
+    """A model that the OpenAPI document can describe: anything at all, where a type has no JSON schema."""
+    try:
+        model: type[BaseModel] = schema()
+        model.model_json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
+        return create_model(name, __base__=RootModel[Any])
+    return model

@@ -1,0 +1,333 @@
+"""What serving a release costs, against the same LangServe application without privacy.
+
+Real uvicorn servers with 1 and 2 workers; 20 clients that each ask a question of their own as soon as the last is
+answered; SQLite.
+
+- requests a second with an instant model: a release of 10 member calls, and LangServe's ``add_routes`` with one call
+- the same, for LangServe with the same 10 calls
+- a release's own time (from before its charge to its answer, less the model's) where the model takes half a second
+  or so, as models do: 95 % under 10 ms; and with an instant model, where 20 clients queue for the processor
+- where that time goes
+- answers, charges and receipts are equally many, and none beyond the budget
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableParallel
+
+from langchain_dpicl import (
+    DPAggregate,
+    ExemplarStore,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudget,
+    PrivateEnsemble,
+)
+
+LABELS = ["red", "blue"]
+MEMBERS, CLIENTS, RELEASES, OWNERS = 10, 20, 100_000, 10_000
+TARGET_MS = 10.0
+STEPS = ("_query", "_abegin", "arun", "_aggregate", "_finish")
+NAMES = dict(zip(STEPS, ("check", "charge", "sample and members", "count and noise", "receipt"), strict=True))
+
+
+# -- the servers, in processes of their own ----------------------------------------------------------------------------
+
+
+class Model(Runnable[Any, str]):
+    """Takes as long as the question says, and nothing else: not even what a chain of LangChain's would add."""
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        """Not used by a server."""
+        raise NotImplementedError
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        """The answer, after a while."""
+        if input["seconds"]:
+            await asyncio.sleep(input["seconds"])
+        return "red"
+
+
+def release_of(folder: Path) -> Any:
+    """The usual chain, without noise's rarest whim: at this epsilon no answer is "the members abstain"."""
+    rows = [{"input": f"a ticket, {i}", "output": LABELS[i % 2]} for i in range(OWNERS)]
+    store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=16), progress=False)
+    budget = PrivacyBudget(30.0, 1e-7, RELEASES, f"sqlite:///{folder}/budget.db")
+    ensemble = PrivateEnsemble(PoissonExampleSelector(store, MEMBERS, shots=4), Model())
+    return ensemble | DPAggregate(NoisyVote(LABELS), budget, return_receipt=True)
+
+
+def timed(method: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    """The method, whose seconds are kept, less those that the model was told to take."""
+
+    def keep(started: float, first: Any) -> None:
+        model = first.get("seconds", 0.0) if isinstance(first, dict) else 0.0
+        times.append(time.perf_counter() - started - (0.0 if method.__name__ == "_query" else model))
+
+    if asyncio.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def awaited(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return await method(*args, **options)
+            finally:
+                keep(started, args[0])
+
+        return awaited
+
+    @functools.wraps(method)
+    def called(*args: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return method(*args, **options)
+        finally:
+            keep(started, args[0])
+
+    return called
+
+
+def watched(release: Any, times: dict[str, list[float]]) -> Any:
+    """Keep the time of every step, and of the whole."""
+    for name in STEPS:
+        holder = release.ensemble if name == "arun" else release
+        setattr(holder, name, timed(getattr(holder, name), times.setdefault(name, [])))
+    release._arelease = timed(release._arelease, times.setdefault("whole", []))
+    return release
+
+
+def make_app() -> Any:
+    """A worker's application, as the environment says: private, or LangServe alone with one call or ten."""
+    from fastapi import FastAPI
+    from langserve import add_routes
+
+    from langchain_dpicl.serving import add_dp_routes
+    from langchain_dpicl.serving.app import warm
+
+    kind, folder = json.loads(os.environ["DPICL_BENCH"])
+    times: dict[str, list[float]] = {}
+
+    @contextlib.asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        Path(folder, f"times-{os.getpid()}.json").write_text(json.dumps(times))
+
+    app = FastAPI(lifespan=life)
+    if kind == "private":
+        release = release_of(Path(folder))
+        warm(release)
+        add_dp_routes(app, watched(release, times), "/ask", principal_from=lambda _: "bench")
+    else:
+        steps: Any = {f"member_{i}": Model() for i in range(MEMBERS)}
+        chain: Any = Model() if kind == "one call" else RunnableParallel(steps) | RunnableLambda(lambda _: "red")
+        add_routes(app, chain.with_types(input_type=dict[str, Any], output_type=str), path="/ask")
+    return app
+
+
+@contextlib.contextmanager
+def served(kind: str, folder: Path, workers: int) -> Iterator[int]:
+    """A server's port; it has ended afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    if kind == "private":
+        release_of(folder).line()  # the plan is frozen before workers start
+    command = [sys.executable, __file__, "--serve", json.dumps([kind, str(folder)])]
+    process = subprocess.Popen([*command, "--port", str(port), "--workers", str(workers)])
+    try:
+        until_ready(port, workers)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+def serve(what: str, port: int, workers: int) -> None:
+    """Run a server until it is told to stop."""
+    import uvicorn
+
+    os.environ["DPICL_BENCH"] = what
+    sys.path.insert(0, str(Path(__file__).parent))
+    options: dict[str, Any] = {"port": port, "http": "h11", "ws": "none", "log_level": "warning"}
+    uvicorn.run("bench_serving:make_app", factory=True, workers=workers, access_log=False, **options)
+
+
+# -- the clients -------------------------------------------------------------------------------------------------------
+
+
+def request(question: str, seconds: float) -> bytes:
+    """An invoke by hand: a client library would take more of the processor than the server."""
+    body = json.dumps({"input": {"input": question, "seconds": seconds}})
+    head = "POST /ask/invoke HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: str, seconds: float) -> int:
+    """The status of one answer."""
+    writer.write(request(question, seconds))
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
+    await reader.readexactly(length)
+    return int(head.split(" ", 2)[1])
+
+
+async def client(port: int, which: str, until: float, latency: float, statuses: Counter[int]) -> None:
+    """Ask until the time is over; the model takes from half of its latency to half as much again."""
+    await asyncio.sleep(random.uniform(0, 2 * latency))  # people do not all begin at once
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    number = 0
+    while time.monotonic() < until:
+        seconds = latency * random.uniform(0.5, 1.5)
+        statuses[await ask(reader, writer, f"{which} asks {number}", seconds)] += 1
+        number += 1
+    writer.close()
+
+
+async def load(port: int, seconds: float, name: str, latency: float) -> tuple[Counter[int], float]:
+    """Statuses of all answers, and answers a second."""
+    statuses: Counter[int] = Counter()
+    started = time.monotonic()
+    tasks = [client(port, f"{name} {i}", started + seconds, latency, statuses) for i in range(CLIENTS)]
+    await asyncio.wait_for(asyncio.gather(*tasks), seconds + 60)
+    return statuses, statuses.total() / (time.monotonic() - started)
+
+
+def until_ready(port: int, workers: int) -> None:
+    """Wait until every worker answers: several connections in a row go to whoever listens."""
+    deadline = time.monotonic() + 90
+    good = 0
+    while good < 5 * workers:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the server does not answer")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                good += connection.recv(100).startswith(b"HTTP/1.1 200")
+        except OSError:
+            time.sleep(0.2)
+    time.sleep(3.0 * (workers - 1))  # a listening socket does not show which of the workers are still starting
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def measured(kind: str, workers: int, seconds: float, latency: float) -> tuple[float, dict[str, Any], int]:
+    """Answers a second; the steps' times; how many answers. Checks that nothing is lost."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:  # not /tmp, which may be memory
+        folder = Path(name)
+        with served(kind, folder, workers) as port:
+            asyncio.run(load(port, 1.0, "before", latency))  # not counted, but charged
+            before = spent(folder) if kind == "private" else 0
+            statuses, rate = asyncio.run(load(port, seconds, "measured", latency))
+        if set(statuses) != {200}:
+            raise RuntimeError(f"{kind}: statuses {dict(statuses)}")
+        if kind != "private":
+            return rate, {}, statuses.total()
+        if not spent(folder) - before == released(folder) - before == statuses.total():
+            raise RuntimeError(f"{statuses.total()} answers, {spent(folder)} charges, {released(folder)} receipts")
+        return rate, all_times(folder), statuses.total()
+
+
+def from_ledger(folder: Path, query: str) -> int:
+    """One number of the ledger."""
+    with contextlib.closing(sqlite3.connect(folder / "budget.db")) as ledger:
+        return int(ledger.execute(query).fetchone()[0])
+
+
+def spent(folder: Path) -> int:
+    """What the counter says."""
+    return from_ledger(folder, "SELECT spent FROM dpicl_counters")
+
+
+def released(folder: Path) -> int:
+    """Charges with a receipt of a release."""
+    query = "SELECT count(*) FROM dpicl_charges WHERE outcome = 'released' AND receipt IS NOT NULL"
+    return from_ledger(folder, query)
+
+
+def all_times(folder: Path) -> dict[str, list[float]]:
+    """Every worker's."""
+    found: dict[str, list[float]] = {}
+    for file in folder.glob("times-*.json"):
+        for name, times in json.loads(file.read_text()).items():
+            found.setdefault(name, []).extend(times)
+    return found
+
+
+def share(times: list[float], part: float) -> float:
+    """A quantile in milliseconds."""
+    return 1e3 * sorted(times)[min(int(part * len(times)), len(times) - 1)]
+
+
+def measure(seconds: float) -> dict[str, float]:
+    """Every figure, by name."""
+    figures: dict[str, float] = {}
+    for workers in (1, 2):
+        rates = {}
+        for kind in ("one call", "ten calls", "private"):
+            rates[kind], times, _ = measured(kind, workers, seconds, 0.0)
+            figures[f"{workers} workers, {kind}, answers a second"] = rates[kind]
+        figures[f"{workers} workers, private over one call"] = rates["private"] / rates["one call"]
+        figures[f"{workers} workers, private over ten calls"] = rates["private"] / rates["ten calls"]
+        figures[f"{workers} workers, instant model, p50 of a release, ms"] = share(times["whole"], 0.5)
+        figures[f"{workers} workers, instant model, p95 of a release, ms"] = share(times["whole"], 0.95)
+    latency = 0.5
+    for workers in (1, 2):
+        rate, times, _ = measured("private", workers, 2 * seconds, latency)
+        name = f"{workers} workers, model of {latency:g} s"
+        own = times["whole"]
+        figures[f"{name}, answers a second"] = rate
+        figures[f"{name}, p50 of a release's own time, ms"] = share(own, 0.5)
+        figures[f"{name}, p95 of a release's own time, ms (under {TARGET_MS:g})"] = share(own, 0.95)
+        for step in STEPS:
+            figures[f"{name}, median of its {NAMES[step]}, ms"] = share(times[step], 0.5)
+    return figures
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the figures; exit with 1 if one misses its target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of every load (default 5)")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve:
+        serve(args.serve, args.port, args.workers)
+        return 0
+    figures = measure(args.seconds)
+    if args.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        width = max(len(name) for name in figures)
+        for name, value in figures.items():
+            print(f"{name:<{width}}  {value:.4g}")
+    return 0 if all(value < TARGET_MS for name, value in figures.items() if "(under" in name) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""`serving.config` and ``dpicl serve`` up to the moment when it would listen."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+
+import langchain_dpicl
+from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
+from langchain_dpicl.cli import main
+from langchain_dpicl.release import releases_in
+from langchain_dpicl.serving import app as serving_app
+from langchain_dpicl.serving.app import create_app, freeze, plans
+from langchain_dpicl.serving.config import read
+from langchain_dpicl.serving.keys import hash_of, new_key
+
+KEY = new_key()
+ACCESS = {"keys": {"mobile": hash_of(KEY)}}
+VOTE: dict[str, Any] = {
+    "store": {"data": "tickets.jsonl", "owner_key": "who"},
+    "release": {"kind": "vote", "labels": ["a", "b"]},
+    "selector": {"members": 10, "shots": 2},
+    "budget": {"epsilon": 300, "delta": 1e-5, "releases": 30, "ledger": "sqlite:///budget.db", "name": "tickets"},
+    **ACCESS,
+}
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 60 records in a folder, and models that answer without thinking."""
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2], "who": f"p{i}"} for i in range(60)]
+    (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
+    monkeypatch.setattr(local, "local_llm", lambda *_, **__: RunnableLambda(lambda _: "spray and inhaler"))
+    monkeypatch.setattr(
+        langchain_dpicl,
+        "LabelScorer",
+        lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
+    )
+
+
+def file_of(folder: Path, content: Any, name: str = "server.yaml") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))  # JSON is YAML
+    return path
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``changes`` by dotted names; None leaves out."""
+    result: dict[str, Any] = json.loads(json.dumps(base))
+    for name, value in changes.items():
+        *sections, last = name.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = value
+    return result
+
+
+def ask(app: Any, body: Any, path: str = "/answer") -> Any:
+    with TestClient(app) as client:
+        return client.post(f"{path}/invoke", json=body, headers={"authorization": f"Bearer {KEY}"})
+
+
+# -- what a configuration makes ----------------------------------------------------------------------------------------
+
+
+def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
+    yaml = """
+store: {data: tickets.jsonl, owner_key: who}
+release: {kind: vote, labels: [a, b]}
+budget: {epsilon: 3, delta: 1e-5, releases: 30}
+server: {port: 8001, path: /route}
+"""
+    toml = """
+store = {data = "tickets.jsonl", owner_key = "who"}
+release = {kind = "vote", labels = ["a", "b"]}
+budget = {epsilon = 3, delta = 1e-5, releases = 30}
+[server]
+port = 8001
+path = "/route"
+"""
+    assert read(file_of(tmp_path, yaml)) == read(file_of(tmp_path, toml, "server.toml"))
+
+
+def test_a_vote_is_served_to_whoever_has_a_key(tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, VOTE))
+    app = create_app(settings)
+    answered = ask(app, {"input": {"text": "a question"}})
+    assert answered.json()["output"]["answer"] == "a"
+    assert answered.json()["output"]["receipt"]["remaining"] == 29
+    assert (tmp_path / "budget.db").exists(), "paths are relative to the file"
+    with TestClient(app) as client:
+        refused = client.post("/answer/invoke", json={"input": {"text": "x"}}, headers={"authorization": "Bearer no"})
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+        for body in ({"input": {"text": ""}}, {"input": {"body": "x"}}, {"input": {"text": "x", "more": 1}}):
+            bad = client.post("/answer/invoke", json=body, headers={"authorization": f"Bearer {KEY}"})
+            assert bad.status_code == 422, "what the member cannot use is refused before the charge"
+        for method, path in (("GET", "/nothing"), ("GET", "/docs"), ("DELETE", "/answer/invoke")):
+            missing = client.request(method, path)
+            assert missing.status_code in (404, 405)
+            assert set(missing.json()) == {"error", "message"}
+        assert client.get("/").headers["content-type"].startswith("text/html")
+        document = client.get("/openapi.json").json()
+    assert document["paths"]["/answer/batch"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert PrivacyBudget.open("tickets", f"sqlite:///{tmp_path / 'budget.db'}").spent() == 1
+
+
+def test_a_saved_store_keeps_its_keys(tmp_path: Path) -> None:
+    rows = [{"body": f"{i}", "desk": "ab"[i % 2]} for i in range(60)]
+    fake = DeterministicFakeEmbedding(size=8)
+    ExemplarStore.from_records(rows, fake, input_key="body", output_key="desk").save(tmp_path / "store.npz")
+    settings = read(file_of(tmp_path, merged(VOTE, {"store": {"file": "store.npz"}})))
+    assert ask(create_app(settings), {"input": {"body": "b question"}}).json()["output"]["answer"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("release", "mechanism"),
+    [
+        ({"kind": "scores", "labels": ["a", "b"]}, "scores"),
+        ({"kind": "embedding", "candidates": "public.txt"}, "embedding"),
+        ({"kind": "keywords_joint", "k": 2}, "joint-em"),
+        ({"kind": "keywords_joint", "k": 1, "domain": "public.txt"}, "joint-em"),
+        ({"kind": "keywords_ptr", "k": [2, 4]}, "ptr"),
+        ({"kind": "keywords_ptr", "k": 3}, "ptr"),
+    ],
+)
+def test_every_kind_of_release_is_served(release: dict[str, Any], mechanism: str, tmp_path: Path) -> None:
+    (tmp_path / "public.txt").write_text("spray and inhaler\n\ngo home\n")
+    settings = read(file_of(tmp_path, {**VOTE, "release": release}))
+    chain = settings.build()
+    assert releases_in(chain)[0].aggregator.mechanism == mechanism
+    response = ask(create_app(settings, chain), {"input": {"text": "a cough at night"}})
+    assert response.status_code == 200, response.text
+    if release["kind"] == "embedding":
+        assert response.json()["output"]["answer"] == "spray and inhaler"
+
+
+OWN = """
+from langchain_core.runnables import RunnableLambda
+from langchain_dpicl.serving.config import read
+
+def chain():
+    return read({path!r}).build() | RunnableLambda(lambda found: found["answer"].upper())
+
+def nothing():
+    return "not a chain"
+"""
+
+
+def test_a_chain_of_ones_own_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["/nowhere", *__import__("sys").path])
+    inner = file_of(tmp_path, VOTE, "inner.yaml")
+    (tmp_path / "own_chain_of_a_test.py").write_text(OWN.format(path=str(inner)))
+    outer = {"chain": "own_chain_of_a_test:chain", "server": {"path": "/shout"}, **ACCESS}
+    app = create_app(read(file_of(tmp_path, outer)))
+    assert ask(app, {"input": {"text": "a question"}}, "/shout").json()["output"] == "A"
+    for name in ("own_chain_of_a_test:absent", "absent_module:chain", "own_chain_of_a_test:nothing"):
+        with pytest.raises(InvalidParameter) as caught:
+            read(file_of(tmp_path, {**outer, "chain": name})).build()
+        assert caught.value.parameter == "chain"
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"budget.epsilom": 1}, "budget.epsilom"),
+        ({"budget.epsilon": "much"}, "budget.epsilon"),
+        ({"budget.delta": None}, "budget.delta"),
+        ({"budget.scope": "everybody"}, "budget.scope"),
+        ({"release.kind": "guess"}, "release"),
+        ({"release.kind": None}, "release"),
+        ({"release.labels": None}, "release.vote.labels"),
+        ({"release.k": 3}, "release.vote.k"),
+        ({"store.file": "store.npz"}, "store"),
+        ({"store.data": None}, "store"),
+        ({"store": None}, "server.yaml"),
+        ({"chain": "own:chain"}, "server.yaml"),
+        ({"chain": "own"}, "chain"),
+        ({"server.port": 99999}, "server.port"),
+        ({"server.workers": 0}, "server.workers"),
+        ({"server.path": "answer"}, "server.path"),
+        ({"folder": "/"}, "config"),
+        ({"keys": ["mobile"]}, "keys"),
+    ],
+)
+def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(file_of(tmp_path, merged(VOTE, changes)))
+    assert caught.value.parameter == field
+    assert KEY not in str(caught.value)
+    assert hash_of(KEY) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.yaml", "a: [1"), ("a.yaml", "- 1"), ("a.yaml", ""), ("a.toml", "a ="), ("a.yaml", "1: 2"), ("no.yaml", None)],
+)
+def test_files_that_are_no_configuration_are_refused(name: str, content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / name if content is None else file_of(tmp_path, content, name)
+    with pytest.raises(InvalidParameter) as caught:
+        read(path)
+    assert caught.value.parameter == "config"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"keys": None},
+        {"keys": {}},
+        {"keys": None, "server.host": "0.0.0.0", "server.anonymous": True},
+        {"keys": None, "server.host": "127.0.0.1"},
+        {"server.anonymous": True},
+        {"keys": {"mobile": KEY}},
+    ],
+)
+def test_nobody_is_served_by_accident(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, merged(VOTE, changes)))
+    with pytest.raises(InvalidParameter) as caught:
+        create_app(settings)
+    assert KEY not in str(caught.value)
+
+
+def test_without_keys_only_this_machine_by_its_own_name_is_served(tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, merged(VOTE, {"keys": None, "server.anonymous": True})))
+    app = create_app(settings)
+    body = {"input": {"text": "a question"}}
+    with TestClient(app, base_url="http://localhost:8000") as client:
+        assert client.post("/answer/invoke", json=body).status_code == 200
+    with TestClient(app, base_url="http://rebound.example:8000") as client:
+        assert client.post("/answer/invoke", json=body).status_code == 401
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_at_the_plan_freezes_nothing_and_freezing_does(tmp_path: Path) -> None:
+    chain = read(file_of(tmp_path, VOTE)).build()
+    (before,) = plans(chain)
+    assert not before["frozen"]
+    assert releases_in(chain)[0].budget.plan is None
+    freeze(chain)
+    (after,) = plans(chain)
+    assert after["frozen"]
+    assert before["lines"] == after["lines"], "the plan that was shown is the one that holds"
+    assert after["lines"][0]["left"] == 30
+
+
+def test_per_principal_budgets_have_no_common_number(tmp_path: Path) -> None:
+    chain = read(file_of(tmp_path, merged(VOTE, {"budget.scope": "per_principal"}))).build()
+    freeze(chain)
+    (plan,) = plans(chain)
+    assert plan["lines"][0]["left"] is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    code = main(["serve", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_new_key_is_shown_once_with_its_hash(tmp_path: Path, capsys: Any) -> None:
+    code, out, _ = run(capsys, "--new-key", "mobile")
+    assert code == 0
+    key, _, _, line = out.strip().splitlines()
+    assert line.strip() == f"mobile: {hash_of(key)}"
+    made = json.loads(run(capsys, "--new-key", "web", "--json")[1])
+    assert made["sha256"] == hash_of(made["key"])
+    assert run(capsys, "--new-key", "a b")[0] == 1
+
+
+def test_check_prints_the_plan_and_does_not_listen(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: pytest.fail("it listens"))
+    path = str(file_of(tmp_path, VOTE))
+    code, out, _ = run(capsys, "--config", path, "--check", "--port", "9999")
+    assert code == 0
+    assert "epsilon 300" in out
+    assert "30 releases, 30 left" in out
+    assert ":9999/answer" in out
+    found = json.loads(run(capsys, "--config", path, "--check", "--json")[1])
+    assert found["budgets"][0]["lines"][0]["parameter"] > 0
+    assert PrivacyBudget(300, 1e-5, 30, f"sqlite:///{tmp_path / 'budget.db'}", "tickets").plan is None
+    code, _, err = run(capsys, "--config", path, "--check", "--host", "0.0.0.0", "--workers", "0")
+    assert code == 1
+    assert "server.workers" in err
+
+
+def test_the_plan_is_frozen_before_workers_start_and_they_open_it(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    started: list[Any] = []
+
+    def listen(what: Any, **how: Any) -> None:
+        with sqlite3.connect(tmp_path / "budget.db") as ledger:
+            assert ledger.execute("SELECT count(*) FROM dpicl_plans").fetchone() == (1,)
+        started.append((what, how))
+
+    monkeypatch.setenv(serving_app.ENVIRONMENT, "")  # so that it is taken back afterwards
+    monkeypatch.setattr("uvicorn.run", listen)
+    assert run(capsys, "--config", str(file_of(tmp_path, VOTE)), "--workers", "3")[0] == 0
+    ((what, how),) = started
+    assert what == "langchain_dpicl.serving.app:from_environment"
+    assert (how["workers"], how["factory"], how["server_header"]) == (3, True, False)
+    assert ask(serving_app.from_environment(), {"input": {"text": "b"}}).json()["output"]["answer"] == "b"

@@ -1,0 +1,203 @@
+"""`serving.limits` and `serving.keys`: what a request may take, and whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from langchain_dpicl import InvalidParameter
+from langchain_dpicl.serving.failures import Refused
+from langchain_dpicl.serving.keys import Keys, hash_of, new_key
+from langchain_dpicl.serving.limits import MAX_DEPTH, Limits, Slots, read_body, read_json
+
+
+def request_of(messages: Callable[[], Any], **headers: str) -> Request:
+    sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": sent}, messages)
+
+
+def piece(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_in_pieces_is_read_whole() -> None:
+    pieces = iter([piece(b"ab"), piece(b""), piece(b"c", more=False)])
+
+    async def receive() -> dict[str, Any]:
+        return next(pieces)
+
+    assert await read_body(request_of(receive), Limits(max_body_bytes=3)) == b"abc"
+
+
+async def test_no_more_is_read_than_the_limit() -> None:
+    read = 0
+
+    async def endless() -> dict[str, Any]:
+        nonlocal read
+        read += 1
+        return piece(b"x" * 10)
+
+    with pytest.raises(Refused) as caught:
+        await read_body(request_of(endless), Limits(max_body_bytes=25))
+    assert caught.value.failure.status == 413
+    assert read == 3
+    with pytest.raises(Refused) as caught:
+        await read_body(request_of(endless, content_length="26"), Limits(max_body_bytes=25))
+    assert caught.value.failure.status == 413
+    assert read == 3, "a length that is announced is believed before a byte is read"
+
+
+async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
+    async def slow() -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return piece(b"x")
+
+    with pytest.raises(Refused) as caught:
+        await read_body(request_of(slow), Limits(body_seconds=0.1))
+    assert caught.value.failure.status == 408
+    assert caught.value.failure.headers["Connection"] == "close"
+
+
+async def test_a_client_that_leaves_within_its_body_is_refused() -> None:
+    pieces = iter([piece(b'{"inp'), {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        return next(pieces)
+
+    with pytest.raises(Refused):
+        await read_body(request_of(receive), Limits())
+
+
+def test_json_is_as_deep_as_allowed_and_no_deeper() -> None:
+    assert read_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
+    for body in (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), b'{"a":' * 2000 + b"1" + b"}" * 2000):
+        with pytest.raises(Refused):
+            read_json(body)
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_run_at_once_than_there_are_slots_and_none_is_lost() -> None:
+    slots, running, most = Slots(4), 0, 0
+
+    async def work(size: int) -> int:
+        nonlocal running, most
+        running += size
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= size
+        return size
+
+    async def ask(size: int) -> int:
+        while True:
+            try:
+                return await slots.run(lambda: work(size), size)
+            except Refused:
+                await asyncio.sleep(0.001)
+
+    sizes = [1, 3, 2, 4] * 25
+    assert await asyncio.gather(*map(ask, sizes)) == sizes
+    assert most == 4
+    assert (await slots.run(lambda: work(4), 4)) == 4, "every slot came back"
+
+
+async def test_a_flood_is_refused_at_once_and_waiting_ends() -> None:
+    slots, go = Slots(2), asyncio.Event()
+    under_way = [asyncio.create_task(slots.run(go.wait, 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(slots.run(go.wait, 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused):
+        await asyncio.wait_for(slots.run(go.wait, 1), 0.2)
+    for late in waiting:
+        with pytest.raises(Refused):
+            await asyncio.wait_for(late, 5)
+    go.set()
+    assert await asyncio.gather(*under_way) == [True, True]
+    assert await slots.run(go.wait, 2)
+
+
+async def test_who_gives_up_waiting_takes_no_slot_along() -> None:
+    slots, go = Slots(1), asyncio.Event()
+    first = asyncio.create_task(slots.run(go.wait, 1))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(slots.run(go.wait, 1))
+    await asyncio.sleep(0)
+    go.set()
+    await first
+    second.cancel()  # its turn has come in this very moment
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await asyncio.wait_for(slots.run(go.wait, 1), 0.5)
+
+
+async def test_what_has_begun_ends_though_its_caller_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    slots, go, ended = Slots(1), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        ended.set()
+        raise RuntimeError("CANARY")
+
+    caller = asyncio.create_task(slots.run(work, 1))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError), caplog.at_level(logging.DEBUG):
+        await caller
+    go.set()
+    await asyncio.wait_for(ended.wait(), 1)
+    assert await slots.run(go.wait, 1), "and its slot comes back"
+    assert "CANARY" not in caplog.text
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_known_by_its_hash_alone() -> None:
+    key, other = new_key(), new_key()
+    assert key != other
+    assert len(key) >= 43, "256 bits"
+    keys = Keys({"alice": hash_of(key), "bob": hash_of(other)})
+    assert keys.name_of(key) == "alice"
+    assert keys.name_of(other) == "bob"
+    for wrong in ("", key[:-1], key + "x", hash_of(key), "alice", key.upper()):
+        assert keys.name_of(wrong) is None
+    assert key not in repr(vars(keys))
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic KEY", "KEY", "Bearer KEY KEY", "bearer\tKEY"])
+def test_only_a_bearer_key_opens(header: str) -> None:
+    key = new_key()
+    keys = Keys({"alice": hash_of(key)})
+    with pytest.raises(HTTPException) as caught:
+        keys.principal(request_of(lambda: None, authorization=header.replace("KEY", key)))
+    assert caught.value.status_code == 401
+    assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
+    assert keys.principal(request_of(lambda: None, authorization=f"Bearer {key}")) == "alice"
+
+
+@pytest.mark.parametrize(
+    "hashes",
+    [
+        {"alice": "dpicl_SECRET-key-itself"},
+        {"alice": "SECRET"},
+        {"al ice": "0" * 64},
+        {"": "0" * 64},
+        {"alice": "0" * 64, "bob": "0" * 64},
+        {"alice": None},
+    ],
+)
+def test_bad_keys_are_refused_without_being_shown(hashes: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        Keys(hashes)
+    assert "SECRET" not in str(caught.value)

@@ -1,0 +1,198 @@
+"""`serving/state.py`: what a served chain says of its budget, to whom, and what it never says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableLambda, RunnableSequence
+
+from langchain_dpicl import InvalidParameter, NoisyVote, PrivacyBudget
+from langchain_dpicl.aggregate import DPAggregate
+from langchain_dpicl.release import acting_for, releases_in
+from langchain_dpicl.serving.state import budget_state, release_history
+
+Make = Callable[..., Any]
+
+MEMBER = RunnableLambda(lambda values: "Positive")
+
+
+def asked(chain: Any, times: int, principal: str | None = None) -> None:
+    for i in range(times):
+        if principal is None:
+            chain.invoke({"input": f"question {i}"})
+        else:
+            with acting_for(principal):
+                chain.invoke({"input": f"question {i}"})
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_release_nothing_is_spent_and_nothing_is_frozen(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER, releases=7)
+    state = budget_state([chain], None)
+    assert state["lines"] == {"vote": {"unit": "releases", "count": 7, "spent": 0, "remaining": 7, "mechanism": None}}
+    assert (state["epsilon_spent"], state["share_spent"], state["exhausted"]) == (0.0, 0.0, False)
+    assert release_history([chain], None) == {"releases": [], "total": 0}
+    assert chain.budget.plan is None, "reading a budget does not freeze its plan"
+    asked(chain, 1)
+    assert set(budget_state([chain], None)["lines"]) == set(state["lines"]), "the line keeps its name"
+
+
+def test_the_state_is_what_the_budget_says(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER, epsilon=3.0, releases=4, rate=0.5)
+    asked(chain, 3)
+    budget: PrivacyBudget = chain.budget
+    state = budget_state([chain], None)
+    assert json.loads(json.dumps(state)) == state
+    promised = (state["name"], state["epsilon"], state["delta"], state["scope"])
+    assert promised == ("default", 3.0, 1e-5, "shared")
+    assert (state["on_exhausted"], state["replay"]) == ("raise", False)
+    assert "all callers may collude" in state["assumption"]
+    assert state["owner"] == "owner"
+    assert state["epsilon_spent"] == budget.epsilon_spent()
+    assert state["share_spent"] == state["epsilon_spent"] / 3.0
+    line = state["lines"]["vote"]
+    assert (line["count"], line["spent"], line["remaining"]) == (4, 3, 1)
+    assert "discrete Gaussian noise of sigma" in str(line["mechanism"])
+    assert not state["exhausted"]
+    asked(chain, 1)
+    assert budget_state([chain], None)["exhausted"]
+    assert budget_state([chain], None)["share_spent"] == 1.0
+
+
+def test_where_callers_share_a_counter_each_sees_the_same(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER)
+    asked(chain, 2, "alice")
+    assert budget_state([chain], "bob") == budget_state([chain], None) == budget_state([chain], "alice")
+    assert release_history([chain], "bob")["total"] == 2
+
+
+def test_where_each_has_a_counter_nobody_sees_anothers(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER, releases=3, scope="per_principal")
+    assert budget_state([chain], "alice")["lines"]["vote"]["remaining"] == 3
+    asked(chain, 3, "alice")
+    asked(chain, 1, "bob")
+    alice, bob, new = (budget_state([chain], who) for who in ("alice", "bob", "new"))
+    assert [each["lines"]["vote"]["spent"] for each in (alice, bob, new)] == [3, 1, 0]
+    assert [each["exhausted"] for each in (alice, bob, new)] == [True, False, False]
+    assert bob["epsilon_spent"] == chain.budget.epsilon_spent("bob")
+    assert "callers do not collude" in bob["assumption"]
+    history = release_history([chain], "bob")
+    assert (len(history["releases"]), history["total"]) == (1, 1)
+    assert "alice" not in json.dumps([bob, history])
+    assert release_history([chain], "new") == {"releases": [], "total": 0}
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("read", [budget_state, release_history])
+def test_where_each_has_a_counter_nobody_is_refused(sealed_of: Make, read: Any, used: bool) -> None:
+    chain = sealed_of(MEMBER, scope="per_principal")
+    if used:
+        asked(chain, 1, "alice")
+    for nobody in (None, ""):
+        with pytest.raises(InvalidParameter) as caught:
+            read([chain], nobody)
+        assert caught.value.parameter == "principal"
+
+
+def test_every_line_is_shown_and_all_must_be_empty_to_be_exhausted(sealed_of: Make, budget_of: Make) -> None:
+    budget = budget_of(releases={"a": 1, "b": 2})
+    ensemble, vote = sealed_of(MEMBER).ensemble, NoisyVote(["Positive", "Negative"])
+    chains = [ensemble | DPAggregate(vote, budget, line=line) for line in ("a", "b")]
+    assert {name: line["count"] for name, line in budget_state(chains, None)["lines"].items()} == {"a": 1, "b": 2}
+    asked(chains[0], 1)
+    state = budget_state(chains[:1], None)
+    assert {name: line["remaining"] for name, line in state["lines"].items()} == {"a": 0, "b": 2}
+    assert not state["exhausted"]
+    asked(chains[1], 2)
+    state = budget_state(chains, None)
+    assert state["exhausted"]
+    assert state["others"] == [], "one budget, though two releases"
+    history = release_history(chains, None)
+    assert [(past["line"], past["number"]) for past in history["releases"]] == [("a", 1), ("b", 1), ("b", 2)]
+    epsilons = [past["epsilon_spent"] for past in history["releases"]]
+    assert epsilons == sorted(epsilons, key=float)
+    assert epsilons[-1] == state["epsilon_spent"]
+
+
+def test_a_chain_of_two_budgets_shows_the_first_and_the_other(sealed_of: Make) -> None:
+    first, second = sealed_of(MEMBER, name="first"), sealed_of(MEMBER, name="second", releases=3)
+    chain = RunnableSequence(first, lambda label: {"input": label}, second)
+    asked(chain, 2)
+    state = budget_state(releases_in(chain), None)
+    assert (state["name"], [other["name"] for other in state["others"]]) == ("first", ["second"])
+    assert state["others"][0]["lines"]["vote"]["remaining"] == 1
+    assert release_history(releases_in(chain), None)["total"] == 2
+
+
+def test_a_filter_has_no_count_and_says_how_many_more_fit(sealed_of: Make, tmp_path: Any) -> None:
+    budget = PrivacyBudget.filtered(1.0, 1e-5, f"sqlite:///{tmp_path / 'filter.db'}")
+    ensemble = sealed_of(MEMBER).ensemble
+    chain = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget, noise=20.0)
+    before = budget_state([chain], None)["lines"]["vote"]
+    assert before == {"unit": "releases", "count": None, "spent": 0, "remaining": None, "mechanism": None}
+    assert budget.lines() == {}, "reading adds no line"
+    asked(chain, 2)
+    state = budget_state([chain], None)
+    line = state["lines"]["vote"]
+    assert (line["count"], line["spent"]) == (None, 2)
+    assert line["remaining"] == chain.line().remaining() > 0
+    assert 0.0 < state["share_spent"] == budget.epsilon_spent() < 1.0
+    assert not state["exhausted"]
+    assert release_history([chain], None)["total"] == 2
+    budget.close()
+
+
+# -- the history -------------------------------------------------------------------------------------------------------
+
+
+def test_history_says_when_and_what_came_of_it_and_nothing_else(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER, keep_queries=True, name="secret-name")
+    chain.invoke({"input": "QUESTION-4711"})
+    line = chain.line()
+    line.charge()
+    line.give_up(line.charge()[0])
+    line.record(line.charge()[0], outcome="members abstained")
+    history = release_history([chain], None)
+    assert json.loads(json.dumps(history)) == history
+    assert [past["outcome"] for past in history["releases"]] == [
+        "released",
+        "charged, not answered",
+        "given up",
+        "members abstained",
+    ]
+    assert [past["epsilon_spent"] is None for past in history["releases"]] == [False, True, True, False]
+    for past in history["releases"]:
+        assert set(past) == {"number", "line", "time", "epsilon_spent", "outcome"}
+    assert [past["number"] for past in history["releases"]] == [1, 2, 3, 4]
+    assert "QUESTION" not in json.dumps(history)
+    assert "secret-name" not in json.dumps(history), "no id of a receipt"
+
+
+def test_history_gives_the_latest_the_oldest_of_them_first(sealed_of: Make) -> None:
+    chain = sealed_of(MEMBER)
+    asked(chain, 6)
+    history = release_history([chain], None, last=4)
+    assert [past["number"] for past in history["releases"]] == [3, 4, 5, 6]
+    assert history["total"] == 6
+    assert [past["time"] for past in history["releases"]] == sorted(past["time"] for past in history["releases"])
+    assert release_history([chain], None, last=1000)["total"] == len(release_history([chain], None)["releases"]) == 6
+
+
+@pytest.mark.parametrize("last", [0, -1, 1001, 2.0, True, "5", None])
+def test_a_number_out_of_bounds_is_refused(sealed_of: Make, last: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        release_history([sealed_of(MEMBER)], None, last=last)
+    assert caught.value.parameter == "last"
+    assert "1000" in caught.value.bound
+
+
+@pytest.mark.parametrize("read", [budget_state, release_history])
+def test_a_chain_without_a_release_has_no_budget(read: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read([], None)
+    assert caught.value.parameter == "releases"
