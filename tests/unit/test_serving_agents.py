@@ -1,4 +1,4 @@
-"""An agent behind `add_dp_routes`: its messages go out, with releases in them, and its releases count for the caller."""
+"""An agent behind `add_dp_routes`: its messages go out, with releases in them; its releases count for the caller."""
 
 from __future__ import annotations
 
