@@ -16,7 +16,7 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
@@ -94,6 +94,7 @@ class ExemplarStore:
         self._next_id = 0
         self._by_owner: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._files: list[Path] = []
+        self._watchers: list[Callable[[Sequence[int]], None]] = []
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +268,12 @@ class ExemplarStore:
         with self.lock:
             return [json.loads(self._texts[int(row)].decode("utf-8", "surrogatepass")) for row in rows]
 
+    def ids_of(self, rows: NDArray[np.int64]) -> list[int]:
+        """The stable ids of these rows."""
+        with self.lock:
+            ids: list[int] = self._ids[rows].tolist()
+            return ids
+
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
 
@@ -285,6 +292,14 @@ class ExemplarStore:
 
     # -- forgetting -------------------------------------------------------------------------------------------------
 
+    def on_forget(self, watcher: Callable[[Sequence[int]], None]) -> None:
+        """Call ``watcher(ids)`` with the ids of the exemplars that went, at the end of every `forget`.
+
+        For whoever keeps something of an exemplar. The store keeps the watcher.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went.
 
@@ -298,7 +313,7 @@ class ExemplarStore:
             if slot is None:
                 raise UnknownOwner("the store holds no such owner")
             keep = np.flatnonzero(self._owner_of != slot)
-            gone = len(self) - len(keep)
+            gone = self.ids_of(np.flatnonzero(self._owner_of == slot))
             owner_of = self._owner_of[keep]
             owner_keys = [key for key in self._owner_keys if key != owner]
             rest = replace(
@@ -316,7 +331,9 @@ class ExemplarStore:
             self._texts.wipe()
             self._adopt(rest)
             rest.vectors[:] = 0.0  # the index has its own copy
-        return gone
+            for watcher in self._watchers:
+                watcher(gone)
+        return len(gone)
 
     def _adopt(self, contents: store_file.Contents) -> None:
         """Become what these contents are."""
