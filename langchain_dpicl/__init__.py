@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.aggregate import DPAggregate, SealedRelease
     from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords, Words
     from langchain_dpicl.budget import PrivacyBudget, Receipt
+    from langchain_dpicl.decoding import DemonstrationTemplate, DPSampler, LogitsModel
     from langchain_dpicl.downstream import keywords_to_answer
     from langchain_dpicl.ensemble import PrivateEnsemble
     from langchain_dpicl.errors import (
@@ -54,6 +55,7 @@ _HOMES = {
     "aggregate": ("DPAggregate", "SealedRelease"),
     "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
+    "decoding": ("DemonstrationTemplate", "DPSampler", "LogitsModel"),
     "downstream": ("keywords_to_answer",),
     "ensemble": ("PrivateEnsemble",),
     "errors": (
@@ -96,6 +98,8 @@ __all__ = [
     "DPAggregate",
     "DPICLError",
     "DPRetriever",
+    "DPSampler",
+    "DemonstrationTemplate",
     "EmbeddingMean",
     "ExemplarStore",
     "InfeasiblePlan",
@@ -106,6 +110,7 @@ __all__ = [
     "LedgerError",
     "LineRequest",
     "LocalModelError",
+    "LogitsModel",
     "MembersAbstained",
     "ModelUnavailable",
     "NoisyVote",

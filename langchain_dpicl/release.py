@@ -49,6 +49,11 @@ def acting_for(principal: str) -> Iterator[None]:
         _principal.reset(token)
 
 
+def acting_principal() -> str | None:
+    """The caller whom `acting_for` names here; None outside of such a block."""
+    return _principal.get()
+
+
 @dataclass(frozen=True)
 class Query:
     """A checked request, and how the ledger knows it again."""
@@ -142,7 +147,7 @@ class ReleaseSteps:
         self._has_asked = True
         known = line.query_id(request, self._variant) if self.budget.replay or self.budget.keep_queries else None
         text = json.dumps(request, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
-        return Query(request, line, _principal.get(), known, text)
+        return Query(request, line, acting_principal(), known, text)
 
     async def _aquery(self, values: Any) -> Query:
         """`_query`, which takes a fifth of a millisecond: in the event loop, but the first, which may solve a plan."""

@@ -113,13 +113,15 @@ class PoissonExampleSelector(BaseExampleSelector):
         if owners == 0:
             raise InvalidRecords("the store is empty: there is nobody to sample")
         self.rate_is_explicit = rate is not None
+        self.expected_owners: int | None = None  # of one sample, where that was asked for: as public as ``shots``
         if shots is not None:
             shots = checks.whole("shots", shots)
             if members * shots > owners:
                 raise InvalidParameter(
                     "shots", shots, f"members * shots must not exceed the number of owners ({owners})"
                 )
-            self.rate = members * shots / owners
+            self.expected_owners = members * shots
+            self.rate = self.expected_owners / owners
         else:
             self.rate = checks.probability("rate", rate)
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):

@@ -16,7 +16,7 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -75,6 +75,7 @@ class ExemplarStore:
         self._next_id = 0
         self._by_owner: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._files: list[Path] = []
+        self._watchers: list[Callable[[Sequence[int]], None]] = []
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -322,6 +323,12 @@ class ExemplarStore:
         """`embed_query`, without blocking the event loop."""
         return await nearness.aembed_query(self.embeddings, text, self.dimension)
 
+    def ids_of(self, rows: NDArray[np.int64]) -> list[int]:
+        """The stable ids of these rows."""
+        with self.lock:
+            ids: list[int] = self._ids[rows].tolist()
+            return ids
+
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
 
@@ -340,6 +347,14 @@ class ExemplarStore:
 
     # -- forgetting -------------------------------------------------------------------------------------------------
 
+    def on_forget(self, watcher: Callable[[Sequence[int]], None]) -> None:
+        """Call ``watcher(ids)`` with the ids of the exemplars that went, at the end of every `forget`.
+
+        For whoever keeps something of an exemplar. The store keeps the watcher.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went.
 
@@ -353,7 +368,7 @@ class ExemplarStore:
             if slot is None:
                 raise UnknownOwner("the store holds no such owner")
             keep = np.flatnonzero(self._owner_of != slot)
-            gone = len(self) - len(keep)
+            gone = self.ids_of(np.flatnonzero(self._owner_of == slot))
             owner_of = self._owner_of[keep]
             owner_keys = [key for key in self._owner_keys if key != owner]
             rest = replace(
@@ -371,7 +386,9 @@ class ExemplarStore:
             self._texts.wipe()
             self._adopt(rest)
             rest.vectors[:] = 0.0  # the index has its own copy
-        return gone
+            for watcher in self._watchers:
+                watcher(gone)
+        return len(gone)
 
     def _adopt(self, contents: store_file.Contents) -> None:
         """Become what these contents are."""

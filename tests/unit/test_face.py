@@ -21,9 +21,9 @@ FLOORS: list[set[str]] = [
     {"_labels", "chains", "reach", "silence"},
     {"aggregators", "store", "budget", "sealing"},
     {"selection", "boundary"},
-    {"ensemble", "decoding"},
+    {"ensemble"},
     {"release"},
-    {"aggregate"},
+    {"aggregate", "decoding"},
     {
         "scoring",
         "downstream",

@@ -1,0 +1,167 @@
+"""One answer in the making: its private side, which hands out tokens, and the public text that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from langchain_dpicl import boundary
+from langchain_dpicl.decoding.draws import Draw
+from langchain_dpicl.decoding.mixing import base_scores, candidates, clipped_terms, draw
+from langchain_dpicl.decoding.model import Demonstration, LogitsModel, LogitsSession
+from langchain_dpicl.privacy.noise import Randomness
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public numbers of a sampler: each is part of what makes two answers the same answer."""
+
+    max_tokens: int
+    min_tokens: int
+    top_k: int
+    shots: float
+    temperature: float
+    cap: float
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A private step that raised: what is left of it is the kind of an interrupt."""
+
+    interrupt: type[BaseException] | None = None
+
+
+def guarded(function: Callable[..., T], *arguments: object) -> T | Failed:
+    """Run on the private side. Every exception ends here, so that no traceback refers to what is private."""
+    try:
+        return boundary.in_private(function, *arguments)
+    except Exception:
+        return Failed()
+    except BaseException as interrupt:
+        return Failed(type(interrupt))
+
+
+class PrivateAnswer:
+    """The model's session, the demonstrations, and who takes part in which token. Private: ``repr`` shows nothing.
+
+    Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
+    every call of the model has that many rows, filled up with the public ``padding``, and a token one call: a further
+    one for every ``slots`` owners that its sample has above that (see `draws.slots_for`).
+    """
+
+    def __init__(
+        self,
+        model: LogitsModel,
+        settings: Settings,
+        *,
+        bound: float,
+        randomness: Randomness,
+        slots: int | None,
+        padding: Demonstration,
+    ) -> None:
+        self.demonstrations: Sequence[Demonstration] = ()
+        self._model = model
+        self._settings = settings
+        self._bound = bound
+        self._randomness = randomness
+        self._slots = slots
+        self._padding = padding
+        self._steps: Sequence[Sequence[int]] = ()
+        self._session: LogitsSession | None = None
+
+    def open(self, shared: str, sample: Callable[[], Draw]) -> None:
+        """Flip the coins of all tokens, and let the model read the demonstrations."""
+        drawn = sample()
+        self.demonstrations = drawn.demonstrations
+        self._steps = drawn.steps
+        shown = [*drawn.demonstrations, self._padding] if self._slots else list(drawn.demonstrations)
+        self._session = self._model.session(shared, shown, steps=len(drawn.steps))
+
+    def token(self, released: Sequence[int]) -> int:
+        """Draw the next token."""
+        settings, session = self._settings, self._session
+        assert session is not None
+        rows = self._steps[len(released)]
+        calls = [session.logits(batch, list(released)) for batch in self._batches(rows)]
+        for logits, batch in zip(calls, self._batches(rows), strict=True):
+            if logits.shape != (1 + len(batch), self._model.vocabulary):
+                raise ValueError("the model's logits have another shape")
+        zero_shot = calls[0][0]
+        barred = self._model.end_tokens if len(released) < settings.min_tokens else ()
+        chosen = candidates(zero_shot, settings.top_k, barred)
+        public = zero_shot[chosen].astype(np.float64)
+        scores = base_scores(public, settings.shots, settings.temperature)
+        one_shot = np.concatenate([logits[1:, chosen] for logits in calls])[: len(rows)].astype(np.float64)
+        if len(rows):
+            limits = {"bound": self._bound, "temperature": settings.temperature, "cap": settings.cap}
+            scores = scores + clipped_terms(one_shot, public, **limits).sum(axis=0)
+        return int(chosen[draw(scores, self._randomness)])
+
+    def _batches(self, rows: Sequence[int]) -> list[list[int]]:
+        """The rows of each call: all in one, or in calls of ``slots`` rows each."""
+        if self._slots is None:
+            return [list(rows)]
+        count = max(1, -(-len(rows) // self._slots))
+        filled = [*rows, *[len(self.demonstrations)] * (count * self._slots - len(rows))]
+        return [filled[start : start + self._slots] for start in range(0, len(filled), self._slots)]
+
+    def close(self) -> None:
+        """Drop the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __repr__(self) -> str:
+        return "<private answer>"
+
+
+class Writer:
+    """Text out of released tokens: gives out what later tokens cannot change, and ends at a stop sequence.
+
+    Post-processing of public tokens. A character of several tokens is given out when it is whole, and what may be the
+    beginning of a stop sequence when it turned out to be none. The text ends before the first stop sequence.
+    """
+
+    def __init__(self, model: LogitsModel, stop: Sequence[str]) -> None:
+        self.tokens: list[int] = []
+        self.ended = False
+        self.text = ""
+        self._model = model
+        self._stop = stop
+
+    def add(self, token: int) -> str:
+        """Take a token; the text that is certain now and was not before."""
+        self.tokens.append(token)
+        whole = self._whole()
+        found = [whole.index(stop) for stop in self._stop if stop in whole]
+        if found or token in self._model.end_tokens:
+            self.ended = True
+            return ""
+        return self._give(whole.rstrip("\N{REPLACEMENT CHARACTER}"), hold=True)
+
+    def finish(self) -> str:
+        """The rest of the text."""
+        whole = self._whole()
+        found = [whole.index(stop) for stop in self._stop if stop in whole]
+        return self._give(whole[: min(found, default=len(whole))], hold=False)
+
+    def _whole(self) -> str:
+        return self._model.text(self.tokens)
+
+    def _give(self, certain: str, *, hold: bool) -> str:
+        if hold:
+            certain = certain[: len(certain) - self._held(certain)]
+        piece = certain[len(self.text) :]
+        self.text += piece
+        return piece
+
+    def _held(self, text: str) -> int:
+        """How many characters at the end may begin a stop sequence."""
+        lengths = (n for stop in self._stop for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
+        return max(lengths, default=0)

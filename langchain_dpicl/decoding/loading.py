@@ -1,0 +1,140 @@
+"""Weights and tokeniser for :class:`~langchain_dpicl.decoding.transformers_model.TransformersLogits`.
+
+Nothing is downloaded: a GGUF file (the embedded models' or another) or a folder that transformers wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.errors import LocalModelError
+
+_INSTALL = "pip install transformers torch gguf"
+_reading = threading.Lock()
+
+
+def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
+    """The model and its tokeniser, from an embedded model's name, a GGUF file or a folder."""
+    from langchain_dpicl.local.weights import KNOWN_MODELS, model_path, require
+
+    transformers: Any = require("transformers", _INSTALL)
+    kind = getattr(require("torch", _INSTALL), dtype)
+    folder = Path(source).expanduser()
+    path = None if folder.is_dir() and str(source) not in KNOWN_MODELS else model_path(source)
+    try:
+        with _quiet():
+            if path is not None:
+                return _from_gguf(path, kind)
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=kind)
+            return model, transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (ImportError, KeyError, OSError, RuntimeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise LocalModelError(f"transformers cannot load {str(path or folder)!r} as a causal language model ({reason})")
+
+
+def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
+    """``from_pretrained(gguf_file=...)`` wants accelerate; the steps that it takes do not."""
+    import torch
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    library: Any = importlib.import_module("transformers")
+    read: Any = load_gguf_checkpoint
+    with _header_parsed_once():
+        config = library.AutoConfig.for_model(**read(str(path))["config"])
+        with torch.device("meta"):  # names and shapes alone: nothing is allocated
+            shape = library.AutoModelForCausalLM.from_config(config)
+        weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
+    model = type(shape).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+    # The generic class reads all that it needs from the file; AutoTokenizer would parse it once more for a name.
+    tokenizer = library.PreTrainedTokenizerFast.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _header_parsed_once() -> Iterator[None]:
+    """Parse a GGUF header once, without a memory map's slow slices: 3.5 s instead of 25 s for 262,144 tokens.
+
+    transformers looks the reader up in ``gguf`` at every call, once for the configuration and once for the tensors.
+    """
+    import gguf
+    import numpy as np
+
+    class QuickReader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    with _reading:
+        usual = gguf.GGUFReader
+        gguf.GGUFReader = functools.cache(QuickReader)  # type: ignore[assignment, misc]
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = usual  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no advice on standard error while loading."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def pack(model: Any) -> None:
+    """Lay the weights of linear layers out as oneDNN's kernels read them (float32 on a CPU; else nothing happens).
+
+    Measured on two cores with Gemma 3 270M: 1.3 to 2 times as fast for a prompt, 4 times for the output layer. The
+    layers' own weights are freed, except those that the embedding shares.
+    """
+    import torch
+
+    mkldnn: Any = torch.backends.mkldnn
+    if not mkldnn.is_available() or next(model.parameters()).device.type != "cpu":
+        return
+    ops: Any = torch.ops.mkldnn
+
+    class PackedLinear(torch.nn.Module):
+        def __init__(self, linear: torch.nn.Linear) -> None:
+            super().__init__()
+            self.weight = ops._reorder_linear_weight(linear.weight.detach())
+            self.bias = linear.bias
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = ops._linear_pointwise(values, self.weight, self.bias, "none", [], "")
+            return result
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear and child.weight.dtype == torch.float32:
+                setattr(module, name, PackedLinear(child))
+
+
+def fingerprint(model: Any) -> str:
+    """A digest of the configuration and of numbers from every tensor of the weights (up to 4,096 of each)."""
+    import torch
+
+    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_name_or_path")}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().reshape(-1)
+        some = values[:: max(1, values.numel() // 4096)].to("cpu", torch.float32).contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:16]

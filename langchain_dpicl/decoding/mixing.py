@@ -1,0 +1,92 @@
+"""One token from many models' opinions: every owner's term clipped to a range, their sum exact, one exact draw.
+
+With l0 the zero-shot logits over the candidates (both public) and l_i an owner's one-shot logits, the token y has
+probability exactly proportional to exp(base(y) + sum_i term_i(y)), where base = kappa * l0 / temperature and term_i is
+lambda_i * (l_i - l0) / temperature with the largest lambda_i <= cap for which max term_i - min term_i <= B.
+
+Why it is private. Let P and P' be the laws of the token without and with one owner's term t. Then log(P'/P) = t minus
+a constant, so over all tokens it lies in an interval of length B: the pair is B-bounded-range in both directions,
+whatever the other terms are. Averaging both laws over the others' coins, and P' over which exemplar the owner shows,
+keeps every privacy profile (it is jointly convex). So one token is what the mechanism "tokens" accounts for, neighbours
+being an owner ADDED or REMOVED.
+
+That needs sums that do not depend on who else is in them, which floating-point sums do: a term is a vector of whole
+steps, shifted to begin at 0 (a constant changes nothing), and at most floor(B / step) of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.decoding.model import Logits
+from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.sampling import choose_exponential
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+STEP = 2.0**-20
+"""The lattice of all scores, in nats. A power of two: dividing by it is exact."""
+
+_LOWEST = 2.0**40
+"""A public score this many steps below the best (a million nats) is as good as any further below."""
+
+
+def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> IntArray:
+    """The ``top_k`` tokens of largest zero-shot logit, in ascending order; of equal ones those of the lowest ids.
+
+    ``barred`` tokens, and those whose logit is no finite number, are out. Public: it reads nothing but public things.
+    Empty where nothing is left.
+    """
+    scores = zero_shot.astype(np.float64)
+    scores[list(barred)] = -np.inf
+    scores[~np.isfinite(scores)] = -np.inf
+    count = min(top_k, int(np.isfinite(scores).sum()))
+    if not count:
+        return np.empty(0, np.int64)
+    least = np.partition(scores, -count)[-count]
+    above = np.flatnonzero(scores > least)
+    equal = np.flatnonzero(scores == least)[: count - len(above)]
+    return np.asarray(np.union1d(above, equal), np.int64)
+
+
+def base_scores(zero_shot: FloatArray, shots: float, temperature: float) -> IntArray:
+    """``shots * zero_shot / temperature`` over the candidates, in whole steps below the largest. Public."""
+    below = (zero_shot - zero_shot.max()) * (shots / temperature) / STEP
+    return np.asarray(np.rint(np.maximum(below, -_LOWEST)), np.int64)
+
+
+def mixing_weights(difference: FloatArray, bound: float, cap: float) -> FloatArray:
+    """lambda for each row: the largest number <= ``cap`` at which the row's range is at most ``bound``.
+
+    0 for a row whose range is not finite (an infinity or NaN in it): nothing of it can be used.
+    """
+    with np.errstate(all="ignore"):
+        reach = difference.max(axis=1) - difference.min(axis=1)
+        return np.asarray(np.where(np.isfinite(reach), np.minimum(cap, bound / reach), 0.0), np.float64)
+
+
+def clipped_terms(
+    one_shot: FloatArray, zero_shot: FloatArray, *, bound: float, temperature: float, cap: float
+) -> IntArray:
+    """One term a row, in whole steps: least entry 0, largest at most floor(bound / STEP), for any input at all.
+
+    Each row depends on its own one-shot logits and on the public zero-shot ones, on nothing else.
+    """
+    with np.errstate(all="ignore"):
+        difference = (one_shot - zero_shot) / temperature
+        weight = mixing_weights(difference, bound, cap)[:, None]
+        steps = np.floor(weight * (difference - difference.min(axis=1, keepdims=True)) / STEP)
+    # Rounding could reach one step above the bound; an unusable row is NaN here, and 0 in all its entries.
+    whole = np.nan_to_num(np.where(weight > 0.0, steps, 0.0), nan=0.0)
+    return np.asarray(np.clip(whole, 0.0, math.floor(bound / STEP)), np.int64)
+
+
+def draw(scores: IntArray, randomness: Randomness) -> int:
+    """An index with probability exactly proportional to exp(STEP * scores)."""
+    losses = (scores.max() - scores).tolist()
+    return choose_exponential([1] * len(losses), losses, STEP, randomness)

@@ -1,0 +1,77 @@
+"""What a sampler asks of a language model: next-token logits for many (demonstration, shared text) prompts at once.
+
+The shared text is public, the demonstrations are private. A demonstration comes first in its prompt, so that whatever a
+model keeps of it serves every later query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One rendered exemplar. Private: ``repr`` and ``str`` show nothing of it.
+
+    ``key`` identifies the exemplar in a store, for whatever a model keeps between answers; ``text`` is what it reads.
+    """
+
+    key: Hashable
+    text: str
+
+    def __repr__(self) -> str:
+        return "<private demonstration>"
+
+
+class LogitsSession(Protocol):
+    """One answer: a public shared text, and the demonstrations that its steps will need."""
+
+    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        """(1 + len(rows), vocabulary) natural-log scores of the next token, normalised or not.
+
+        Row 0 is zero-shot (the shared text alone); row 1 + j belongs to ``demonstrations[rows[j]]`` followed by the
+        shared text. Each prompt ends with the ``released`` tokens, which only grow from call to call, or stay. A row
+        may be asked for twice, in one call or in several.
+
+        A row must not depend, to the last bit, on which other rows are asked for or were: the others are what an
+        owner's absence changes, and the proof charges an owner for its own term alone.
+        """
+
+    def close(self) -> None:
+        """Drop what belongs to this answer alone."""
+
+
+@runtime_checkable
+class LogitsModel(Protocol):
+    """A language model that shows its whole next-token distribution."""
+
+    @property
+    def name(self) -> str:
+        """Public: part of what makes two answers the same answer."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+
+    def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
+        """Whether demonstration, shared text and that many tokens fit the context. Depends on nothing else."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, without the end tokens."""
+
+    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> LogitsSession:
+        """Open an answer of at most ``steps`` tokens."""
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop every private state kept for these demonstrations."""

@@ -1,0 +1,300 @@
+"""DPSampler: a private answer, token by token (DPS-MOZO), as a Runnable that may stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from threading import Thread
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import AddableDict
+
+from langchain_dpicl.budget import PrivacyBudget
+from langchain_dpicl.budget.filtered import FilteredBudget
+from langchain_dpicl.decoding.answer import Settings
+from langchain_dpicl.decoding.draws import slots_for
+from langchain_dpicl.decoding.model import LogitsModel
+from langchain_dpicl.decoding.steps import Note, SamplerSteps
+from langchain_dpicl.decoding.template import DemonstrationTemplate
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    ModelUnavailable,
+    PrivacyBudgetExceeded,
+    PrivacyWarning,
+    UnsafeConfigurationError,
+)
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.selection import PoissonExampleSelector
+
+Input = str | Mapping[str, Any]
+
+
+class DPSampler(SamplerSteps, Runnable[Input, Any]):
+    """Writes an answer whose every token is drawn privately from the mixed opinions of a fresh sample of owners.
+
+    For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
+    What a demonstration changes in the next-token logits is clipped to the plan's range B, over the ``top_k`` tokens
+    that the model finds likeliest WITHOUT any demonstration; the clipped changes are added to ``shots`` times the
+    public logits, and one token is drawn from exactly that distribution (see `mixing` for the proof). Neighbouring data
+    sets: one owner added or removed. Nothing touches the distribution afterwards.
+
+    Parameters
+    ----------
+    model
+        A `LogitsModel`. Of the model itself nothing is private.
+    selector
+        Its ``store`` holds the exemplars, its ``rate`` is the probability with which an owner takes part in a token.
+        ``members`` counts for nothing but in that rate (members * shots / owners).
+    budget
+        Has a line of mechanism "tokens", which counts tokens. An answer charges ``max_tokens`` before its first token
+        and gives back those that were never sampled when it ends. Where fewer are left, it charges these and may end
+        there: its receipt's outcome then says so. `PrivacyBudgetExceeded` where none is left.
+    template
+        How demonstrations and queries read; default: the store's keys with their values (`DemonstrationTemplate.of`).
+    max_tokens, min_tokens
+        The longest answer, and how many tokens it has before it may end: no end token is a candidate before.
+    top_k
+        How many candidates a token has.
+    shots
+        kappa, how much the public logits count; it should be near the number of owners that a sample has. A public
+        constant, so it never comes from the number of owners in the store: default ``members * shots`` of a selector
+        that was given ``shots``; one that was given ``rate`` does not know it.
+    temperature
+        Divides all logits BEFORE they are clipped, so the range of what an owner changes in the exponent is B still.
+    cap
+        The largest weight of a demonstration's change, where clipping leaves room.
+    stop
+        Texts that end the answer, which ends before them. They are looked for in released text.
+    pad
+        Fill every call of the model with public rows up to a constant number, so that neither the number of calls nor
+        their size tells how many owners a token's sample has (but with probability 2^-40 a token: see
+        `draws.slots_for`). That is several times the work: 21 rows for 4 shots. False saves it; a token is one call
+        still, of as many rows as there are owners, which shows to whoever times tokens or counts requests.
+    slots
+        That number of rows; default: by the binomial tail of ``shots``.
+    line, return_receipt
+        As for `DPAggregate`.
+
+    A demonstration that does not fit the context, or that the template cannot render, has no part in any token. As
+    everywhere, answers are replayed from the ledger for equal queries, callers are named with `acting_for`, and errors
+    before the charge cost nothing.
+    """
+
+    def __init__(
+        self,
+        model: LogitsModel,
+        selector: PoissonExampleSelector,
+        budget: PrivacyBudget,
+        *,
+        template: DemonstrationTemplate | None = None,
+        max_tokens: int = 25,
+        min_tokens: int = 0,
+        top_k: int = 100,
+        shots: float | None = None,
+        temperature: float = 1.0,
+        cap: float = 1.5,
+        stop: str | Sequence[str] = (),
+        pad: bool = True,
+        slots: int | None = None,
+        line: str | None = None,
+        return_receipt: bool = False,
+    ) -> None:
+        if not isinstance(model, LogitsModel):
+            raise InvalidParameter("model", type(model).__name__, "a LogitsModel")
+        if not isinstance(selector, PoissonExampleSelector):
+            raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
+        if not isinstance(budget, PrivacyBudget) or isinstance(budget, FilteredBudget):
+            raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
+        if budget.on_exhausted == "zero_shot" and not return_receipt:
+            raise InvalidParameter(
+                "return_receipt", return_receipt, 'True where on_exhausted="zero_shot": the receipt marks such answers'
+            )
+        if template is not None and not isinstance(template, DemonstrationTemplate):
+            raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
+        settings = Settings(
+            max_tokens=checks.whole("max_tokens", max_tokens),
+            min_tokens=checks.whole("min_tokens", min_tokens, at_least=0, at_most=max_tokens),
+            top_k=checks.whole("top_k", top_k, at_most=model.vocabulary),
+            shots=_kappa(shots, selector),
+            temperature=checks.real("temperature", temperature, at_least=0.01, at_most=100.0),
+            cap=checks.real("cap", cap, at_least=0.0, at_most=100.0),
+            stop=_stops(stop),
+        )
+        if slots is not None:
+            slots = checks.whole("slots", slots)
+            if not pad:
+                raise InvalidParameter("slots", slots, "None where pad is False")
+        elif pad:
+            slots = slots_for(settings.shots, selector.rate)
+        template = DemonstrationTemplate.of(selector.store) if template is None else template
+        super().__init__(model, selector, budget, template, settings, slots, line)
+        self.return_receipt = bool(return_receipt)
+        self.name = "DPSampler"
+        if line is not None:
+            budget.declare(line, "tokens", selector.rate, rate_is_explicit=selector.rate_is_explicit)
+        owners = selector.store.owner_count
+        if budget.delta >= 1 / max(owners, 1):
+            warnings.warn(
+                f"delta={budget.delta:g} is not below 1/owners={1 / max(owners, 1):g}: "
+                "such a delta would allow one owner's records to be published outright",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def InputType(self) -> Any:
+        """The query: a string, or a mapping with what the template's query names."""
+        return Input
+
+    @property
+    def OutputType(self) -> Any:
+        """The answer, or the answer with its receipt."""
+        return dict[str, Any] if self.return_receipt else str
+
+    def with_receipt(self) -> DPSampler:
+        """The same sampler, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
+        copied = copy.copy(self)
+        copied.return_receipt = True
+        return copied
+
+    # -- Runnable -----------------------------------------------------------------------------------------------------
+
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """One answer."""
+        return self._call_with_config(self._invoke, input, config)
+
+    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """One answer. A cancelled call keeps its charge."""
+        return await self._acall_with_config(self._ainvoke, input, config)
+
+    def _invoke(self, input: Input) -> Any:
+        query, note = self._query(input), Note()
+        text = "".join(self._pieces(query, self._charge(query), note))
+        return self._answer(text, note)
+
+    async def _ainvoke(self, input: Input) -> Any:
+        query, note = await asyncio.to_thread(self._query, input), Note()
+        pieces = self._pieces(query, await self._acharge(query), note)
+        text = "".join([piece async for piece in _aside(pieces)])
+        return self._answer(text, note)
+
+    def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """The answer's text as its tokens are drawn; with ``return_receipt`` mappings, the receipt last.
+
+        Whoever stops reading keeps what was charged spent.
+        """
+        yield from self.transform(iter([input]), config)
+
+    async def astream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """`stream`, asynchronously."""
+
+        async def one() -> AsyncIterator[Input]:
+            yield input
+
+        async for chunk in self.atransform(one(), config):
+            yield chunk
+
+    def transform(self, input: Iterator[Input], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """`stream`, once the whole input is there."""
+        yield from self._transform_stream_with_config(input, self._transform, config)
+
+    async def atransform(
+        self, input: AsyncIterator[Input], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """`transform`, asynchronously."""
+        async for chunk in self._atransform_stream_with_config(input, self._atransform, config):
+            yield chunk
+
+    def _transform(self, input: Iterator[Input]) -> Iterator[Any]:
+        query, note = self._query(_joined(list(input))), Note()
+        with contextlib.closing(self._pieces(query, self._charge(query), note)) as pieces:
+            for piece in pieces:
+                yield self._chunk(piece)
+        if self.return_receipt:
+            yield AddableDict(receipt=note.receipt)
+
+    async def _atransform(self, input: AsyncIterator[Input]) -> AsyncIterator[Any]:
+        whole = _joined([part async for part in input])
+        query, note = await asyncio.to_thread(self._query, whole), Note()
+        async with contextlib.aclosing(_aside(self._pieces(query, await self._acharge(query), note))) as pieces:
+            async for piece in pieces:
+                yield self._chunk(piece)
+        if self.return_receipt:
+            yield AddableDict(receipt=note.receipt)
+
+    def _chunk(self, piece: str) -> Any:
+        return AddableDict(answer=piece) if self.return_receipt else piece
+
+    def _answer(self, text: str, note: Note) -> Any:
+        return {"answer": text, "receipt": note.receipt} if self.return_receipt else text
+
+    def with_fallbacks(
+        self,
+        fallbacks: Sequence[Runnable[Any, Any]],
+        *,
+        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
+        exception_key: str | None = None,
+    ) -> Any:
+        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
+
+        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
+        """
+        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
+        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
+            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
+
+    def __repr__(self) -> str:
+        return f"DPSampler(model={self.model.name!r}, rate={self.selector.rate:.6g}, {self.settings!r})"
+
+
+def _kappa(shots: float | None, selector: PoissonExampleSelector) -> float:
+    """A public number: never the number of owners that the store holds now, which one owner changes."""
+    expected = selector.expected_owners if shots is None else shots
+    if expected is None:
+        raise InvalidParameter("shots", None, "given where the selector was given rate: how many owners a sample has")
+    return checks.real("shots", expected, above=0.0, at_most=1e6)
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (None,)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidParameter("stop", stop, "non-empty texts")
+    return tuple(str(text) for text in texts)
+
+
+def _joined(parts: list[Input]) -> Any:
+    """The input, whole."""
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        return {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+    if parts and all(isinstance(part, str) for part in parts):
+        return "".join(str(part) for part in parts)
+    return parts[0] if len(parts) == 1 else None
+
+
+async def _aside(pieces: Generator[str, None, None]) -> AsyncGenerator[str, None]:
+    """An iterator's pieces, each made in a thread. However it ends, the iterator is closed, after a piece under way."""
+    running: asyncio.Future[str | None] | None = None
+    try:
+        while True:
+            running = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+            piece = await asyncio.shield(running)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        if running is not None and not running.done():
+            running.add_done_callback(lambda done: _close_late(done, pieces))
+        else:
+            await asyncio.to_thread(pieces.close)
+
+
+def _close_late(done: asyncio.Future[str | None], pieces: Generator[str, None, None]) -> None:
+    """The loop may be closing, so: a thread."""
+    if not done.cancelled():
+        done.exception()
+    Thread(target=pieces.close).start()

@@ -1,0 +1,287 @@
+"""A :class:`~langchain_dpicl.decoding.model.LogitsModel` on an OpenAI-compatible server that shows every token's
+log-probability.
+
+A token drawn from scores that were cut off is no longer drawn as the guarantee assumes, so a server must return the
+log-probability of EVERY token, not of the likeliest few. What is known to do so:
+
+- llama.cpp's server (and :func:`langchain_dpicl.local.local_llm`'s), as it is;
+- vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode raw_logprobs``, its default).
+
+Prompts are sent as token ids, so both must answer ``/tokenize`` and ``/detokenize``. The constructor asks public
+questions and refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
+prompt depends on what it was asked before.
+
+Prompts are read whole at every step, one at a time, and a row of 262,144 log-probabilities is 26 MB of JSON: two to
+four seconds a row on two cores. This backend is for checking and for servers with small vocabularies or fast links.
+
+What holds: a row depends on that row's prompt alone as far as the server keeps requests apart. The requests ask it not
+to reuse what it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several
+clients in one batch may move the last digits of a row; give the sampler a server of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+
+__all__ = ["ServerLogits"]
+
+_EVERY_TOKEN = (
+    "a server that returns the log-probability of every token and its id (llama.cpp does; vLLM with --max-logprobs -1)"
+)
+
+
+class ServerLogits:
+    """Next-token log-probabilities from a completion server.
+
+    Parameters
+    ----------
+    base_url
+        The address that OpenAI's clients take, which ends in ``/v1``.
+    model
+        The model's name on the server. Public: with the vocabulary's size it names this model.
+    end_tokens
+        The texts of the tokens that end an answer, such as ``"<eos>"``. Each must be one token.
+    api_key
+        Sent as a bearer token.
+    vocabulary, context
+        The number of tokens, and how many a prompt and an answer may have together. Default: what the server says
+        (llama.cpp says both, vLLM the context).
+    timeout
+        Seconds that a request may take.
+
+    Nothing is kept between answers, so there is nothing to forget here; what the server keeps is its own affair.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter outside its bounds, or a server that does not show the whole distribution.
+    ModelUnavailable
+        A server that does not answer, or not as a completion server does. Names no prompt.
+    UnsafeConfigurationError
+        A server whose log-probabilities for a prompt depend on other prompts.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        end_tokens: Sequence[str],
+        *,
+        api_key: str = "none",
+        vocabulary: int | None = None,
+        context: int | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
+            raise InvalidParameter("base_url", base_url, "an http or https address")
+        if not isinstance(model, str) or not model:
+            raise InvalidParameter("model", model, "a name")
+        for name, value in (("vocabulary", vocabulary), ("context", context)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidParameter(name, value, "a whole number, at least 1, or None")
+        self._api = base_url.rstrip("/")
+        self._root = self._api.removesuffix("/v1")
+        self._model, self._key, self._timeout = model, api_key, timeout
+        self._busy = threading.Lock()
+        said = self._described()
+        self._vocabulary = vocabulary or said.get("n_vocab")
+        if self._vocabulary is None:
+            raise InvalidParameter("vocabulary", None, "a number, as this server does not say how many tokens it has")
+        self._context = context or said.get("n_ctx") or said.get("max_model_len")
+        if self._context is None:
+            raise InvalidParameter("context", None, "a number, as this server does not say how long a prompt may be")
+        plain, whole = self.tokens("a"), self._tokenized("a", whole=True)
+        self._first = whole[: len(whole) - len(plain)] if whole[-len(plain) :] == plain else []
+        self._ends = frozenset(self._end(text) for text in end_tokens)
+        self._probe()
+
+    @property
+    def name(self) -> str:
+        """The model's name on the server, and its vocabulary's size."""
+        return f"server:{self._model}:{self._vocabulary}"
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return int(self._vocabulary or 0)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer, as the constructor was told."""
+        return self._ends
+
+    def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
+        """Whether a prompt with so many tokens of answer stays within the server's context."""
+        used = len(self._first) + len(self.tokens(demonstration)) + len(self.tokens(shared)) + tokens
+        return used <= int(self._context or 0)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, without the end tokens."""
+        kept = [int(token) for token in tokens if token not in self._ends]
+        if not kept:
+            return ""
+        answer = self._post(f"{self._root}/detokenize", {"model": self._model, "tokens": kept})
+        text = answer.get("content", answer.get("prompt"))
+        if not isinstance(text, str):
+            raise ModelUnavailable("the server's /detokenize returns no text")
+        return text
+
+    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> _ServerSession:
+        """Open an answer: the demonstrations are tokenised when a step first needs them."""
+        if not self.fits("", shared, steps):
+            raise InvalidParameter("steps", steps, f"with the shared text at most {self._context} tokens of context")
+        return _ServerSession(self, [*self._first], self.tokens(shared), demonstrations)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Nothing is kept."""
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a piece of a prompt, with nothing put in front."""
+        return self._tokenized(text, whole=False) if text else []
+
+    def row(self, prompt: Sequence[int]) -> Logits:
+        """The log-probability of every token after a prompt."""
+        request = {
+            "model": self._model,
+            "prompt": [int(token) for token in prompt],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "logprobs": self._vocabulary,
+            "return_tokens_as_token_ids": True,  # vLLM: ids instead of texts
+            "cache_prompt": False,  # llama.cpp: read the prompt anew
+            "cache_salt": secrets.token_urlsafe(16),  # vLLM: share no prefix with another request
+        }
+        with self._busy:
+            answer = self._post(f"{self._api}/completions", request)
+        row = np.full(self.vocabulary, np.nan, np.float32)
+        for token, value in _pairs(answer):
+            if 0 <= token < len(row):
+                row[token] = value
+        if np.isnan(row).any():
+            raise InvalidParameter("base_url", self._api, _EVERY_TOKEN)
+        return row
+
+    def _probe(self) -> None:
+        """Public questions: is every token there, do they add up, and does a prompt's answer stay the same?"""
+        prompt = [*self._first, *self.tokens("The weather is")]
+        row = self.row(prompt)
+        total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))
+        if not 0.99 < total < 1.01:
+            raise InvalidParameter("base_url", self._api, f"{_EVERY_TOKEN}: these add up to {total:.3f} instead of 1")
+        self.row([*prompt, *self.tokens(" fine today, and")])
+        if not np.array_equal(self.row(prompt), row):
+            raise UnsafeConfigurationError(
+                "this server's log-probabilities for a prompt depend on what it was asked before: turn its prompt "
+                "cache off and let it compute one request at a time"
+            )
+
+    def _end(self, text: str) -> int:
+        tokens = self.tokens(text)
+        if len(tokens) != 1:
+            raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
+        return tokens[0]
+
+    def _described(self) -> dict[str, Any]:
+        """What the server says about the model, where it does."""
+        listed = self._request("GET", f"{self._api}/models", None).get("data")
+        models = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+        chosen = next((each for each in models if each.get("id") == self._model), models[0] if models else {})
+        meta = chosen.get("meta")
+        facts = {**chosen, **(meta if isinstance(meta, Mapping) else {})}
+        return {key: value for key, value in facts.items() if isinstance(value, int)}
+
+    def _tokenized(self, text: str, *, whole: bool) -> list[int]:
+        """Tokens by the server's own tokeniser: llama.cpp's names for the request beside vLLM's."""
+        request = {
+            "content": text,
+            "add_special": whole,
+            "parse_special": True,
+            "model": self._model,
+            "prompt": text,
+            "add_special_tokens": whole,
+        }
+        tokens = self._post(f"{self._root}/tokenize", request).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            raise ModelUnavailable("the server's /tokenize returns no token ids")
+        return tokens
+
+    def _post(self, url: str, request: dict[str, Any]) -> dict[str, Any]:
+        return self._request("POST", url, request)
+
+    def _request(self, method: str, url: str, request: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer's object. Errors name the address and the status: an error's body may repeat the prompt."""
+        import httpx
+
+        status: Any = "no answer"
+        try:
+            with httpx.Client(trust_env=False, timeout=self._timeout) as client:  # no proxy sees a prompt
+                answer = client.request(method, url, json=request, headers={"Authorization": f"Bearer {self._key}"})
+            status = answer.status_code
+            if answer.is_success and isinstance(made := answer.json(), dict):
+                return made
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            pass
+        raise ModelUnavailable(f"{method} {url} failed ({status})")
+
+    def __repr__(self) -> str:
+        return f"ServerLogits({self._api!r}, {self._model!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a client that holds a key is not pickled or copied")
+
+
+class _ServerSession:
+    """One answer. Holds the tokens of its demonstrations until it is closed."""
+
+    def __init__(
+        self, server: ServerLogits, first: list[int], shared: list[int], demonstrations: Sequence[Demonstration]
+    ) -> None:
+        self._server, self._first, self._shared = server, first, shared
+        self._demonstrations = tuple(demonstrations)
+        self._tokens: dict[int, list[int]] = {}
+
+    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
+        rest = [*self._shared, *released]
+        prompts = [[*self._first, *rest]]
+        for row in rows:
+            if row not in self._tokens:
+                self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
+            prompts.append([*self._first, *self._tokens[row], *rest])
+        return np.stack([self._server.row(prompt) for prompt in prompts])
+
+    def close(self) -> None:
+        """Drop the demonstrations."""
+        self._demonstrations, self._tokens = (), {}
+
+    def __repr__(self) -> str:
+        return "<session of private demonstrations>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a session is not pickled or copied")
+
+
+def _pairs(answer: Mapping[str, Any]) -> Iterable[tuple[int, float]]:
+    """(token, log-probability) of the first position, in llama.cpp's shape or in vLLM's."""
+    try:
+        found = answer["choices"][0]["logprobs"]
+        if found.get("content"):
+            return [(int(each["id"]), _finite(each["logprob"])) for each in found["content"][0]["top_logprobs"]]
+        top = found["top_logprobs"][0]
+        return [(int(key.removeprefix("token_id:")), _finite(value)) for key, value in top.items()]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return []
+
+
+def _finite(value: float | None) -> float:
+    """JSON has no infinities: a token that cannot come is null, or very unlikely."""
+    return -1e4 if value is None else max(float(value), -1e4)

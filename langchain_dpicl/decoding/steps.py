@@ -1,0 +1,235 @@
+"""The steps of one private answer, in their order.
+
+Check the request; answer an equal query from the ledger; CHARGE (durably) as many tokens as it may have; flip the coins
+of all of them; draw token by token, each from the public logits and the clipped terms of its own sample; record the
+receipt, which gives back the tokens that were never sampled. An invalid request costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain_dpicl import boundary
+from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
+from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps
+from langchain_dpicl.decoding.model import Demonstration, LogitsModel
+from langchain_dpicl.decoding.template import DemonstrationTemplate
+from langchain_dpicl.errors import InvalidParameter, LedgerError, ModelUnavailable, PrivacyBudgetExceeded, ReleaseFailed
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.release import acting_principal
+from langchain_dpicl.selection import PoissonExampleSelector
+
+T = TypeVar("T")
+
+CUT = "released, cut short: the tokens of the budget are spent"
+"""The outcome on the receipt of an answer that ended because nothing was left."""
+
+logger = logging.getLogger("langchain_dpicl.decoding")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A checked request, and how the ledger knows it again. Public."""
+
+    shared: str
+    line: BudgetLine
+    principal: str | None
+    id: str | None
+    text: str
+
+
+@dataclass
+class Note:
+    """Where an answer leaves its receipt."""
+
+    receipt: Receipt | None = None
+
+
+class SamplerSteps:
+    """The steps; `DPSampler` puts them together."""
+
+    def __init__(
+        self,
+        model: LogitsModel,
+        selector: PoissonExampleSelector,
+        budget: PrivacyBudget,
+        template: DemonstrationTemplate,
+        settings: Settings,
+        slots: int | None,
+        line_name: str | None,
+    ) -> None:
+        self.model = model
+        self.selector = selector
+        self.budget = budget
+        self.template = template
+        self.settings = settings
+        self.slots = slots
+        self.line_name = line_name
+        self._keys = Keys(selector.store, model)
+        self._padding = Demonstration(self._keys.key("padding"), template.padding)
+        self._randomness: Randomness = SecureRandomness()
+        self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {settings!r}"
+        self._doubtful = True  # until the model answered a public request, and after every failure
+
+    def line(self) -> BudgetLine:
+        """The budget's line of these tokens; solves and freezes the plan at first use."""
+        return self.budget.line(
+            "tokens",
+            self.selector.rate,
+            name=self.line_name,
+            rate_is_explicit=self.selector.rate_is_explicit,
+            fingerprint=self.selector.store.fingerprint,
+        )
+
+    # -- public: the request, and its charge --------------------------------------------------------------------------
+
+    def _query(self, input: object) -> Query:
+        values = {self.selector.store.input_key: input} if isinstance(input, str) else input
+        if not isinstance(values, Mapping):
+            raise InvalidParameter("input", type(input).__name__, "a string, or a mapping of names to values")
+        boundary.check_surroundings()
+        shared = self.template.ask(values)
+        self._check_fits(shared)
+        line, principal = self.line(), acting_principal()
+        known = (
+            line.query_id({"prompt": shared}, self._variant) if self.budget.replay or self.budget.keep_queries else None
+        )
+        text = json.dumps(values, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
+        query = Query(shared, line, principal, known, text)
+        if self._doubtful and line.replayed([known], principal) == [None] and line.remaining(principal):
+            self._check_health(shared)
+        return query
+
+    def _check_fits(self, shared: str) -> None:
+        if not self.model.fits(self.template.padding, shared, self.settings.max_tokens):
+            bound = f"a query that leaves room for {self.settings.max_tokens} tokens and a demonstration"
+            raise InvalidParameter("input", f"{len(shared)} characters", bound)
+
+    def _check_health(self, shared: str) -> None:
+        """Ask the model a public question before charging."""
+        failure: type[BaseException] | None = None
+        try:
+            boundary.in_private(self._probe, shared)
+        except Exception as error:
+            failure = type(error)
+        if failure is not None:
+            raise ModelUnavailable(
+                "the model gives no logits for the query without demonstrations "
+                f"({failure.__module__}.{failure.__qualname__}); nothing was charged"
+            )
+        self._doubtful = False
+
+    def _probe(self, shared: str) -> None:
+        session = self.model.session(shared, [], steps=1)
+        try:
+            shape = session.logits([], []).shape
+        finally:
+            session.close()
+        if shape != (1, self.model.vocabulary):
+            raise ValueError(f"logits of shape {shape}, not {(1, self.model.vocabulary)}")
+
+    def _charge(self, query: Query) -> Charge | Replayed | None:
+        """As many tokens as the answer may have, or as are left; None where the answer is to be the public one."""
+        units = self.settings.max_tokens
+        while True:
+            try:
+                return query.line.charge(1, query.principal, [query.id], texts=[query.text], units=units)[0]
+            except PrivacyBudgetExceeded:
+                left = query.line.remaining(query.principal)
+                if not left and self.budget.on_exhausted == "raise":
+                    raise
+            if not left:
+                return None
+            units = min(units, left)
+
+    async def _acharge(self, query: Query) -> Charge | Replayed | None:
+        units = self.settings.max_tokens
+        while True:
+            try:
+                found = await query.line.acharge(1, query.principal, [query.id], texts=[query.text], units=units)
+                return found[0]
+            except PrivacyBudgetExceeded:
+                left = await asyncio.to_thread(query.line.remaining, query.principal)
+                if not left and self.budget.on_exhausted == "raise":
+                    raise
+            if not left:
+                return None
+            units = min(units, left)
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    def _pieces(self, query: Query, entry: Charge | Replayed | None, note: Note) -> Generator[str, None, None]:
+        """The answer's text as it is drawn. What was charged stands, whatever becomes of this iterator."""
+        if isinstance(entry, Replayed):
+            note.receipt = entry.receipt
+            yield json.loads(entry.answer)
+            return
+        units = self.settings.max_tokens if entry is None else entry.units
+        answer = self._private(query)
+        open_charge = entry
+        try:
+            self._settled(guarded(answer.open, query.shared, self._sampling(query, entry, units)))
+            writer = Writer(self.model, self.settings.stop)
+            while not writer.ended and len(writer.tokens) < units:
+                piece = writer.add(self._settled(guarded(answer.token, writer.tokens)))
+                if piece:
+                    yield piece
+            rest = writer.finish()
+            open_charge = None
+            note.receipt = self._record(query, entry, writer)
+            if rest or not writer.text:  # a stream has one chunk at least
+                yield rest
+        finally:
+            guarded(answer.close)
+            guarded(self._keys.release, answer.demonstrations)
+            if open_charge is not None:
+                with contextlib.suppress(LedgerError):
+                    query.line.give_up(open_charge)
+
+    def _settled(self, result: T | Failed) -> T:
+        """The result of a guarded call. A failure is public, and so is the question that follows it."""
+        if isinstance(result, Failed):
+            self._doubtful = True
+            raise ReleaseFailed if result.interrupt is None else result.interrupt()
+        return result
+
+    def _private(self, query: Query) -> PrivateAnswer:
+        return PrivateAnswer(
+            self.model,
+            self.settings,
+            bound=query.line.parameter,
+            randomness=self._randomness,
+            slots=self.slots,
+            padding=self._padding,
+        )
+
+    def _sampling(self, query: Query, entry: Charge | None, units: int) -> Callable[[], Draw]:
+        """What flips the coins; nobody takes part in a public answer."""
+        if entry is None:
+            return lambda: Draw((), [()] * units)
+
+        def render(exemplar: dict[str, Any]) -> str | None:
+            try:
+                text = self.template.show(exemplar)
+                return text if self.model.fits(text, query.shared, self.settings.max_tokens) else None
+            except Exception:  # this owner's own data: it must not fail the others' answer
+                return None
+
+        store = self.selector.store
+        return lambda: draw_steps(store, query.line.rate, units, self._randomness, key=self._keys.key, render=render)
+
+    def _record(self, query: Query, entry: Charge | None, writer: Writer) -> Receipt:
+        if entry is None:
+            return query.line.unreleased_receipt(query.principal)
+        answer = json.dumps(writer.text)
+        if entry.units < self.settings.max_tokens and not writer.ended:
+            logger.warning("the budget's tokens are spent: an answer ends after %d tokens", entry.units)
+            return query.line.record(entry, CUT, answer)
+        return query.line.record(entry, answer=answer, unused=entry.units - len(writer.tokens))

@@ -1,0 +1,72 @@
+"""How demonstrations and queries read: two public layouts, the demonstration first."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.store import ExemplarStore
+
+
+@dataclass(frozen=True)
+class DemonstrationTemplate:
+    """A prompt is one demonstration, then the query: format strings with names in braces, both public.
+
+    ``demonstration`` names an exemplar's keys and should end with whatever parts it from what follows; ``query`` names
+    the keys of the caller's input. The demonstration comes first, so that what a model has read of it serves every
+    query. Raises `InvalidParameter` for a string that is no format, or that names anything but plain keys.
+    """
+
+    demonstration: str
+    query: str
+
+    def __post_init__(self) -> None:
+        for name in ("demonstration", "query"):
+            try:
+                _render(getattr(self, name), dict.fromkeys(_names(getattr(self, name)), ""))
+            except Exception:
+                bound = "a format string with the plain names of keys in braces"
+                raise InvalidParameter(f"template.{name}", getattr(self, name), bound) from None
+
+    @classmethod
+    def of(cls, store: ExemplarStore) -> DemonstrationTemplate:
+        """One ``Key: value`` line for a store's input and one for its output, which the model is to continue."""
+        asked, told = f"{store.input_key.capitalize()}: {{{store.input_key}}}\n", ""
+        if store.output_key is None:
+            return cls(f"{asked}\n", asked)
+        told = f"{store.output_key.capitalize()}:"
+        return cls(f"{asked}{told} {{{store.output_key}}}\n\n", asked + told)
+
+    @property
+    def padding(self) -> str:
+        """A public demonstration: one with nothing in it."""
+        return _render(self.demonstration, dict.fromkeys(_names(self.demonstration), ""))
+
+    def show(self, exemplar: Mapping[str, Any]) -> str:
+        """An exemplar's text. Private; what it raises may be too."""
+        return _render(self.demonstration, exemplar)
+
+    def ask(self, values: Mapping[str, Any]) -> str:
+        """The shared text for a caller's input. `InvalidParameter` where it lacks something; never shows it."""
+        missing = [name for name in _names(self.query) if name not in values]
+        if missing:
+            raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(_names(self.query))}")
+        try:
+            return _render(self.query, values)
+        except Exception:
+            pass
+        raise InvalidParameter("input", "(not shown)", "values that the template can format")
+
+
+def _names(layout: str) -> list[str]:
+    names = [name for _, name, _, _ in string.Formatter().parse(layout) if name is not None]
+    if not all(name and not set(name) & set(".[]") and not name.isdigit() for name in names):
+        raise ValueError("only plain names")
+    return list(dict.fromkeys(names))
+
+
+def _render(layout: str, values: Mapping[str, Any]) -> str:
+    return layout.format_map(dict(values))

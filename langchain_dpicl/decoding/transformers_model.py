@@ -1,0 +1,199 @@
+"""A :class:`~langchain_dpicl.decoding.model.LogitsModel` on any causal language model of transformers, in process.
+
+What a row depends on
+---------------------
+*An owner's row depends on that owner's demonstration and on public text alone, to the last bit.* Floating-point sums
+depend on how a product is laid out: with two threads, a row of a batch of five rows changes with its place in the batch
+(measured, torch 2.13 on a CPU), so one owner's presence would show in the last digits of another's row. Therefore:
+
+- Every row is read alone, always in the same two pieces: the demonstration (with what the tokeniser puts in front),
+  then the shared text with the released tokens. A state that was kept, one that was dropped and made again, and one
+  that another answer made are the same numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores
+  as busy as a batch.
+- The output layer, which is slow for single rows, gets blocks of constant shape: eight rows, padded with zeros. When
+  the model is loaded it is checked that a row of such a block depends neither on its place nor on the other rows, bit
+  by bit; if it does, the blocks have one row.
+
+This holds for one machine, one version of torch and one number of threads.
+
+Speed comes from the kept states (a demonstration is read once, for all queries and tokens), the zero-shot state that
+grows by one token at a time, the output layer at the last position only, and packed weights
+(:func:`langchain_dpicl.decoding.loading.pack`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from langchain_dpicl.decoding.loading import load
+from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.network import Network, compact
+from langchain_dpicl.decoding.states import StateCache
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+
+__all__ = ["TransformersLogits"]
+
+
+class TransformersLogits:
+    """Next-token logits of a causal language model that runs in this process, on the CPU or wherever the model is.
+
+    Parameters
+    ----------
+    model
+        An embedded model's name (:data:`langchain_dpicl.local.KNOWN_MODELS`), the path of a GGUF file, a folder
+        written by ``save_pretrained``, or a pair (model, tokeniser) of transformers, which is put in evaluation mode
+        and else left as it is. The first three are loaded at first use, without network.
+    memory_bytes
+        The most bytes of key and value states of demonstrations that are kept between answers.
+    threads
+        Threads of computation while a row is read; default: as torch is set.
+    dtype
+        Of the weights that are loaded. A pair keeps its own.
+
+    Demonstration, shared text and answer are each tokenised on their own, so that what was read stays valid: choose a
+    template whose pieces end where a token may end (a line break does).
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter outside its bounds; a model that is not a causal one, or whose memory is not keys and values.
+    LocalModelError
+        At first use: weights or packages absent, altered or unreadable.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | tuple[Any, Any] = "gemma3-270m",
+        *,
+        memory_bytes: int = 1 << 30,
+        threads: int | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    ) -> None:
+        if not isinstance(model, (str, Path)) and not (isinstance(model, tuple) and len(model) == 2):
+            raise InvalidParameter("model", type(model).__name__, "a name, a path or a pair (model, tokeniser)")
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise InvalidParameter("threads", threads, "a whole number, at least 1, or None")
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise InvalidParameter("dtype", dtype, "float32, bfloat16 or float16")
+        self.states = StateCache(memory_bytes)
+        self._source, self._threads, self._dtype = model, threads, dtype
+        self._network: Network | None = None
+        self._loading = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The kind of model and a fingerprint of its configuration and weights."""
+        return self._loaded.name
+
+    @property
+    def vocabulary(self) -> int:
+        """The width of the model's output, which may exceed the number of tokens that the tokeniser knows."""
+        return self._loaded.vocabulary
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """What the model's generation settings, its configuration or its tokeniser call the end of a text."""
+        return self._loaded.end_tokens
+
+    def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
+        """Whether a prompt with so many tokens of answer stays within the positions that the model was made for."""
+        network = self._loaded
+        used = len(network.first) + len(network.tokens(demonstration)) + len(network.tokens(shared)) + tokens
+        return network.context is None or used <= network.context
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, without the end tokens."""
+        network = self._loaded
+        kept = [int(token) for token in tokens if token not in network.end_tokens]
+        decoded: str = network.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+        return decoded
+
+    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> _Session:
+        """Open an answer. Reads nothing yet: a demonstration is read when a step first needs it.
+
+        Raises `InvalidParameter` where shared text and steps do not fit the context, or there is no token to begin
+        with.
+        """
+        network = self._loaded
+        if not self.fits("", shared, steps):
+            raise InvalidParameter("steps", steps, f"with the shared text at most {network.context} tokens of context")
+        if not network.first and not network.tokens(shared):
+            raise InvalidParameter("shared", shared, "a text of at least one token")
+        return _Session(network, self.states, network.tokens(shared), demonstrations)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop the states of these demonstrations. An open answer keeps none of its own."""
+        self.states.forget(keys)
+
+    @property
+    def _loaded(self) -> Network:
+        with self._loading:
+            if self._network is None:
+                if isinstance(self._source, tuple):
+                    self._network = Network(*self._source, self._threads)
+                else:
+                    self._network = Network(*load(self._source, self._dtype), self._threads, packed=True)
+            return self._network
+
+    def __repr__(self) -> str:
+        source = "(model, tokeniser)" if isinstance(self._source, tuple) else repr(str(self._source))
+        return f"TransformersLogits({source}, memory_bytes={self.states.memory_bytes})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a model that keeps private states is not pickled or copied")
+
+
+class _Session:
+    """One answer. Holds the zero-shot state; whatever belongs to a demonstration is in the shared cache."""
+
+    def __init__(
+        self, network: Network, states: StateCache, shared: list[int], demonstrations: Sequence[Demonstration]
+    ) -> None:
+        self._network, self._states = network, states
+        self._shared, self._demonstrations = shared, tuple(demonstrations)
+        self._read: list[int] = []  # what the zero-shot state holds
+        self._zero_shot: tuple[Any, Any] = (None, None)  # its cache and its last vector
+
+    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
+        after = [int(token) for token in released]
+        with self._network.working():
+            vectors = [self._without(after), *(self._row(self._demonstrations[row], after) for row in rows)]
+            return self._network.scores(vectors)
+
+    def _without(self, released: list[int]) -> Any:
+        """The zero-shot prompt's last vector; only the tokens that are new are read."""
+        whole = [*self._network.first, *self._shared, *released]
+        if whole[: len(self._read)] != self._read:
+            raise InvalidParameter("released", len(released), "the tokens of the call before, and perhaps more")
+        cache, vector = self._zero_shot
+        if len(whole) > len(self._read):
+            vector, cache = self._network.read(whole[len(self._read) :], cache)
+            self._read, self._zero_shot = whole, (cache, vector)
+        return vector
+
+    def _row(self, demonstration: Demonstration, released: list[int]) -> Any:
+        """A demonstration's last vector: always from its own state, in one piece, whatever was read before."""
+        state = self._states.get(demonstration)
+        if state is None:
+            tokens = [*self._network.first, *self._network.tokens(demonstration.text)]
+            state = (None, None)
+            if tokens:
+                state = self._network.read(tokens, None)
+                self._states.put(demonstration, state, compact(*state))
+        vector, cache = state
+        rest = [*self._shared, *released]
+        return self._network.read(rest, cache)[0] if rest else vector
+
+    def close(self) -> None:
+        """Drop the answer's own state and its demonstrations."""
+        self._demonstrations, self._zero_shot = (), (None, None)
+
+    def __repr__(self) -> str:
+        return "<session of private demonstrations>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a session is not pickled or copied")
