@@ -31,9 +31,10 @@ $(DEV): $(LOCAL)
 demo: $(LOCAL)
 	$(BIN)/dpicl demo
 
-# The models take all cores, so the tests that run them come one after the other.
+# The models take all cores, so the tests that run them come one after the other. One hash seed: all workers must name
+# the tests alike.
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not model" -n auto --dist loadfile
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -m "not model" -n auto --dist loadfile
 	$(BIN)/python -m pytest -m model
 
 lint: $(DEV)
