@@ -19,12 +19,11 @@ from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
-    ModelUnavailable,
     PrivacyBudgetExceeded,
     PrivacyWarning,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.release import Begun, ReleaseSteps, every
+from langchain_dpicl.release import Begun, ReleaseSteps, every, handled_by_fallbacks
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -291,9 +290,7 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
 
         Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
         """
-        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
-        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
-            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        handled = handled_by_fallbacks(exceptions_to_handle)
         return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
     def __repr__(self) -> str:

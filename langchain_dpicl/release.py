@@ -22,7 +22,15 @@ from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.chains import parts
 from langchain_dpicl.ensemble import PrivateEnsemble
-from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained, ModelUnavailable, ReleaseFailed
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    LedgerError,
+    MembersAbstained,
+    ModelUnavailable,
+    PrivacyBudgetExceeded,
+    ReleaseFailed,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.sealing import seal_public
 from langchain_dpicl.store.intake import Vectors
@@ -322,6 +330,14 @@ class ReleaseSteps:
 def releases_in(chain: Runnable[Any, Any]) -> list[ReleaseSteps]:
     """Every release that a chain can make."""
     return [part for part in parts(chain) if isinstance(part, ReleaseSteps)]
+
+
+def handled_by_fallbacks(given: tuple[type[BaseException], ...] | None) -> tuple[type[BaseException], ...]:
+    """What a release's fallbacks handle: a model that is down, or what is given if it hides no spent budget."""
+    handled = (ModelUnavailable,) if given is None else given
+    if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
+        raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+    return handled
 
 
 async def every(work: Iterable[Awaitable[T]]) -> list[T]:

@@ -22,12 +22,10 @@ from langchain_dpicl.decoding.steps import Note, SamplerSteps
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import (
     InvalidParameter,
-    ModelUnavailable,
-    PrivacyBudgetExceeded,
     PrivacyWarning,
-    UnsafeConfigurationError,
 )
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.release import handled_by_fallbacks
 from langchain_dpicl.selection import PoissonExampleSelector
 
 Input = str | Mapping[str, Any]
@@ -243,9 +241,7 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
 
         Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
         """
-        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
-        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
-            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        handled = handled_by_fallbacks(exceptions_to_handle)
         return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
     def __repr__(self) -> str:
