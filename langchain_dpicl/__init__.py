@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from langchain_dpicl.aggregate import DPAggregate, SealedRelease
     from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords, Words
     from langchain_dpicl.budget import PrivacyBudget, Receipt
-    from langchain_dpicl.decoding import DemonstrationTemplate, DPSampler, LogitsModel
+    from langchain_dpicl.decoding import (
+        Demonstrations,
+        DemonstrationTemplate,
+        DPSampler,
+        LogitsModel,
+        synthesize_demonstrations,
+    )
     from langchain_dpicl.downstream import keywords_to_answer
     from langchain_dpicl.ensemble import PrivateEnsemble
     from langchain_dpicl.errors import (
@@ -55,7 +61,7 @@ _HOMES = {
     "aggregate": ("DPAggregate", "SealedRelease"),
     "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
-    "decoding": ("DemonstrationTemplate", "DPSampler", "LogitsModel"),
+    "decoding": ("DemonstrationTemplate", "Demonstrations", "DPSampler", "LogitsModel", "synthesize_demonstrations"),
     "downstream": ("keywords_to_answer",),
     "ensemble": ("PrivateEnsemble",),
     "errors": (
@@ -100,6 +106,7 @@ __all__ = [
     "DPRetriever",
     "DPSampler",
     "DemonstrationTemplate",
+    "Demonstrations",
     "EmbeddingMean",
     "ExemplarStore",
     "InfeasiblePlan",
@@ -136,6 +143,7 @@ __all__ = [
     "add_dp_routes",
     "as_tool",
     "keywords_to_answer",
+    "synthesize_demonstrations",
     "wrap_rag",
 ]
 

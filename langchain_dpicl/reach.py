@@ -36,7 +36,7 @@ _OWN_CLOSED = frozenset(
         "langchain_dpicl.selection.PoissonExampleSelector",
         "langchain_dpicl.budget.budget.PrivacyBudget",
         "langchain_dpicl.ensemble.PrivateEnsemble",
-        "langchain_dpicl.release.ReleaseSteps",
+        "langchain_dpicl.release.AnyRelease",
         "langchain_dpicl.retrieval.retriever.DPRetriever",
     }
 )

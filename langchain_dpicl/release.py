@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from langchain_dpicl.errors import (
 )
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.sealing import seal_public
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.intake import Vectors
 
 T = TypeVar("T")
@@ -105,8 +107,47 @@ class Private:
     interrupt: type[BaseException] | None = None
 
 
-class ReleaseSteps:
-    """The steps; `SealedRelease` puts them together."""
+class AnyRelease(ABC):
+    """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
+
+    A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
+    before charging for it (`InvalidParameter` for "input"), charges for `acting_principal`, and shows callbacks,
+    streams and errors nothing but the request and what is released.
+    """
+
+    budget: PrivacyBudget
+    selector: PoissonExampleSelector
+    line_name: str | None
+    """As the user gave it; None where the budget has one line."""
+    comes_in_pieces: bool = False
+    """Whether a stream gives parts of an answer before the whole is made."""
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> str:
+        """The mechanism that its line counts."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, float]:
+        """The mechanism's options that somebody chose."""
+
+    @property
+    @abstractmethod
+    def query_key(self) -> str:
+        """Under which key a question goes in, as far as that is known."""
+
+    @abstractmethod
+    def line(self) -> BudgetLine:
+        """The budget's line of this release; solves and freezes the plan at first use."""
+
+    @abstractmethod
+    def with_receipt(self) -> Runnable[Any, Any]:
+        """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
+
+
+class ReleaseSteps(AnyRelease):
+    """The steps of an ensemble's release; `SealedRelease` puts them together."""
 
     def __init__(
         self,
@@ -117,6 +158,7 @@ class ReleaseSteps:
         noise: float | None,
     ) -> None:
         self.ensemble = ensemble
+        self.selector = ensemble.selector
         self.aggregator = aggregator
         self.budget = budget
         self.line_name = line_name
@@ -129,20 +171,29 @@ class ReleaseSteps:
         self._has_asked = False
 
     @property
+    def mechanism(self) -> str:
+        """The aggregator's."""
+        return self.aggregator.mechanism
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """The aggregator's."""
+        return self.aggregator.options
+
+    @property
     def query_key(self) -> str:
-        """Under which key a question goes in, as far as that is known: what the selector looks for, or "input"."""
-        return self.ensemble.selector.nearest_to or "input"
+        """What the selector looks for, or "input"."""
+        return self.selector.nearest_to or "input"
 
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use."""
-        selector = self.ensemble.selector
         return self.budget.line(
-            self.aggregator.mechanism,
-            selector.rate,
+            self.mechanism,
+            self.selector.rate,
             name=self.line_name,
-            rate_is_explicit=selector.rate_is_explicit,
-            options=self.aggregator.options,
-            fingerprint=selector.store.fingerprint,
+            rate_is_explicit=self.selector.rate_is_explicit,
+            options=self.options,
+            fingerprint=self.selector.store.fingerprint,
             **self._chosen,
         )
 
@@ -327,9 +378,9 @@ class ReleaseSteps:
         return answer, query.line.unreleased_receipt(query.principal)
 
 
-def releases_in(chain: Runnable[Any, Any]) -> list[ReleaseSteps]:
+def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:
     """Every release that a chain can make."""
-    return [part for part in parts(chain) if isinstance(part, ReleaseSteps)]
+    return [part for part in parts(chain) if isinstance(part, AnyRelease)]
 
 
 def handled_by_fallbacks(given: tuple[type[BaseException], ...] | None) -> tuple[type[BaseException], ...]:

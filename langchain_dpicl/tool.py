@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import Runnable
 from pydantic import Field, create_model
 
-from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
-from langchain_dpicl.release import releases_in
+from langchain_dpicl.release import AnyRelease, releases_in
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -40,14 +39,14 @@ def as_tool(
     Parameters
     ----------
     release
-        A sealed release, or a chain with one in it. It must answer a mapping.
+        A sealed release, a `DPSampler`, or a chain with one in it. It must answer a mapping.
     name, description
         What the agent reads.
     inputs
         The tool's arguments, strings, with what each means: the keys of the release's input. Default: what the
-        release's selector is ``nearest_to``, else "input".
+        release's selector is ``nearest_to``, else "input"; of a sampler its store's ``input_key``.
 
-    The tool's message is the answer as text; of a sealed release its artifact is the receipt. A spent budget
+    The tool's message is the answer as text; of a release by itself its artifact is the receipt. A spent budget
     (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
     text that it can act on, at no cost; so do members that abstain, which is a release and charged like one. What else
     goes wrong is raised.
@@ -56,7 +55,7 @@ def as_tool(
 
     found = releases_in(release)
     if not found:
-        raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
+        raise InvalidParameter("release", type(release).__name__, "a release, or a chain with one in it")
     if not isinstance(name, str) or not name:
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
@@ -64,7 +63,7 @@ def as_tool(
     arguments = {found[0].query_key: "the question"} if inputs is None else dict(inputs)
     _check_arguments(arguments)
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
-    runnable = release.with_receipt() if isinstance(release, SealedRelease) else release
+    runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
 
     def call(*alone: str, **values: str) -> tuple[str, Any]:
         said = None

@@ -1,8 +1,8 @@
 """What the tests of the private boundary share: secrets, members that tell them, and ears everywhere.
 
 Every secret is a string of its own, so that a failing test says what got out. A `Told` member tells all of them by
-every means that a chain has. `hear` runs a channel on a Runnable and gives what the channel was told, what the
-surroundings heard (logs, warnings, standard output, hooks), and the error.
+every means that a chain has, and so does a `Babbling` model of logits. `hear` runs a channel on a Runnable and gives
+what the channel was told, what the surroundings heard (logs, warnings, standard output, hooks), and the error.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
 from langsmith import Client, run_trees, utils
 from numpy.typing import NDArray
 from pydantic import Field
+from table_model import TableModel
 
 from langchain_dpicl import (
     DPAggregate,
+    DPSampler,
     ExemplarStore,
     NoisyVote,
     PoissonExampleSelector,
@@ -49,6 +51,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     SealedRelease,
 )
+from langchain_dpicl.decoding import Demonstration
 
 QUESTION = {"input": "a witty, seductive movie"}
 LABELS = ["Positive", "Negative"]
@@ -225,10 +228,56 @@ def sealed_release(
     return sealed
 
 
+def a_sampler(store: ExemplarStore, model: TableModel, budget: PrivacyBudget) -> DPSampler:
+    """Every owner takes part in every token."""
+    return DPSampler(model, secret_selector(store), budget, shots=6, top_k=2, max_tokens=4)
+
+
 def secret_selector(store: ExemplarStore, members: int = 4) -> PoissonExampleSelector:
     selector = PoissonExampleSelector(store, members, rate=1.0, max_exemplars=6)
     selector._randomness = EveryBucketFull()  # type: ignore[assignment]
     return selector
+
+
+class Babbling(TableModel):
+    """A model of logits that answers "Positive", and tells of every private prompt in its logs, warnings and failures.
+
+    ``fares`` is how its calls on private prompts fare: "success", "fails" or "hangs".
+    """
+
+    def __init__(self, fares: str = "success", patience: float = 0.5) -> None:
+        super().__init__(self._logits, ["Positive", "."], frozenset({1}))
+        self.fares = fares
+        self.patience = patience
+        self.private_calls = 0
+
+    def _logits(self, demonstration: str, released: str) -> list[float]:
+        if EXEMPLAR in demonstration:
+            self._tell(f"{PROMPT} {demonstration} {OUTPUT}")
+        return [0.0, 100.0] if released else [100.0, 0.0]
+
+    def _tell(self, said: str) -> None:
+        logger.debug("request %s", said)
+        warnings.warn(f"a model's warning: {said}", stacklevel=1)
+        _announce(said)
+        self.private_calls += 1
+        if self.fares == "fails":
+            raise ValueError(f"{FAILURE} {said}")
+        if self.fares == "hangs":
+            time.sleep(self.patience)
+
+    def __repr__(self) -> str:
+        return "Babbling()"
+
+    def in_the_open(self) -> Runnable[Any, Any]:
+        """What one would write without the boundary: a step that shows the model an exemplar."""
+        shown = [Demonstration("key", f"{EXEMPLAR} Positive")]
+
+        def ask(values: Any) -> str:
+            logits = self.session(str(values), shown, steps=1).logits([0], [])
+            return self.alphabet[int(logits.sum(axis=0).argmax())]
+
+        return RunnableLambda(ask)
 
 
 class Tally(NoisyVote):

@@ -158,6 +158,20 @@ _CLAIMS = (
     )
 )
 
+_OPEN = (
+    sa.select(charges.c.counter_id, charges.c.number, charges.c.charged, charges.c.units, in_use.label("in_use"))
+    .join(counters, counters.c.id == charges.c.counter_id)
+    .join(queries, sa.and_(queries.c.counter_id == counters.c.id, queries.c.number == charges.c.number))
+    .where(
+        counters.c.plan_id == sa.bindparam("at_plan"),
+        counters.c.line == sa.bindparam("at_line"),
+        counters.c.principal == sa.bindparam("at_principal"),
+        queries.c.query == sa.bindparam("wanted"),
+        charges.c.outcome.is_(None),
+        charges.c.receipt.is_(None),
+    )
+)
+
 
 @lru_cache
 def _text(statement: sa.Insert | sa.Update, dialect: str) -> str:
@@ -180,6 +194,33 @@ def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -
         rows = connection.execute(_CLAIMS, {**where, "wanted": wanted[start : start + _CHUNK]})
         answer.update({name: Claim(*claim) for name, *claim in rows})
     return answer
+
+
+def open_charge(connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
+    """The latest charge for a query, if it is neither answered nor given up. What it says of others is as of now.
+
+    Its ``spent`` is all that is in use on the line now, which is what was in use when it was made or more.
+    """
+    row = connection.execute(_OPEN, {**_parameters(account), "wanted": query}).one_or_none()
+    if row is None:
+        return None
+    return Charge(
+        plan_id=account.plan_id,
+        line=account.line,
+        number=row.number,
+        time=row.charged,
+        others=_beside(connection, account) if others else {},
+        counter_id=row.counter_id,
+        principal=account.principal,
+        query=query,
+        units=row.units,
+        returned=row.number - row.in_use,
+    )
+
+
+def _beside(connection: Connection, account: Account) -> dict[str, int]:
+    """What the plan's other lines have in use."""
+    return {line: spent for line, spent in connection.execute(_OTHERS, _parameters(account)).all()}  # noqa: C416
 
 
 def spend(
@@ -212,10 +253,7 @@ def spend(
         _direct(connection, _INSERT, rows[0])
     elif not written:
         connection.execute(_INSERT, rows)
-    beside: dict[str, int] = {}
-    if others:
-        others_now = connection.execute(_OTHERS, _parameters(account)).all()
-        beside = {line: other for line, other in others_now}  # noqa: C416
+    beside = _beside(connection, account) if others else {}
     return [
         Charge(
             plan_id=account.plan_id,

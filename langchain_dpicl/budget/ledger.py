@@ -24,6 +24,7 @@ from langchain_dpicl.budget.claims import (
     Pending,
     at,
     claims_of,
+    open_charge,
     spend,
     take_claims,
 )
@@ -201,6 +202,10 @@ class Ledger(Database):
     def claims(self, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
         """The latest claims on these queries."""
         return self.run(lambda connection: claims_of(connection, account, wanted), "read")
+
+    def open_charge(self, account: Account, query: str, others: bool) -> Charge | None:
+        """The latest charge for this query, if nobody has answered it or given it up."""
+        return self.run(lambda connection: open_charge(connection, account, query, others), "read")
 
     def record(
         self, charge: Charge, receipt: str, outcome: str = "released", answer: str | None = None, unused: int = 0

@@ -189,6 +189,20 @@ class BudgetLine:
                 await asyncio.sleep(waiting.pause())
                 pending = waiting.still(await asyncio.to_thread(self._ledger.claims, account, list(pending)))
 
+    def reopen(self, query: str | None, principal: str | None = None, *, text: str | None = None) -> Charge | None:
+        """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
+
+        For a caller who alone can have made that charge, knows that whoever made it is gone, and has kept which of its
+        units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
+        spent now. A budget with ``replay=False`` keeps no queries, and a filtered one does not say what a charge had
+        spent: they reopen none. ``text`` is the query's, as in `charge`.
+        """
+        if query is None or self._advance() is not None:
+            return None
+        account = Account(self.plan_id, self.name, self._policy.principal(principal))
+        charge = self._ledger.open_charge(account, query, self._counts_others) if self._policy.replay else None
+        return replace(charge, text=text) if charge is not None and self._policy.keep_queries else charge
+
     def _asked(
         self,
         count: int,

@@ -1,7 +1,19 @@
 """Private answers token by token: a language model's logits in, one drawn token after the other out (DPS-MOZO)."""
 
+from langchain_dpicl.decoding.demonstrations import Demonstrations
 from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession
 from langchain_dpicl.decoding.sampler import DPSampler
+from langchain_dpicl.decoding.synthesis import Made, synthesize_demonstrations
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 
-__all__ = ["DPSampler", "Demonstration", "DemonstrationTemplate", "Logits", "LogitsModel", "LogitsSession"]
+__all__ = [
+    "DPSampler",
+    "Demonstration",
+    "DemonstrationTemplate",
+    "Demonstrations",
+    "Logits",
+    "LogitsModel",
+    "LogitsSession",
+    "Made",
+    "synthesize_demonstrations",
+]

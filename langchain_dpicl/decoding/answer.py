@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from langchain_dpicl import boundary
 from langchain_dpicl.decoding.draws import Draw
-from langchain_dpicl.decoding.mixing import base_scores, candidates, clipped_terms, draw
-from langchain_dpicl.decoding.model import Demonstration, LogitsModel, LogitsSession
+from langchain_dpicl.decoding.mixing import FloatArray, IntArray, base_scores, candidates, clipped_terms, draw
+from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession
 from langchain_dpicl.privacy.noise import Randomness
 
 T = TypeVar("T")
+Terms = Callable[[FloatArray, FloatArray], IntArray]
+"""(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,42 @@ def guarded(function: Callable[..., T], *arguments: object) -> T | Failed:
         return Failed()
     except BaseException as interrupt:
         return Failed(type(interrupt))
+
+
+def choose(
+    model: LogitsModel,
+    settings: Settings,
+    released: Sequence[int],
+    zero_shot: Logits,
+    one_shot: Logits,
+    terms: Terms,
+    randomness: Randomness,
+) -> int:
+    """Draw the next token from the public scores and the sum of the ``terms`` of one row for each owner."""
+    chosen = possible(model, settings, released, zero_shot)
+    public = zero_shot[chosen].astype(np.float64)
+    scores = base_scores(public, settings.shots, settings.temperature)
+    if len(one_shot):
+        scores = scores + terms(one_shot[:, chosen].astype(np.float64), public).sum(axis=0)
+    return int(chosen[draw(scores, randomness)])
+
+
+def possible(model: LogitsModel, settings: Settings, released: Sequence[int], zero_shot: Logits) -> IntArray:
+    """The candidates of the next token: before the shortest length none that ends the answer.
+
+    Reads what is public alone: the zero-shot logits, the released tokens and the settings.
+    """
+    may_end = len(released) >= settings.min_tokens
+    barred = set[int]() if may_end else set(model.end_tokens)
+    while True:
+        chosen = candidates(zero_shot, settings.top_k, barred)
+        if may_end or not settings.stop:
+            return chosen
+        texts = {int(token): model.text([*released, int(token)]) for token in chosen}
+        ending = [token for token, text in texts.items() if any(stop in text for stop in settings.stop)]
+        if not ending:
+            return chosen
+        barred.update(ending)
 
 
 class PrivateAnswer:
@@ -92,16 +131,9 @@ class PrivateAnswer:
         for logits, batch in zip(calls, self._batches(rows), strict=True):
             if logits.shape != (1 + len(batch), self._model.vocabulary):
                 raise ValueError("the model's logits have another shape")
-        zero_shot = calls[0][0]
-        barred = self._model.end_tokens if len(released) < settings.min_tokens else ()
-        chosen = candidates(zero_shot, settings.top_k, barred)
-        public = zero_shot[chosen].astype(np.float64)
-        scores = base_scores(public, settings.shots, settings.temperature)
-        one_shot = np.concatenate([logits[1:, chosen] for logits in calls])[: len(rows)].astype(np.float64)
-        if len(rows):
-            limits = {"bound": self._bound, "temperature": settings.temperature, "cap": settings.cap}
-            scores = scores + clipped_terms(one_shot, public, **limits).sum(axis=0)
-        return int(chosen[draw(scores, self._randomness)])
+        one_shot = np.concatenate([logits[1:] for logits in calls])[: len(rows)]
+        terms = partial(clipped_terms, bound=self._bound, temperature=settings.temperature, cap=settings.cap)
+        return choose(self._model, settings, released, calls[0][0], one_shot, terms, self._randomness)
 
     def _batches(self, rows: Sequence[int]) -> list[list[int]]:
         """The rows of each call: all in one, or in calls of ``slots`` rows each."""

@@ -7,8 +7,10 @@ import contextlib
 import copy
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
@@ -16,6 +18,7 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.decoding.answer import Settings
+from langchain_dpicl.decoding.batch import aone_by_one, one_by_one
 from langchain_dpicl.decoding.draws import slots_for
 from langchain_dpicl.decoding.model import LogitsModel
 from langchain_dpicl.decoding.steps import Note, SamplerSteps
@@ -25,13 +28,16 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
 )
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import handled_by_fallbacks
+from langchain_dpicl.release import AnyRelease, handled_by_fallbacks
 from langchain_dpicl.selection import PoissonExampleSelector
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
 
 Input = str | Mapping[str, Any]
 
 
-class DPSampler(SamplerSteps, Runnable[Input, Any]):
+class DPSampler(SamplerSteps, AnyRelease, Runnable[Input, Any]):
     """Writes an answer whose every token is drawn privately from the mixed opinions of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
@@ -54,7 +60,9 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
     template
         How demonstrations and queries read; default: the store's keys with their values (`DemonstrationTemplate.of`).
     max_tokens, min_tokens
-        The longest answer, and how many tokens it has before it may end: no end token is a candidate before.
+        The longest answer, and how many tokens it has before it may end: before, no token that ends it (an end token,
+        or one that makes a ``stop``) is a candidate. Small models without a demonstration often end at once, and what
+        they find unlikely no demonstration can bring about within B.
     top_k
         How many candidates a token has.
     shots
@@ -66,7 +74,8 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
     cap
         The largest weight of a demonstration's change, where clipping leaves room.
     stop
-        Texts that end the answer, which ends before them. They are looked for in released text.
+        Texts that end the answer, which ends before them. They are looked for in released text. Default: what ends a
+        demonstration in the template (an empty line). For answers of one line give ``"\n"``.
     pad
         Fill every call of the model with public rows up to a constant number, so that neither the number of calls nor
         their size tells how many owners a token's sample has (but with probability 2^-40 a token: see
@@ -82,6 +91,8 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
     before the charge cost nothing.
     """
 
+    comes_in_pieces = True
+
     def __init__(
         self,
         model: LogitsModel,
@@ -95,7 +106,7 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
         shots: float | None = None,
         temperature: float = 1.0,
         cap: float = 1.5,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         pad: bool = True,
         slots: int | None = None,
         line: str | None = None,
@@ -113,6 +124,7 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
             )
         if template is not None and not isinstance(template, DemonstrationTemplate):
             raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
+        template = DemonstrationTemplate.of(selector.store) if template is None else template
         settings = Settings(
             max_tokens=checks.whole("max_tokens", max_tokens),
             min_tokens=checks.whole("min_tokens", min_tokens, at_least=0, at_most=max_tokens),
@@ -120,7 +132,7 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
             shots=_kappa(shots, selector),
             temperature=checks.real("temperature", temperature, at_least=0.01, at_most=100.0),
             cap=checks.real("cap", cap, at_least=0.0, at_most=100.0),
-            stop=_stops(stop),
+            stop=_stops((template.ending or ()) if stop is None else stop),
         )
         if slots is not None:
             slots = checks.whole("slots", slots)
@@ -128,7 +140,6 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
                 raise InvalidParameter("slots", slots, "None where pad is False")
         elif pad:
             slots = slots_for(settings.shots, selector.rate)
-        template = DemonstrationTemplate.of(selector.store) if template is None else template
         super().__init__(model, selector, budget, template, settings, slots, line)
         self.return_receipt = bool(return_receipt)
         self.name = "DPSampler"
@@ -153,11 +164,34 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
         """The answer, or the answer with its receipt."""
         return dict[str, Any] if self.return_receipt else str
 
+    @property
+    def mechanism(self) -> str:
+        """Each token is one."""
+        return "tokens"
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """None: what else decides a token's distribution costs no privacy."""
+        return {}
+
+    @property
+    def query_key(self) -> str:
+        """The store's ``input_key``, under which a string goes in."""
+        return self.selector.store.input_key
+
     def with_receipt(self) -> DPSampler:
         """The same sampler, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
         copied = copy.copy(self)
         copied.return_receipt = True
         return copied
+
+    def as_tool(  # type: ignore[override]
+        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
+    ) -> BaseTool:
+        """This sampler as an agent's tool: `langchain_dpicl.as_tool`."""
+        from langchain_dpicl.tool import as_tool
+
+        return as_tool(self, name, description, inputs=inputs)
 
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
@@ -179,6 +213,45 @@ class DPSampler(SamplerSteps, Runnable[Input, Any]):
         pieces = self._pieces(query, await self._acharge(query), note)
         text = "".join([piece async for piece in _aside(pieces)])
         return self._answer(text, note)
+
+    def batch(
+        self,
+        inputs: list[Input],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """An answer for each input, each charged on its own when it begins; all are checked before the first charge.
+
+        How many are under way at once is the config's ``max_concurrency``; with 1 they are charged in their order. Each
+        holds ``max_tokens`` while it is under way, so fewer at once go further where the budget is nearly spent.
+
+        The first error is raised when the answers under way have ended, and no other begins. What was answered by then
+        stays charged: asked again, it is replayed at no cost (unless ``replay=False``). With ``return_exceptions=True``
+        every input has its answer or its error, `PrivacyBudgetExceeded` where nothing was left for it.
+        """
+        if not return_exceptions:
+            self._check_all(inputs)
+        return one_by_one(self.invoke, inputs, config, return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[Input],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """`batch`, asynchronously. A cancelled batch keeps the charges of the answers that have begun."""
+        if not return_exceptions:
+            await asyncio.to_thread(self._check_all, inputs)
+        return await aone_by_one(self.ainvoke, inputs, config, return_exceptions)
+
+    def _check_all(self, inputs: Sequence[Input]) -> None:
+        """Raise what a request would raise before its charge. Each is checked again when its turn comes."""
+        for value in inputs:
+            self._query(value)
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """The answer's text as its tokens are drawn; with ``return_receipt`` mappings, the receipt last.
@@ -277,7 +350,9 @@ async def _aside(pieces: Generator[str, None, None]) -> AsyncGenerator[str, None
     running: asyncio.Future[str | None] | None = None
     try:
         while True:
-            running = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+            # No task, which a loop that ends would cancel while its thread is still in the iterator.
+            step = partial(copy_context().run, next, pieces, None)
+            running = asyncio.get_running_loop().run_in_executor(None, step)
             piece = await asyncio.shield(running)
             if piece is None:
                 return

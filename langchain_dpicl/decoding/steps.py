@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_dpicl import boundary
@@ -50,6 +51,24 @@ class Note:
     """Where an answer leaves its receipt."""
 
     receipt: Receipt | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Makes an answer one that can be gone on with after an interruption, on the same charge, which then stays open.
+
+    ``tokens`` were handed out before. ``keep`` is called with every further one on the private side, and the token
+    leaves it only when ``keep`` has returned: so whatever was not kept was not released.
+    """
+
+    tokens: Sequence[int]
+    keep: Callable[[int], None]
+
+    def next_token(self, answer: PrivateAnswer, released: Sequence[int]) -> int:
+        """Draw a token and keep it."""
+        token = answer.token(released)
+        self.keep(token)
+        return token
 
 
 class SamplerSteps:
@@ -90,17 +109,22 @@ class SamplerSteps:
 
     # -- public: the request, and its charge --------------------------------------------------------------------------
 
-    def _query(self, input: object) -> Query:
+    def _asked(self, input: object) -> tuple[Mapping[str, Any], str]:
+        """A request's values and how it reads, checked: it has what the template names, and fits the context."""
         values = {self.selector.store.input_key: input} if isinstance(input, str) else input
         if not isinstance(values, Mapping):
             raise InvalidParameter("input", type(input).__name__, "a string, or a mapping of names to values")
-        boundary.check_surroundings()
         shared = self.template.ask(values)
         self._check_fits(shared)
+        return values, shared
+
+    def _query(self, input: object, job: str | None = None) -> Query:
+        """``job``, a secret name, makes it a query that nobody else can ask."""
+        boundary.check_surroundings()
+        values, shared = self._asked(input)
         line, principal = self.line(), acting_principal()
-        known = (
-            line.query_id({"prompt": shared}, self._variant) if self.budget.replay or self.budget.keep_queries else None
-        )
+        request = {"prompt": shared} if job is None else {"prompt": shared, "job": job}
+        known = line.query_id(request, self._variant) if self.budget.replay or self.budget.keep_queries else None
         text = json.dumps(values, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
         query = Query(shared, line, principal, known, text)
         if self._doubtful and line.replayed([known], principal) == [None] and line.remaining(principal):
@@ -165,7 +189,9 @@ class SamplerSteps:
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
-    def _pieces(self, query: Query, entry: Charge | Replayed | None, note: Note) -> Generator[str, None, None]:
+    def _pieces(
+        self, query: Query, entry: Charge | Replayed | None, note: Note, begun: Begun | None = None
+    ) -> Generator[str, None, None]:
         """The answer's text as it is drawn. What was charged stands, whatever becomes of this iterator."""
         if isinstance(entry, Replayed):
             note.receipt = entry.receipt
@@ -173,12 +199,18 @@ class SamplerSteps:
             return
         units = self.settings.max_tokens if entry is None else entry.units
         answer = self._private(query)
-        open_charge = entry
+        open_charge = entry if begun is None else None
         try:
-            self._settled(guarded(answer.open, query.shared, self._sampling(query, entry, units)))
             writer = Writer(self.model, self.settings.stop)
+            for token in () if begun is None else begun.tokens:
+                if piece := writer.add(token):
+                    yield piece
+            if not writer.ended and len(writer.tokens) < units:
+                sampling = self._sampling(query, entry, units, passed=len(writer.tokens))
+                self._settled(guarded(answer.open, query.shared, sampling))
+            step = answer.token if begun is None else partial(begun.next_token, answer)
             while not writer.ended and len(writer.tokens) < units:
-                piece = writer.add(self._settled(guarded(answer.token, writer.tokens)))
+                piece = writer.add(self._settled(guarded(step, writer.tokens)))
                 if piece:
                     yield piece
             rest = writer.finish()
@@ -210,8 +242,8 @@ class SamplerSteps:
             padding=self._padding,
         )
 
-    def _sampling(self, query: Query, entry: Charge | None, units: int) -> Callable[[], Draw]:
-        """What flips the coins; nobody takes part in a public answer."""
+    def _sampling(self, query: Query, entry: Charge | None, units: int, passed: int = 0) -> Callable[[], Draw]:
+        """What flips the coins of the steps that are not ``passed``; nobody takes part in a public answer."""
         if entry is None:
             return lambda: Draw((), [()] * units)
 
@@ -222,8 +254,12 @@ class SamplerSteps:
             except Exception:  # this owner's own data: it must not fail the others' answer
                 return None
 
-        store = self.selector.store
-        return lambda: draw_steps(store, query.line.rate, units, self._randomness, key=self._keys.key, render=render)
+        def flip() -> Draw:
+            store, key = self.selector.store, self._keys.key
+            drawn = draw_steps(store, query.line.rate, units - passed, self._randomness, key=key, render=render)
+            return replace(drawn, steps=[*[()] * passed, *drawn.steps])
+
+        return flip
 
     def _record(self, query: Query, entry: Charge | None, writer: Writer) -> Receipt:
         if entry is None:

@@ -45,6 +45,14 @@ class DemonstrationTemplate:
         """A public demonstration: one with nothing in it."""
         return _render(self.demonstration, dict.fromkeys(_names(self.demonstration), ""))
 
+    @property
+    def ending(self) -> str:
+        """The text that follows a demonstration's last field: where a model that goes on with a query is to end."""
+        last: tuple[str, str | None] = ("", None)
+        for literal, name, _, _ in string.Formatter().parse(self.demonstration):
+            last = (literal, name)
+        return last[0] if last[1] is None else ""
+
     def show(self, exemplar: Mapping[str, Any]) -> str:
         """An exemplar's text. Private; what it raises may be too."""
         return _render(self.demonstration, exemplar)

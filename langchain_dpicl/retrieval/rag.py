@@ -22,6 +22,7 @@ from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.reach import is_named, is_one, reachable
+from langchain_dpicl.release import AnyRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
@@ -111,8 +112,10 @@ def wrap_rag(
     the class of a retriever or of a vector store; also where it reaches a memory or a chat history, through which
     members would read what others wrote. (What cannot be seen: collections of other kinds, such as a database's client
     or a list of texts, and what a function computes.) `InvalidParameter` for a chain without a retriever and without
-    ``documents_key``, and where ``asks`` is needed or is not what the chain takes.
+    ``documents_key``, where ``asks`` is needed or is not what the chain takes, and for what is a release already.
     """
+    if isinstance(chain, AnyRelease):
+        raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
     store = _store(source, owner_key)
     documents = checks.whole("documents", documents)
     members = checks.whole("members", members, at_least=2)

@@ -10,11 +10,10 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import releases_in
+from langchain_dpicl.release import AnyRelease, releases_in
 
 
 class DPRetriever(BaseRetriever):
@@ -23,11 +22,11 @@ class DPRetriever(BaseRetriever):
     Parameters
     ----------
     release
-        A sealed release, or a chain with one in it that answers with a text, such as
+        A sealed release, a `DPSampler`, or a chain with one in it that answers with a text, such as
         ``keywords.with_receipt() | keywords_to_answer(llm, prompt)``, which writes a passage from released keywords.
     input_key
         The request's key under which the query stands. Default: what the release's selector is ``nearest_to``, else
-        "input". What `wrap_rag` made asks its chain as it takes it.
+        "input"; of a sampler its store's ``input_key``. What `wrap_rag` made asks its chain as it takes it.
     k
         At most this many documents; may also be given to `invoke`.
 
@@ -50,12 +49,12 @@ class DPRetriever(BaseRetriever):
     ) -> None:
         found = releases_in(release)
         if not isinstance(release, Runnable) or not found:
-            raise InvalidParameter("release", type(release).__name__, "a sealed release, or a chain with one in it")
+            raise InvalidParameter("release", type(release).__name__, "a release, or a chain with one in it")
         if input_key is None:
             input_key = found[0].query_key
         if not isinstance(input_key, str) or not input_key:
             raise InvalidParameter("input_key", input_key, "a non-empty string")
-        if isinstance(release, SealedRelease):
+        if isinstance(release, AnyRelease):
             release = release.with_receipt()
         fields: dict[str, Any] = {"release": release, "input_key": input_key, "k": _number(k), **options}
         super().__init__(**fields)

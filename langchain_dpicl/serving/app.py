@@ -17,12 +17,13 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release import ReleaseSteps, releases_in
+from langchain_dpicl.release import AnyRelease, releases_in
 from langchain_dpicl.serving.config import LOOPBACK, Settings, read
 from langchain_dpicl.serving.failures import failure_of, of_http
 from langchain_dpicl.serving.keys import Keys
 from langchain_dpicl.serving.page import add_page
 from langchain_dpicl.serving.routes import add_dp_routes
+from langchain_dpicl.serving.state import unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -53,7 +54,7 @@ def create_app(settings: Settings, chain: Runnable[Any, Any] | None = None) -> F
     app.include_router(router)
     if server.page:
         release = releases_in(runnable)[0]
-        store = release.ensemble.selector.store
+        store = release.selector.store
         key = server.input_key or (store.input_key if settings.chain is None else release.query_key)
         add_page(
             app,
@@ -118,13 +119,13 @@ def freeze(chain: Runnable[Any, Any]) -> None:
 def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
     """Every budget of a chain as it stands, with its noise. Freezes nothing: a plan that is not frozen is solved on a
     ledger that is thrown away."""
-    budgets: dict[int, list[ReleaseSteps]] = {}
+    budgets: dict[int, list[AnyRelease]] = {}
     for release in releases_in(chain):
         budgets.setdefault(id(release.budget), []).append(release)
     return [_plan(releases) for releases in budgets.values()]
 
 
-def _plan(releases: list[ReleaseSteps]) -> dict[str, Any]:
+def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
     budget = releases[0].budget
     facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
     if isinstance(budget, FilteredBudget) or budget.plan is not None:
@@ -135,19 +136,19 @@ def _plan(releases: list[ReleaseSteps]) -> dict[str, Any]:
         try:
             for release in tried:
                 release.budget = trial
-                rate, options = release.ensemble.selector.rate, release.aggregator.options
-                trial.declare(release.line_name, release.aggregator.mechanism, rate, options=options)
+                trial.declare(release.line_name, release.mechanism, release.selector.rate, options=release.options)
             return {**facts, "frozen": False, "lines": _lines(tried, trial)}
         finally:
             trial.close()
 
 
-def _lines(releases: Iterable[ReleaseSteps], budget: PrivacyBudget) -> list[dict[str, Any]]:
+def _lines(releases: Iterable[AnyRelease], budget: PrivacyBudget) -> list[dict[str, Any]]:
     shared = budget.scope == "shared"
     found = []
     for line in {line.name: line for line in (release.line() for release in releases)}.values():
         spent = line.spent() if shared else None  # each principal has a counter
         left = None if spent is None else line.count - spent
         noise = {"mechanism": line.plan_line.describe(), "rate": line.rate, "parameter": line.parameter}
-        found.append({"line": line.name, "releases": line.count, "spent": spent, "left": left, **noise})
+        counted = {"unit": unit_of(line.mechanism), "releases": line.count, "spent": spent, "left": left}
+        found.append({"line": line.name, **counted, **noise})
     return found

@@ -1,4 +1,4 @@
-"""Routes for a sealed release: LangServe's safe endpoints alone, and a principal for every request."""
+"""Routes for a release: LangServe's safe endpoints alone, and a principal for every request."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ _SAYS = {
     408: "The body did not arrive in time. Nothing was charged.",
     413: "The body is too long. Nothing was charged.",
     422: "The input is not valid. Nothing was charged.",
-    429: "The releases are spent. Nothing was charged.",
+    429: "The budget is spent. What it did not answer was not charged.",
     500: "The server failed; a charge that was made stands.",
     503: "The model or the ledger is down, or too many releases are under way.",
 }
@@ -47,7 +47,7 @@ def add_dp_routes(
     max_concurrency: int = 32,
     body_seconds: float = 10.0,
 ) -> None:
-    """Serve a chain that holds a sealed release, for LangServe's ``RemoteRunnable`` and for plain HTTP.
+    """Serve a chain that holds a release, for LangServe's ``RemoteRunnable`` and for plain HTTP.
 
     Adds ``POST {path}/invoke``, ``/batch`` and ``/stream``, and ``GET {path}/input_schema``, ``/output_schema``,
     ``/budget`` and ``/history``. Nothing else of LangServe: no logs or events of a run, no playground, no config, no
@@ -58,8 +58,9 @@ def add_dp_routes(
     app
         A FastAPI application, or a router (whose dependencies then run too).
     runnable
-        The sealed release, or a chain or an agent with one in it. Where members need certain keys, give it an input
-        type (``with_types(input_type=...)``): a request without them is then refused before anything is charged.
+        A sealed release, a `DPSampler`, or a chain or an agent with one in it. Where members need certain keys, give it
+        an input type (``with_types(input_type=...)``): a request without them is then refused before anything is
+        charged.
     path
         Where, such as ``"/classify"``.
     principal_from
@@ -70,17 +71,21 @@ def add_dp_routes(
     max_body_bytes, max_batch, max_concurrency, body_seconds
         See `Limits`.
 
-    A config or keyword arguments that a client sends are not looked at. A batch of n charges n, all or none. A charge
-    is made when the whole request is here and valid; from then on the release runs to its end even if the client hangs
-    up, and an equal question gets its answer. Errors are JSON objects with ``error`` and ``message``: 401, 408, 413,
-    422, 429 (the budget is spent), 500 and 503 (the model is down, or too many releases are under way), never a trace.
-    A stream that fails before its first chunk has these statuses too.
+    A config or keyword arguments that a client sends are not looked at. A charge is made when the whole request is here
+    and valid; from then on the release runs to its end even if the client hangs up, and an equal question gets its
+    answer. Only a sampler's stream ends at the next piece when nobody reads it any more; its charge stands. A batch of
+    n charges n, all or none; that of a sampler charges each answer on its own, and what was answered before the budget
+    was spent is replayed.
+
+    Errors are JSON objects with ``error`` and ``message``: 401, 408, 413, 422, 429 (the budget is spent), 500 and 503
+    (the model is down, or too many releases are under way), never a trace. A stream that fails before its first chunk
+    has these statuses too.
 
     Raises `InvalidParameter` for a chain without a release, and for limits that cannot work.
     """
     releases = releases_in(runnable) if isinstance(runnable, Runnable) else []
     if not releases:
-        raise InvalidParameter("runnable", type(runnable).__name__, "a sealed release, or a chain with one in it")
+        raise InvalidParameter("runnable", type(runnable).__name__, "a release, or a chain with one in it")
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise InvalidParameter("path", path, 'a path such as "/classify"')
     if not callable(principal_from):
@@ -200,7 +205,7 @@ def _declare(router: "APIRouter", service: Service) -> None:
 
     mapping = {"content": _json({"type": "object"})}
     add(invoke, "One release", {"model": service.answer})
-    add(batch, "A release for each input, charged together: all or none", {"model": service.answers})
+    add(batch, "A release for each input", {"model": service.answers})
     add(stream, "One release as server-sent events: metadata, data, end", {"content": _EVENTS}, EventStream)
     add(input_schema, "JSON schema of the input", mapping)
     add(output_schema, "JSON schema of the output", mapping)

@@ -8,9 +8,10 @@ status 200 and an event, and builds the input's schema anew for each request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.load.serializable import Serializable
@@ -24,19 +25,24 @@ from langchain_dpicl.serving.limits import Limits, Slots
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from langchain_dpicl.release import ReleaseSteps
+    from langchain_dpicl.release import AnyRelease
 
 
 class Service:
-    """A chain, the releases in it, and how it is asked over HTTP. Every run that began ends, whoever listens."""
+    """A chain, the releases in it, and how it is asked over HTTP.
 
-    def __init__(self, runnable: Runnable[Any, Any], releases: list[ReleaseSteps], path: str, limits: Limits) -> None:
+    Every run that began ends, whoever listens. Only a stream whose releases all come in pieces ends at its next piece
+    once its client has left.
+    """
+
+    def __init__(self, runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits) -> None:
         from langserve.serialization import WellKnownLCSerializer
         from langserve.validation import create_batch_response_model, create_invoke_response_model
 
         self.runnable = runnable
         self.releases = releases
         self.path = path
+        self._may_end_early = all(release.comes_in_pieces for release in releases)
         self._slots = Slots(limits.max_concurrency)
         self._dumps = cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
         space = "_".join(re.findall(r"\w+", path))
@@ -55,7 +61,7 @@ class Service:
         return self._json({"output": output, "metadata": _metadata(run_id)})
 
     async def batch(self, values: list[BaseModel]) -> Response:
-        """A release for each, charged together."""
+        """A release for each."""
         run_ids = [uuid.uuid4() for _ in values]
         configs = [self._config(run_id) for run_id in run_ids]
         inputs = list(map(_plain, values))
@@ -68,22 +74,27 @@ class Service:
         from langchain_dpicl.serving.wire import EventStream
 
         events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
-        await self._slots.start(lambda: self._streamed(_plain(value), events), 1)
+        left = asyncio.Event()
+        await self._slots.start(lambda: self._streamed(_plain(value), events, left), 1)
         first = await events.get()
         if isinstance(first, Failure):
             raise Refused(first)
-        return EventStream(self._sent(first, events))
+        return EventStream(self._sent(first, events), left.set)
 
-    async def _streamed(self, value: Any, events: asyncio.Queue[bytes | Failure | None]) -> None:
+    async def _streamed(self, value: Any, events: asyncio.Queue[bytes | Failure | None], left: asyncio.Event) -> None:
         """The chain's chunks as events, then None or a failure."""
         from langchain_dpicl.serving.wire import event
 
         run_id = uuid.uuid4()
         head = event("metadata", self._dumps({"run_id": run_id}))
+        stream = cast("AsyncGenerator[Any, None]", self.runnable.astream(value, self._config(run_id)))
         try:
-            async for chunk in self.runnable.astream(value, self._config(run_id)):
-                events.put_nowait(head + event("data", self._dumps(chunk)))
-                head = b""
+            async with contextlib.aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    events.put_nowait(head + event("data", self._dumps(chunk)))
+                    head = b""
+                    if self._may_end_early and left.is_set():
+                        break
         except BaseException as error:
             events.put_nowait(failure_of(error, f"{self.path}/stream"))
             if not isinstance(error, Exception):

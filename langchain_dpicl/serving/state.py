@@ -19,7 +19,7 @@ from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import ReleaseSteps
+from langchain_dpicl.release import AnyRelease
 
 MOST = 1000
 """The most releases that `release_history` gives."""
@@ -75,7 +75,7 @@ class History(TypedDict):
     total: int
 
 
-def budget_state(releases: Sequence[ReleaseSteps], principal: str | None) -> BudgetState:
+def budget_state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
     """The budget of the first release, as it stands for this caller; further budgets are its ``others``.
 
     A budget with ``scope="per_principal"`` shows the caller's own counters and needs the caller (`InvalidParameter`
@@ -86,7 +86,7 @@ def budget_state(releases: Sequence[ReleaseSteps], principal: str | None) -> Bud
     return {**states[0], "others": states[1:]}
 
 
-def release_history(releases: Sequence[ReleaseSteps], principal: str | None, last: int = 200) -> History:
+def release_history(releases: Sequence[AnyRelease], principal: str | None, last: int = 200) -> History:
     """The latest charges on the first release's budget: everybody's, or the caller's where each has a counter.
 
     ``last``: how many, from 1 to `MOST`.
@@ -96,13 +96,13 @@ def release_history(releases: Sequence[ReleaseSteps], principal: str | None, las
     return {"releases": [_past(release) for release in found], "total": total}
 
 
-def _budgets(releases: Sequence[ReleaseSteps]) -> list[PrivacyBudget]:
+def _budgets(releases: Sequence[AnyRelease]) -> list[PrivacyBudget]:
     if not releases:
         raise InvalidParameter("releases", [], "at least one release")
     return list({id(each.budget): each.budget for each in releases}.values())
 
 
-def _state(budget: PrivacyBudget, releases: Sequence[ReleaseSteps], principal: str | None) -> BudgetState:
+def _state(budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
     filtered = isinstance(budget, FilteredBudget)
     lines = _filtered_lines(budget, releases) if filtered else _planned_lines(budget, releases, principal)
     if filtered:
@@ -115,7 +115,7 @@ def _state(budget: PrivacyBudget, releases: Sequence[ReleaseSteps], principal: s
         "delta": budget.delta,
         "scope": budget.scope,
         "assumption": assumption(budget.scope),
-        "owner": releases[0].ensemble.selector.store.owner_key,
+        "owner": releases[0].selector.store.owner_key,
         "epsilon_spent": spent,
         "share_spent": min(1.0, spent / budget.epsilon),
         "exhausted": all(line["remaining"] == 0 for line in lines.values()),
@@ -127,7 +127,7 @@ def _state(budget: PrivacyBudget, releases: Sequence[ReleaseSteps], principal: s
 
 
 def _planned_lines(
-    budget: PrivacyBudget, releases: Sequence[ReleaseSteps], principal: str | None
+    budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str | None
 ) -> dict[str, LineBudget]:
     states, plan = budget.lines(principal), budget.plan
     if plan is not None:
@@ -136,18 +136,18 @@ def _planned_lines(
             name: _line(item["mechanism"], item["count"], item["spent"], words[name]) for name, item in states.items()
         }
     if isinstance(budget.releases, int):  # one line, which takes its mechanism's name when the plan is frozen
-        mechanism = releases[0].aggregator.mechanism
+        mechanism = releases[0].mechanism
         return {mechanism: _line(mechanism, budget.releases, 0)}
     return {name: _line(item["mechanism"], item["count"], item["spent"]) for name, item in states.items()}
 
 
-def _filtered_lines(budget: PrivacyBudget, releases: Sequence[ReleaseSteps]) -> dict[str, LineBudget]:
+def _filtered_lines(budget: PrivacyBudget, releases: Sequence[AnyRelease]) -> dict[str, LineBudget]:
     """A filter has no count in advance, and what is left of a line depends on the noise of the release that asks."""
     used = {name: state["spent"] for name, state in budget.lines().items()}
-    asked = {each.line_name or each.aggregator.mechanism: each for each in releases}
+    asked = {each.line_name or each.mechanism: each for each in releases}
     lines: dict[str, LineBudget] = {}
     for name in dict.fromkeys([*asked, *used]):
-        mechanism = asked[name].aggregator.mechanism if name in asked else None
+        mechanism = asked[name].mechanism if name in asked else None
         lines[name] = _line(mechanism, None, used.get(name, 0))
         if name in asked and name in used:
             line = asked[name].line()
@@ -156,9 +156,13 @@ def _filtered_lines(budget: PrivacyBudget, releases: Sequence[ReleaseSteps]) -> 
 
 
 def _line(mechanism: str | None, count: int | None, spent: int, words: str | None = None) -> LineBudget:
-    unit = "tokens" if mechanism == "tokens" else "releases"
     remaining = None if count is None else count - spent
-    return {"unit": unit, "count": count, "spent": spent, "remaining": remaining, "mechanism": words}
+    return {"unit": unit_of(mechanism), "count": count, "spent": spent, "remaining": remaining, "mechanism": words}
+
+
+def unit_of(mechanism: str | None) -> str:
+    """What a line of a mechanism counts."""
+    return "tokens" if mechanism == "tokens" else "releases"
 
 
 def _past(release: Release) -> PastRelease:

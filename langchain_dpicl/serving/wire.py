@@ -1,9 +1,9 @@
-"""The two shapes of HTTP that the routes need: a request that was read already, and a stream that nobody cuts off."""
+"""The two shapes of HTTP that the routes need: a request that was read already, and a stream that tells who left."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -29,23 +29,39 @@ class WholeRequest(Request):
 
 
 class EventStream(Response):
-    """Server-sent events, up to the last one even where nobody reads: a server that shuts down then waits for it."""
+    """Server-sent events, up to the last one even where nobody reads: a server that shuts down then waits for it.
+
+    ``left`` is called when the client hangs up; it may be called after the last event too.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
         self.status_code = 200
         self.background = None
         self.events = events
+        self.left = left
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
-        with contextlib.suppress(OSError):  # how some servers say that the client left; the run goes on by itself
+        watching = asyncio.create_task(self._watch(receive))
+        try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self.events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # how some servers say that the client left
+            self.left()
+            async for _ in self.events:
+                pass
+        finally:
+            watching.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left()
 
 
 def event(name: str, data: bytes | None = None) -> bytes:

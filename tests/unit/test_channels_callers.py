@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from channels import (
+    EXEMPLAR,
     LABELS,
     QUESTION,
     SECRETS,
     VOTE,
+    Babbling,
     Channel,
     Clinic,
     Recorder,
@@ -23,6 +25,7 @@ from channels import (
     Tally,
     Telling,
     a_member,
+    a_sampler,
     every_run,
     found_in,
     hear,
@@ -49,7 +52,7 @@ from langchain_dpicl import (
     Keywords,
     PrivacyBudget,
 )
-from langchain_dpicl.errors import MembersAbstained
+from langchain_dpicl.errors import MembersAbstained, ReleaseFailed
 
 MEMBERS = 4
 AGGREGATORS: dict[str, Callable[[], Any]] = {
@@ -387,6 +390,69 @@ async def test_failures_show_in_no_other_kind_of_release(
     heard = await hear(channel, sealed_as(a_member(model), kind))
     assert isinstance(heard.error, MembersAbstained | None)
     assert len(model.calls) == MEMBERS
+    assert found_in(heard.all()) == []
+
+
+# -- a sampler ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivacyBudget]:
+    """One budget for all samplers, whose plan is solved once."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens.db"
+    budget = PrivacyBudget(1000, 1e-5, 1000, replay=False, ledger=f"sqlite:///{path}", name="tokens")
+    yield budget
+    budget.close()
+
+
+async def test_a_model_of_logits_in_the_open_shows_secrets() -> None:
+    """Its own words and failures reach callbacks and logs: the tests below can fail."""
+    heard = await hear(callbacks_of("invoke"), Babbling().in_the_open())
+    assert EXEMPLAR in found_in("\n".join(heard.told))
+    assert EXEMPLAR in found_in("\n".join(heard.around))
+    heard = await hear(callbacks_of("stream"), Babbling("fails").in_the_open())
+    assert EXEMPLAR in found_in("\n".join(heard.told))
+
+
+@pytest.mark.parametrize("channel", CHANNELS, ids=name_of)
+async def test_a_sampler_shows_released_text_and_no_secret(channel: Channel, tokens: PrivacyBudget, store: Any) -> None:
+    model = Babbling()
+    heard = await hear(channel, a_sampler(store, model, tokens))
+    assert heard.error is None
+    assert model.private_calls > 0, "the model did see the examples"
+    if not name_of(channel).startswith("usage"):
+        assert "Positive" in "\n".join(heard.told)
+    assert found_in(heard.all()) == []
+
+
+@pytest.mark.parametrize("channel", CHANNELS, ids=name_of)
+async def test_a_sampler_that_fails_shows_one_constant_error(
+    channel: Channel, tokens: PrivacyBudget, store: Any
+) -> None:
+    model = Babbling("fails")
+    heard = await hear(channel, a_sampler(store, model, tokens))
+    assert model.private_calls > 0
+    if name_of(channel) != "behind_a_retry":  # which then finds the model down on a public question, or up
+        assert isinstance(heard.error, ReleaseFailed)
+    assert heard.error is not None
+    assert found_in(heard.all()) == []
+
+
+@pytest.mark.parametrize("channel", CANCELLABLE, ids=name_of)
+async def test_a_sampler_that_is_cancelled_shows_nothing(channel: Channel, tokens: PrivacyBudget, store: Any) -> None:
+    """Nor does the token under way, which its thread ends when the caller has left."""
+    model = Babbling("hangs", patience=0.01)
+
+    async def to_its_end(runnable: Any, told: list[str]) -> None:
+        try:
+            await channel(runnable, told)
+        finally:
+            while model.closed < len(model.opened):
+                await asyncio.sleep(0.002)
+
+    heard = await hear(to_its_end, a_sampler(store, model, tokens), cancel_when=lambda: model.private_calls > 0)
+    assert isinstance(heard.error, asyncio.CancelledError)
+    assert model.private_calls > 0
     assert found_in(heard.all()) == []
 
 

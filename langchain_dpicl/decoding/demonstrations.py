@@ -1,0 +1,111 @@
+"""Released demonstrations: pairs that anybody may show to any model, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_dpicl.budget import Receipt
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+
+RECEIPT = "receipt"
+"""The key of a line's receipt, beside those of its pair."""
+
+
+class DemonstrationReceipt(Receipt):
+    """The receipt of one demonstration's answer."""
+
+    settings: str
+    """A keyed hash of what decides the answers beside the input: budget and plan, model, template, numbers."""
+
+
+class Demonstrations(list[dict[str, Any]]):
+    """Input/output pairs, as plain mappings, that are public: released outputs to public inputs.
+
+    What is done with them costs nothing more: ``FewShotPromptTemplate(examples=...)``, any model, for ever.
+
+    Parameters
+    ----------
+    pairs, receipts
+        The pairs, and for each of them the receipt of its answer.
+    unanswered
+        The inputs that were not reached, because the budget was spent.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[dict[str, Any]] = (),
+        receipts: Iterable[DemonstrationReceipt] = (),
+        unanswered: Iterable[Any] = (),
+    ) -> None:
+        super().__init__(pairs)
+        self.receipts = list(receipts)
+        self.unanswered = list(unanswered)
+
+    def save(self, path: str | Path) -> None:
+        """Write one JSON object a line: a pair's keys, and its receipt under "receipt". Replaces the file as a whole.
+
+        Raises `InvalidParameter` where the file cannot be written, or where pairs were taken away from their receipts.
+        """
+        if len(self) != len(self.receipts):
+            raise InvalidParameter("receipts", len(self.receipts), f"one for each of {len(self)} pairs")
+        content = b"".join(to_line({**pair, RECEIPT: told}) for pair, told in zip(self, self.receipts, strict=True))
+        path = Path(path)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError as error:
+            reason = error.strerror
+        else:
+            return
+        beside.unlink(missing_ok=True)
+        raise InvalidParameter("path", str(path), f"a file that can be written ({reason})")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Demonstrations:
+        """What `save` or `synthesize_demonstrations` wrote. `InvalidRecords` for anything else."""
+        path = Path(path)
+        try:
+            lines, rest = from_lines(path.read_bytes())
+        except OSError as error:
+            reason = error.strerror
+        else:
+            for number, line in enumerate([*lines, *([None] if rest else [])], start=1):
+                if line is None or not isinstance(line.get(RECEIPT), dict):
+                    raise InvalidRecords(f"line {number} of {path.name!r} is not a demonstration with its receipt")
+            return cls(*split(cast("Sequence[dict[str, Any]]", lines)))
+        raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
+
+
+def split(lines: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[DemonstrationReceipt]]:
+    """The pairs of some lines, and their receipts."""
+    pairs = [{key: value for key, value in line.items() if key != RECEIPT} for line in lines]
+    return pairs, [cast("DemonstrationReceipt", line[RECEIPT]) for line in lines]
+
+
+def to_line(content: dict[str, Any]) -> bytes:
+    """One line of JSON, readable as it stands."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def from_lines(content: bytes) -> tuple[list[dict[str, Any] | None], int]:
+    """The object on each line that is not empty (None: it is none), and the bytes of a last line that is incomplete."""
+    *whole, last = content.split(b"\n")
+    lines = [_object(line) for line in whole if line.strip()]
+    rest = _object(last)
+    return (lines, len(last)) if rest is None else ([*lines, rest], 0)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,267 @@
+"""Synthetic demonstrations: private answers to public inputs, made once and then used for ever.
+
+The whole price is paid while they are made. What comes out is public, so any model may see it, in any prompt, as often
+as one likes. A job on a file may be killed at any moment and is gone on with by asking for the same again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_dpicl.budget import Charge, Receipt, Replayed
+from langchain_dpicl.decoding.demonstrations import RECEIPT, DemonstrationReceipt, Demonstrations, split, to_line
+from langchain_dpicl.decoding.journal import Journal
+from langchain_dpicl.decoding.sampler import DPSampler, Input
+from langchain_dpicl.decoding.steps import Begun, Note, Query
+from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning, ReleaseFailed
+from langchain_dpicl.release import acting_principal
+
+
+@dataclass(frozen=True)
+class Made:
+    """One demonstration as it is made, and how far the job is. Public."""
+
+    pair: dict[str, Any]
+    receipt: DemonstrationReceipt
+    done: int
+    total: int
+
+
+def synthesize_demonstrations(
+    sampler: DPSampler,
+    public_inputs: Iterable[Input],
+    *,
+    output: str | Path | None = None,
+    progress: Callable[[Made], None] | None = None,
+) -> Demonstrations:
+    """Have the sampler write an output for each public input: demonstrations that are public themselves.
+
+    Each output is one private answer, a release of as many tokens as it has, charged and credited as every answer of
+    `DPSampler`; all of them together are (epsilon, delta)-DP by the budget's plan, where neighbouring data sets differ
+    in one owner. The pairs are post-processing of it: showing them to any model costs nothing more.
+
+    Parameters
+    ----------
+    public_inputs
+        Texts (the store's input key then names them in the pair), or mappings with what the template's query names
+        (these keys are kept, and no others). Inputs that read the same are answered once and make one pair. All are
+        checked before anything is charged. Nothing in them may be private.
+    output
+        A file that gets each pair with its receipt, as a line of JSON, as soon as it is made (see `Demonstrations`).
+        With it the job can be gone on with after whatever ended it (see below); it should be on a local disk.
+    progress
+        Called with each demonstration as it is made; not with those that were in the file.
+
+    Returns
+    -------
+    Demonstrations
+        One pair for each input, in the order of the inputs: its keys are the input's, and the store's output key
+        ("output" where it has none) with the answer, without the white space around it. If the tokens of the budget
+        were spent on the way, ``unanswered`` has the inputs that have none, and a `PrivacyWarning` says so; the answer
+        that was cut short is kept, and its receipt's outcome says so.
+
+    Going on with a job. Called again with the same sampler, budget and file, it answers the inputs that have no line in
+    the file yet, and these alone, whether they were asked for before or are new. The answer that was interrupted goes
+    on with its next token, on the charge that it has: killed or not, a job charges for the tokens of its answers, once
+    (`journal` has the proof). A budget with ``replay=False`` forgets who asked what: there, an interrupted answer is
+    begun anew and charged anew. An answer whose model failed stays open in the same way. Without ``output``, an
+    interrupted answer keeps its whole charge, and finished ones are replayed from the ledger.
+
+    Raises
+    ------
+    InvalidParameter
+        An input that is not allowed (nothing was charged), or an ``output`` that another process is writing, that
+        holds something else, or that was begun with another budget, model, template or other settings: it then stays
+        as it is. Also where the answer under way in ``output`` is of an input that is not asked for.
+    PrivacyBudgetExceeded
+        Nothing is left, and there is no demonstration at all.
+    ReleaseFailed, ModelUnavailable, LedgerError
+        As for `DPSampler`. What was made is in the file.
+    """
+    if not isinstance(sampler, DPSampler):
+        raise InvalidParameter("sampler", type(sampler).__name__, "a DPSampler")
+    requests = _checked(sampler, public_inputs)
+    settings = _settings(sampler)
+    journal = None if output is None else Journal(Path(output).expanduser().resolve(), settings)
+    with nullcontext() if journal is None else closing(journal):
+        made = _Job(sampler, requests, settings, journal).run(progress)
+    if made.unanswered:
+        warnings.warn(
+            f"the budget's tokens are spent: {len(made.unanswered)} of {len(requests)} inputs stay unanswered",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One input: what the pair keeps of it, how it reads, and as the caller gave it. Public."""
+
+    kept: dict[str, Any]
+    shared: str
+    given: Input
+
+    @property
+    def mark(self) -> str:
+        return hashlib.sha256(self.shared.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _checked(sampler: DPSampler, public_inputs: object) -> list[_Request]:
+    """One request for each distinct input. `InvalidParameter` names the position of the first that is not allowed."""
+    if isinstance(public_inputs, (str, bytes, Mapping)) or not isinstance(public_inputs, Iterable):
+        raise InvalidParameter("public_inputs", type(public_inputs).__name__, "a list of texts or mappings")
+    inputs, reserved = list(public_inputs), {_output_key(sampler), RECEIPT}
+    if not inputs:
+        raise InvalidParameter("public_inputs", inputs, "at least one input")
+    if clash := reserved & set(_query_keys(sampler)) or {RECEIPT} & {_output_key(sampler)}:
+        bound = "other keys for inputs and output, which a line of the file holds beside the receipt"
+        raise InvalidParameter("template", clash.pop(), bound)
+    requests: dict[str, _Request] = {}
+    for position, given in enumerate(inputs):
+        try:
+            values, shared = sampler._asked(given)
+            kept = {name: values[name] for name in _query_keys(sampler)}
+            if not all(isinstance(value, (str, int, float)) and _is_json(value) for value in kept.values()):
+                raise InvalidParameter("input", "(not shown)", "texts and numbers, which a line of JSON can hold")
+        except InvalidParameter as error:
+            wrong = InvalidParameter(f"public_inputs[{position}]", error.value, error.bound)
+        else:
+            requests.setdefault(shared, _Request(kept, shared, given))
+            continue
+        raise wrong
+    return list(requests.values())
+
+
+def _is_json(value: object) -> bool:
+    try:
+        to_line({"": value})
+    except ValueError:  # an infinite number, or half a surrogate pair
+        return False
+    return True
+
+
+def _query_keys(sampler: DPSampler) -> list[str]:
+    """What the template's query names."""
+    names = (name for _, name, _, _ in string.Formatter().parse(sampler.template.query) if name)
+    return list(dict.fromkeys(names))
+
+
+def _output_key(sampler: DPSampler) -> str:
+    return sampler.selector.store.output_key or "output"
+
+
+def _settings(sampler: DPSampler) -> str:
+    """A keyed hash of all that decides an answer beside its input."""
+    budget, template = sampler.budget, sampler.template
+    request = {
+        "budget": budget.name,
+        "principal": acting_principal() if budget.scope == "per_principal" else None,
+        "template": [template.demonstration, template.query],
+        "output": _output_key(sampler),
+    }
+    return str(sampler.line().query_id(request, sampler._variant))
+
+
+class _Job:
+    """Some requests on the way to their answers."""
+
+    def __init__(self, sampler: DPSampler, requests: list[_Request], settings: str, journal: Journal | None) -> None:
+        self.sampler = sampler
+        self.requests = requests
+        self.settings = settings
+        self.journal = journal
+        self.lines = {self._read(line): line for line in ([] if journal is None else journal.lines)}
+
+    def _read(self, line: dict[str, Any]) -> str:
+        """How the input of a line of the file reads."""
+        try:
+            return self.sampler.template.ask(line)
+        except InvalidParameter:
+            assert self.journal is not None
+            wrong = self.journal.refused("a file whose every line has the keys that the template's query names")
+        raise wrong
+
+    def run(self, progress: Callable[[Made], None] | None) -> Demonstrations:
+        for request in self._in_order():
+            line, is_new = self._line(request), request.shared not in self.lines
+            if line is None:
+                break
+            if is_new:
+                self.lines[request.shared] = line
+                if self.journal is not None:
+                    self.journal.write(line)
+                if progress is not None:
+                    (pair,), (receipt,) = split([line])
+                    progress(Made(pair, receipt, self._done, len(self.requests)))
+        if self.journal is not None:
+            self.journal.finish()
+        if not self._done:
+            self.sampler.line().check(1, acting_principal())
+        answered = [self.lines[request.shared] for request in self.requests if request.shared in self.lines]
+        left = [request.given for request in self.requests if request.shared not in self.lines]
+        return Demonstrations(*split(answered), left)
+
+    def _in_order(self) -> list[_Request]:
+        """The requests that have no answer, after the one whose answer was under way: its tokens are paid for, and
+        perhaps not noted in the ledger, even if it is in the file."""
+        missing = [request for request in self.requests if request.shared not in self.lines]
+        mark = None if self.journal is None else self.journal.under_way
+        if self.journal is None or mark is None:
+            return missing
+        first = [request for request in self.requests if request.mark == mark]
+        known = (_Request({}, shared, "").mark for shared in self.lines)
+        if not first and mark not in known:
+            raise self.journal.refused(
+                "a file whose interrupted answer is to one of public_inputs; to give that answer up, which stays "
+                f"charged, delete {self.journal.part.name!r}"
+            )
+        return [*first, *(request for request in missing if request not in first)]
+
+    @property
+    def _done(self) -> int:
+        return sum(request.shared in self.lines for request in self.requests)
+
+    def _line(self, request: _Request) -> dict[str, Any] | None:
+        """An answer as a line of the file; None where the budget is spent."""
+        try:
+            found = self._answer(request)
+        except PrivacyBudgetExceeded:
+            return None
+        except ReleaseFailed:
+            if self.journal is None or self.journal.fault is None:
+                raise
+            fault = self.journal.fault
+        else:
+            if found is None:
+                return None
+            text, receipt = found
+            told = {**receipt, "settings": self.settings}
+            return {**request.kept, _output_key(self.sampler): text.strip(), RECEIPT: told}
+        raise self.journal.refused(f"a file that can be written ({fault})")
+
+    def _answer(self, request: _Request) -> tuple[str, Receipt] | None:
+        note = Note()
+        query = self.sampler._query(request.kept, None if self.journal is None else self.journal.name)
+        entry, begun = self._charge(request, query)
+        if entry is None:
+            return None
+        text = "".join(self.sampler._pieces(query, entry, note, begun))
+        return text, cast("Receipt", note.receipt)
+
+    def _charge(self, request: _Request, query: Query) -> tuple[Charge | Replayed | None, Begun | None]:
+        """The charge that the answer has, or a new one; and how to go on with it."""
+        journal = self.journal
+        if journal is None:
+            return self.sampler._charge(query), None
+        journal.begin(request.mark)
+        reopened = query.line.reopen(query.id, query.principal, text=query.text)
+        entry = self.sampler._charge(query) if reopened is None else reopened
+        return entry, Begun(journal.tokens(request.mark, reopened=reopened is not None), journal.keep)
