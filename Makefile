@@ -50,6 +50,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_release.py
 	$(BIN)/python tests/bench/bench_accounting.py
 	$(BIN)/python tests/bench/bench_generation.py
+	$(BIN)/python tests/bench/bench_decoding.py
 	$(BIN)/python tests/bench/bench_ledger.py
 	$(BIN)/python tests/bench/bench_serving.py
 

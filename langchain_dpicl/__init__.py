@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         DemonstrationTemplate,
         DPSampler,
         LogitsModel,
+        ServerLogits,
+        TransformersLogits,
         synthesize_demonstrations,
     )
     from langchain_dpicl.downstream import keywords_to_answer
@@ -61,7 +63,15 @@ _HOMES = {
     "aggregate": ("DPAggregate", "SealedRelease"),
     "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
-    "decoding": ("DemonstrationTemplate", "Demonstrations", "DPSampler", "LogitsModel", "synthesize_demonstrations"),
+    "decoding": (
+        "DemonstrationTemplate",
+        "Demonstrations",
+        "DPSampler",
+        "LogitsModel",
+        "ServerLogits",
+        "TransformersLogits",
+        "synthesize_demonstrations",
+    ),
     "downstream": ("keywords_to_answer",),
     "ensemble": ("PrivateEnsemble",),
     "errors": (
@@ -134,8 +144,10 @@ __all__ = [
     "ReleaseFailed",
     "ReleasedKeywords",
     "SealedRelease",
+    "ServerLogits",
     "StoreError",
     "StoreFileError",
+    "TransformersLogits",
     "UnknownOwner",
     "UnsafeConfigurationError",
     "Words",

@@ -44,7 +44,7 @@ class _Records:
 
 
 class _Warnings:
-    """A ``warnings.showwarning`` that stands before another."""
+    """A ``warnings.showwarning``, or what calls it, that stands before another."""
 
     def __init__(self, before: Callable[..., None]) -> None:
         self.before = before
@@ -55,11 +55,14 @@ class _Warnings:
 
 
 def keep_silent() -> None:
-    """Put both in place, unless they are. Called for every release: a later hook, or ``catch_warnings``, undoes them.
+    """Put them in place, unless they are. Called for every release, as a later hook may undo them.
 
-    Public calls log and warn as before.
+    ``catch_warnings`` puts back the ``showwarning`` that it found, perhaps while a private call still runs. What calls
+    ``showwarning`` it leaves alone, so the silence begins there too. Public calls log and warn as before.
     """
     if not isinstance(records := logging.getLogRecordFactory(), _Records):
         logging.setLogRecordFactory(_Records(records))
-    if not isinstance(warnings.showwarning, _Warnings):
-        warnings.showwarning = _Warnings(warnings.showwarning)
+    for name in ("showwarning", "_showwarnmsg"):
+        shown = getattr(warnings, name, None)
+        if shown is not None and not isinstance(shown, _Warnings):
+            setattr(warnings, name, _Warnings(shown))

@@ -119,7 +119,7 @@ def _show(settings: Settings, budgets: list[dict[str, Any]], as_json: bool) -> N
         print(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
         for line in budget["lines"]:
             left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
-            print(f"  {line['line']}: {line['releases']:,} releases, {left}; rate {line['rate']:.4g}")
+            print(f"  {line['line']}: {line['releases']:,} {line['unit']}, {left}; rate {line['rate']:.4g}")
             print(f"  each: {line['mechanism']}")
     callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
     print(f"{where} (workers: {server.workers}; {callers})", flush=True)

@@ -53,6 +53,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--input-key", default="input")
     parser.add_argument("--output-key", default="output")
+    parser.add_argument("--input-name", help="what the model reads before an input, such as Data (default: its key)")
+    parser.add_argument("--output-name", help="and before an output, such as Description (default: its key)")
     parser.add_argument("--owner-key", help="whose record it is; default: each record is its own owner")
     parser.add_argument("--limit", type=int, help="use only the first so many inputs")
     parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="where tokens are counted")
@@ -150,7 +152,7 @@ def _inputs(options: argparse.Namespace) -> list[Any]:
 def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     import numpy as np
 
-    from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
+    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
     from langchain_dpicl.decoding.transformers_model import TransformersLogits
 
     if options.shots < 2:
@@ -173,6 +175,7 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
         TransformersLogits(options.model, dtype=options.dtype),
         PoissonExampleSelector(store, options.shots, shots=1),
         PrivacyBudget(options.epsilon, delta, tokens, ledger=options.ledger, name=name),
+        template=DemonstrationTemplate.of(store, input_name=options.input_name, output_name=options.output_name),
         max_tokens=options.max_tokens,
         **{name: value for name, value in chosen.items() if value is not None},
     )

@@ -3,8 +3,10 @@
 from langchain_dpicl.decoding.demonstrations import Demonstrations
 from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession
 from langchain_dpicl.decoding.sampler import DPSampler
+from langchain_dpicl.decoding.server_model import ServerLogits
 from langchain_dpicl.decoding.synthesis import Made, synthesize_demonstrations
 from langchain_dpicl.decoding.template import DemonstrationTemplate
+from langchain_dpicl.decoding.transformers_model import TransformersLogits
 
 __all__ = [
     "DPSampler",
@@ -15,5 +17,7 @@ __all__ = [
     "LogitsModel",
     "LogitsSession",
     "Made",
+    "ServerLogits",
+    "TransformersLogits",
     "synthesize_demonstrations",
 ]

@@ -101,7 +101,7 @@ class DPSampler(SamplerSteps, AnyRelease, Runnable[Input, Any]):
         *,
         template: DemonstrationTemplate | None = None,
         max_tokens: int = 25,
-        min_tokens: int = 0,
+        min_tokens: int = 1,
         top_k: int = 100,
         shots: float | None = None,
         temperature: float = 1.0,

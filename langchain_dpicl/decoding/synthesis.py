@@ -7,7 +7,6 @@ as one likes. A job on a file may be killed at any moment and is gone on with by
 from __future__ import annotations
 
 import hashlib
-import string
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, nullcontext
@@ -121,14 +120,14 @@ def _checked(sampler: DPSampler, public_inputs: object) -> list[_Request]:
     inputs, reserved = list(public_inputs), {_output_key(sampler), RECEIPT}
     if not inputs:
         raise InvalidParameter("public_inputs", inputs, "at least one input")
-    if clash := reserved & set(_query_keys(sampler)) or {RECEIPT} & {_output_key(sampler)}:
+    if clash := reserved & set(sampler.template.query_keys) or {RECEIPT} & {_output_key(sampler)}:
         bound = "other keys for inputs and output, which a line of the file holds beside the receipt"
         raise InvalidParameter("template", clash.pop(), bound)
     requests: dict[str, _Request] = {}
     for position, given in enumerate(inputs):
         try:
             values, shared = sampler._asked(given)
-            kept = {name: values[name] for name in _query_keys(sampler)}
+            kept = {name: values[name] for name in sampler.template.query_keys}
             if not all(isinstance(value, (str, int, float)) and _is_json(value) for value in kept.values()):
                 raise InvalidParameter("input", "(not shown)", "texts and numbers, which a line of JSON can hold")
         except InvalidParameter as error:
@@ -146,12 +145,6 @@ def _is_json(value: object) -> bool:
     except ValueError:  # an infinite number, or half a surrogate pair
         return False
     return True
-
-
-def _query_keys(sampler: DPSampler) -> list[str]:
-    """What the template's query names."""
-    names = (name for _, name, _, _ in string.Formatter().parse(sampler.template.query) if name)
-    return list(dict.fromkeys(names))
 
 
 def _output_key(sampler: DPSampler) -> str:

@@ -32,13 +32,24 @@ class DemonstrationTemplate:
                 raise InvalidParameter(f"template.{name}", getattr(self, name), bound) from None
 
     @classmethod
-    def of(cls, store: ExemplarStore) -> DemonstrationTemplate:
-        """One ``Key: value`` line for a store's input and one for its output, which the model is to continue."""
-        asked, told = f"{store.input_key.capitalize()}: {{{store.input_key}}}\n", ""
+    def of(
+        cls, store: ExemplarStore, *, input_name: str | None = None, output_name: str | None = None
+    ) -> DemonstrationTemplate:
+        """One ``Name: value`` line for a store's input and one for its output, which the model is to continue.
+
+        The names default to the store's keys. Names that say what the texts are ("Data", "Description") help a model
+        more than "Input" and "Output": what it finds unlikely without a demonstration, no demonstration brings about.
+        """
+        asked = f"{_line_name('input_name', input_name, store.input_key)}: {{{store.input_key}}}\n"
         if store.output_key is None:
             return cls(f"{asked}\n", asked)
-        told = f"{store.output_key.capitalize()}:"
+        told = f"{_line_name('output_name', output_name, store.output_key)}:"
         return cls(f"{asked}{told} {{{store.output_key}}}\n\n", asked + told)
+
+    @property
+    def query_keys(self) -> tuple[str, ...]:
+        """What a caller's input must have."""
+        return tuple(_names(self.query))
 
     @property
     def padding(self) -> str:
@@ -59,14 +70,22 @@ class DemonstrationTemplate:
 
     def ask(self, values: Mapping[str, Any]) -> str:
         """The shared text for a caller's input. `InvalidParameter` where it lacks something; never shows it."""
-        missing = [name for name in _names(self.query) if name not in values]
+        missing = [name for name in self.query_keys if name not in values]
         if missing:
-            raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(_names(self.query))}")
+            raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(self.query_keys)}")
         try:
             return _render(self.query, values)
         except Exception:
             pass
         raise InvalidParameter("input", "(not shown)", "values that the template can format")
+
+
+def _line_name(parameter: str, name: str | None, key: str) -> str:
+    if name is None:
+        return key.capitalize()
+    if not isinstance(name, str) or not name.strip() or set(name) & set("{}\n"):
+        raise InvalidParameter(parameter, name, "a word or more, on one line, without braces")
+    return name.strip()
 
 
 def _names(layout: str) -> list[str]:

@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+
+def meaning_scores(
+    predictions: Sequence[str], references: Sequence[str | Sequence[str]], embeddings: Embeddings
+) -> list[float]:
+    """For each prediction the cosine of its embedding and that of the reference nearest to it; 0 for no text."""
+    known = [[each] if isinstance(each, str) else list(each) for each in references]
+    texts = list(dict.fromkeys([*predictions, *(text for each in known for text in each)]))
+    vectors = np.array(embeddings.embed_documents(texts))
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    place = {text: i for i, text in enumerate(texts)}
+    return [
+        max(float(vectors[place[prediction]] @ vectors[place[text]]) for text in each) if prediction.strip() else 0.0
+        for prediction, each in zip(predictions, known, strict=True)
+    ]
+
+
+def rouge_l(prediction: str, references: str | Sequence[str]) -> float:
+    """ROUGE-L (F-measure with stemming) of one prediction, against the best of its references."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    known = [references] if isinstance(references, str) else list(references)
+    return float(RougeScorer(["rougeL"], use_stemmer=True).score_multi(known, prediction)["rougeL"].fmeasure)
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:

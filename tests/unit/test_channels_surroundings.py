@@ -166,6 +166,18 @@ def test_silence_is_laid_over_what_was_there_and_only_once() -> None:
     assert warnings.showwarning is shown
 
 
+def test_a_warning_stays_silent_when_its_callers_catch_warnings_has_ended_before_it(canary: str) -> None:
+    """A call that was given up is still running when its caller leaves the block in which the silence was laid."""
+    with warnings.catch_warnings(record=True) as around:
+        warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            silence.keep_silent()
+        boundary.in_private(warnings.warn, canary)
+        assert around == []
+        warnings.warn("public", stacklevel=1)
+        assert len(around) == 1
+
+
 def test_a_handler_that_replaces_the_record_factory_is_silenced_by_the_next_release(sealed_of: Any) -> None:
     def member(values: Any) -> str:
         logging.getLogger("member").error("%s", OUTPUT)

@@ -137,6 +137,12 @@ def test_the_default_template_ends_where_the_model_goes_on(store_of: Any, record
     assert template.show({"input": "i", "output": "o"}) == "Input: i\nOutput: o\n\n"
     assert template.ask({"input": "?"}) == "Input: ?\nOutput:"
     assert template.padding == "Input: \nOutput: \n\n"
+    named = DemonstrationTemplate.of(store_of(records(2)), input_name="Data", output_name=" Description ")
+    assert named.show({"input": "i", "output": "o"}) == "Data: i\nDescription: o\n\n"
+    assert (named.ask({"input": "?"}), named.query_keys) == ("Data: ?\nDescription:", ("input",))
+    for name in ("", "two\nlines", "{braces}", 3):
+        with pytest.raises(InvalidParameter, match="output_name"):
+            DemonstrationTemplate.of(store_of(records(2)), output_name=name)  # type: ignore[arg-type]
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -173,6 +179,25 @@ def test_no_answer_ends_before_its_least_length(sampler_of: Make) -> None:
     sampler = sampler_of(lambda shown, released: [5.0, 0, 0, 0, 100.0], min_tokens=3, max_tokens=9)
     assert len(sampler.invoke("what?")) == 3
     assert sampler.budget.spent() == 4
+
+
+def test_no_stop_sequence_ends_an_answer_before_its_least_length(sampler_of: Make) -> None:
+    """The model wants an "h" first of all, and an "o" after an "l": either would complete a stop."""
+
+    def table(demonstration: str, released: str) -> list[float]:
+        return [1000.0, 0, 500, 900, 0] if released else [1000.0, 0, 900, 500, 0]
+
+    sampler = sampler_of(table, min_tokens=3, max_tokens=9, stop=["h", "lo"])
+    assert sampler.invoke("what?") == "lll", "the fourth token is the h"
+    assert sampler.budget.spent() == 4
+
+
+def test_what_ends_a_demonstration_ends_an_answer(sampler_of: Make) -> None:
+    alphabet = ["a", "\n", "b", "c", "."]
+    assert sampler_of(model=TableModel(spelling("a\nb\n\nc", alphabet), alphabet)).invoke("what?") == "a\nb"
+    plain = DemonstrationTemplate("{input} {output}", "{input}")
+    assert sampler_of(template=plain).settings.stop == ()
+    assert DemonstrationTemplate("{input} {output}\n##\n", "{input}").ending == "\n##\n"
 
 
 # -- charges -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.text import text_scores
+from langchain_dpicl.evaluation.text import meaning_scores, rouge_l, text_scores
 
 NAMES = {"rouge1", "rouge2", "rougeL", "bleu", "levenshtein"}
 REFERENCE = "the patient reports a dry cough since monday"
@@ -56,3 +57,22 @@ def test_lists_that_do_not_match_are_refused(predictions: Any, references: Any) 
     with pytest.raises(InvalidParameter, match="references") as caught:
         text_scores(predictions, references)
     assert caught.value.parameter == "predictions"
+
+
+def test_meaning_is_the_cosine_with_the_nearest_reference() -> None:
+    class Corners(Embeddings):
+        """Along one axis for "a", along the other for "b", between them for both."""
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[3.0 * ("a" in text), 3.0 * ("b" in text)] for text in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            raise NotImplementedError
+
+    found = meaning_scores(["a", "ab", "a", " "], ["a", "a", ["b", "ab"], "b"], Corners())
+    assert found == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.0])
+
+
+def test_rouge_l_takes_the_best_reference() -> None:
+    assert rouge_l("the red fox", ["a blue whale", "the red fox"]) == 1.0
+    assert rouge_l("the red fox", "the fox") == text_scores(["the red fox"], ["the fox"])["rougeL"]

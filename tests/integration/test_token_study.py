@@ -1,0 +1,71 @@
+"""The study of private decoding: rows as the sampler reads them, every method, and going on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.decoding.model import Demonstration
+from langchain_dpicl.decoding.transformers_model import TransformersLogits
+from langchain_dpicl.evaluation.lockstep import Lockstep
+from langchain_dpicl.evaluation.token_study import main
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+
+COLOURS = ("red", "blue", "green", "yellow", "black", "white")
+FRUITS = ("apple", "plum", "pear", "lemon", "grape", "melon")
+RECORDS = [{"input": f"{c}, {f}", "output": f"The {f} is {c}."} for c in COLOURS for f in FRUITS]
+
+
+@pytest.fixture(scope="module")
+def model() -> TransformersLogits:
+    return TransformersLogits("smollm2-135m-instruct", threads=1)
+
+
+def test_rows_read_in_batches_are_those_that_the_sampler_reads(model: TransformersLogits) -> None:
+    lockstep, network = Lockstep(model), model._loaded
+    asked = "Data: pink, cherry\nDescription:"
+    shown = [f"Data: {row['input']}\nDescription: {row['output']}\n\n" for row in RECORDS[:30]]
+    shown[7] *= 3
+    released = network.tokens(" The cherry")
+    session = model.session(asked, [Demonstration(i, text) for i, text in enumerate(shown)], steps=9)
+    alone = session.logits(range(0, 30, 7), released)
+    session.close()
+    batch = lockstep.rows([(text, [*network.tokens(asked), *released]) for text in ("", *shown)])
+    assert np.abs(np.array([batch[0], *batch[1::7]]) - alone).max() < 0.05
+
+
+def test_a_study_answers_with_every_method_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(name: str, records: list[dict[str, Any]]) -> str:
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        return str(tmp_path / name)
+
+    folder = tmp_path / "study"
+    options = ["--data", rows("data.jsonl", RECORDS[2:]), "--test", rows("test.jsonl", RECORDS[:2])]
+    options += ["--inputs", rows("inputs.jsonl", [{"input": "pink, cherry"}]), "--output", str(folder), "--json"]
+    options += ["--epsilon", "3", "--max-tokens", "4", "--min-tokens", "2", "--shots", "2", "--threads", "1"]
+    assert main([*options, "--only", "online"]) == 0
+    (first,) = json.loads(capsys.readouterr().out)["methods"]
+    assert (first["method"], first["queries"]) == ("online, epsilon 3", 2)
+    before = (folder / "methods" / "online--epsilon-3.json").read_bytes()
+    assert main(options) == 0
+    found = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert len(found) == 9
+    assert all(0 <= row["rouge_l"] <= 100 for row in found.values())
+    assert (folder / "methods" / "online--epsilon-3.json").read_bytes() == before, "what was there is not made again"
+    assert (folder / "rouge.png").stat().st_size > 10_000
+    assert (folder / "weights.png").stat().st_size > 10_000
+    assert "unproved" in (folder / "table.md").read_text()
+
+
+def test_records_of_another_shape_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    path = str(tmp_path / "rows.jsonl")
+    assert main(["--data", path, "--test", path, "--output", str(tmp_path / "study")]) == 1
+    assert "records with the texts 'input' and 'output'" in capsys.readouterr().err

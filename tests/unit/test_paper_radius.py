@@ -1,0 +1,46 @@
+"""The paper's mixing weights, which stand beside ours for comparison."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from langchain_dpicl.decoding.mixing import STEP
+from langchain_dpicl.evaluation.paper_radius import ball_terms, claimed_beta
+
+NUMBERS = np.random.default_rng(1)
+
+
+def renyi(p: np.ndarray, q: np.ndarray, order: int) -> float:
+    return float(np.log((p**order * q ** (1 - order)).sum()) / (order - 1))
+
+
+def test_a_row_is_mixed_as_far_as_the_ball_and_the_cap_allow() -> None:
+    public, rows = NUMBERS.normal(size=30), NUMBERS.normal(size=(6, 30)) * np.array([[0.01], [0.2], [1], [2], [4], [8]])
+    beta, order, cap = 0.1, 5, 1.5
+    added, weights = ball_terms(public + rows, public, beta=beta, order=order, temperature=1.0, cap=cap)
+    assert weights[0] == cap
+    assert np.allclose(added * STEP, weights[:, None] * rows, atol=STEP)
+    for row, weight in zip(rows, weights, strict=True):
+        mixed, zero = softmax(public + weight * row), softmax(public)
+        reach = max(renyi(mixed, zero, order), renyi(zero, mixed, order))
+        assert reach <= beta * order * (1 + 1e-6)
+        assert weight == cap or reach == pytest.approx(beta * order, rel=1e-4)
+
+
+def test_the_claimed_ball_grows_with_epsilon_and_shrinks_with_tokens() -> None:
+    claims = [beta * order for beta, order in (claimed_beta(e, 1e-5, 1e-3, 1000) for e in (0.5, 1, 2, 4))]
+    assert claims == sorted(claims)
+    fewer, more = (claimed_beta(1, 1e-5, 1e-3, tokens) for tokens in (100, 10_000))
+    assert fewer[0] * fewer[1] > more[0] * more[1]
+
+
+def test_two_rows_in_one_ball_can_lie_further_apart_than_the_paper_accounts_for() -> None:
+    """Its accounting takes 4 * beta * order = 6.84; the two laws below differ by more at one token."""
+    beta, order = 0.342, 5
+    public = np.log(np.array([0.5, 0.5 - 1e-4, 1e-4]))
+    far = np.array([[0.0, 0.0, 30.0], [0.0, 0.0, -30.0]])
+    added, _ = ball_terms(public + far, public, beta=beta, order=order, temperature=1.0, cap=1.5)
+    high, low = (softmax(public + row * STEP) for row in added)
+    assert np.abs(np.log(high / low)).max() > 4 * beta * order
