@@ -1,5 +1,6 @@
 """Write a clinic's replies token by token from its private ones; then make public demonstrations of them, once."""
 
+import numpy as np
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 
 from langchain_dpicl import (
@@ -15,11 +16,16 @@ from langchain_dpicl.demo.inbox import demo_inbox
 from langchain_dpicl.demo.replies import with_replies
 from langchain_dpicl.local import local_embeddings
 
-records, questions = demo_inbox(customers=200)
+records, questions = demo_inbox()
 store = ExemplarStore.from_records(
-    with_replies(records), local_embeddings(), input_key="text", output_key="reply", owner_key="customer"
+    with_replies(records),
+    local_embeddings(),
+    input_key="text",
+    output_key="reply",
+    owner_key="customer",
+    vectors=np.zeros((len(records), 1), np.float32),  # nothing is looked for by similarity
 )
-budget = PrivacyBudget(epsilon=3, delta=1e-4, releases=500, ledger="sqlite:///write.db", name="write")  # 500 tokens
+budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=100, ledger="sqlite:///write.db", name="write")  # tokens
 write = DPSampler(
     TransformersLogits(),
     PoissonExampleSelector(store, members=4, shots=1),  # four patients a token, one message each

@@ -76,3 +76,15 @@ def test_a_server_answers_its_client_and_nobody_without_a_key(tmp_path: Path) ->
     assert answered.split()[0] in DEMO_LABELS
     assert answered.endswith("for front-desk with 99 left")
     assert "Unauthorized" in refused
+
+
+def test_a_reply_is_written_token_by_token_and_its_demonstrations_fit_a_prompt(tmp_path: Path) -> None:
+    reply, budget, *prompt, spent = run("write.py", tmp_path)
+    assert reply.strip()
+    assert "releases=100" in budget
+    assert prompt[0].startswith("Patient: ")
+    assert prompt[-2:] == ["Patient: My tablets are nearly empty.", "Clinic:"]
+    assert spent.endswith("the prompt may be shown to any model, for ever")
+    lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert not (tmp_path / "demonstrations.jsonl.part").exists()
