@@ -53,7 +53,9 @@ def _row(outcome: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         common = min(count, len(other.rouge_l))
         apart = np.array(outcome.rouge_l[:common]) - np.array(other.rouge_l[:common])
         row |= {"against_ensemble": 100 * float(apart.mean()), "against_ensemble_error": _error(apart.tolist())}
-    return {**row, "seconds": outcome.seconds, **outcome.facts}
+    numbers = {name: value for name, value in outcome.facts.items() if isinstance(value, (int, float))}
+    weights = [None if math.isnan(weight) else round(weight, 4) for weight in outcome.weights]
+    return {**row, "seconds": outcome.seconds, **numbers, "weights": weights}
 
 
 def _error(values: Sequence[float]) -> float:

@@ -244,8 +244,11 @@ def test_a_member_with_the_store_is_refused_and_one_with_a_selector_is_not(
     selector = PoissonExampleSelector(store, 4, rate=1.0)
     with pytest.raises(UnsafeConfigurationError, match="ExemplarStore"):
         PrivateEnsemble(selector, lambda values: str(store.read([0])))
-    member = PrivateEnsemble(selector, lambda values: selector.select_examples(values)[0]["output"])
-    assert (member | DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of())).invoke({"input": "q"})
+    shown: list[int] = []
+    member = PrivateEnsemble(selector, lambda values: shown.append(len(selector.select_examples(values))) or "Positive")
+    vote = DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of(epsilon=30.0))  # so little noise: 4 votes stand
+    assert (member | vote).invoke({"input": "q"}) == "Positive"
+    assert len(shown) == 4
 
 
 def test_a_public_retriever_may_be_in_a_member(sealed_of: Any) -> None:
