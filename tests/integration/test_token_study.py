@@ -17,7 +17,7 @@ from langchain_dpicl.evaluation.token_study import main
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 COLOURS = ("red", "blue", "green", "yellow", "black", "white")
-FRUITS = ("apple", "plum", "pear", "lemon", "grape", "melon")
+FRUITS = ("apple", "plum", "pear", "lemon", "grape", "melon", "fig", "peach")
 RECORDS = [{"input": f"{c}, {f}", "output": f"The {f} is {c}."} for c in COLOURS for f in FRUITS]
 
 
