@@ -86,12 +86,15 @@ def _header_parsed_once() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """No progress bars and no advice on standard error while loading."""
     logging: Any = importlib.import_module("transformers.utils.logging")
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    bar, reader.tqdm = reader.tqdm, functools.partial(reader.tqdm, disable=True)
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         yield
     finally:
+        reader.tqdm = bar
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
