@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -23,10 +22,10 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.release import Begun, ReleaseSteps, every, handled_by_fallbacks
+from langchain_dpicl.release import Begun, ReleaseSteps, every
 
 if TYPE_CHECKING:
-    from langchain_core.tools import BaseTool
+    pass
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
+class SealedRelease(ReleaseSteps):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
@@ -149,20 +148,6 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
     def OutputType(self) -> Any:
         """The release's type, or the answer with its receipt."""
         return AnswerWithReceipt if self.return_receipt else self.aggregator.release_type
-
-    def with_receipt(self) -> SealedRelease:
-        """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
-        copied = copy.copy(self)
-        copied.return_receipt = True
-        return copied
-
-    def as_tool(  # type: ignore[override]
-        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
-    ) -> BaseTool:
-        """This release as an agent's tool: `langchain_dpicl.as_tool`."""
-        from langchain_dpicl.tool import as_tool
-
-        return as_tool(self, name, description, inputs=inputs)
 
     # -- one release --------------------------------------------------------------------------------------------------
 
@@ -278,20 +263,6 @@ class SealedRelease(ReleaseSteps, Runnable[dict[str, Any], Any]):
         alone = [i for i in range(len(inputs)) if first[i] == i]
         answers = dict(zip(alone, await every(map(one, alone)), strict=True))
         return [answers[i] if i in answers else await one(i) for i in range(len(inputs))]
-
-    def with_fallbacks(
-        self,
-        fallbacks: Sequence[Runnable[Any, Any]],
-        *,
-        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
-        exception_key: str | None = None,
-    ) -> Any:
-        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
-
-        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
-        """
-        handled = handled_by_fallbacks(exceptions_to_handle)
-        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
     def __repr__(self) -> str:
         return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"

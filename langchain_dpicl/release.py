@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable
 
@@ -36,6 +37,9 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.sealing import seal_public
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.intake import Vectors
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
 
 T = TypeVar("T")
 
@@ -107,7 +111,7 @@ class Private:
     interrupt: type[BaseException] | None = None
 
 
-class AnyRelease(ABC):
+class AnyRelease(Runnable[Any, Any], ABC):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
@@ -119,6 +123,7 @@ class AnyRelease(ABC):
     selector: PoissonExampleSelector
     line_name: str | None
     """As the user gave it; None where the budget has one line."""
+    return_receipt: bool
     comes_in_pieces: bool = False
     """Whether a stream gives parts of an answer before the whole is made."""
 
@@ -141,9 +146,33 @@ class AnyRelease(ABC):
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use."""
 
-    @abstractmethod
-    def with_receipt(self) -> Runnable[Any, Any]:
+    def with_receipt(self) -> Self:
         """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
+        copied = copy.copy(self)
+        copied.return_receipt = True
+        return copied
+
+    def as_tool(  # type: ignore[override]
+        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
+    ) -> BaseTool:
+        """This release as an agent's tool: `langchain_dpicl.as_tool`."""
+        from langchain_dpicl.tool import as_tool
+
+        return as_tool(self, name, description, inputs=inputs)
+
+    def with_fallbacks(
+        self,
+        fallbacks: Sequence[Runnable[Any, Any]],
+        *,
+        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
+        exception_key: str | None = None,
+    ) -> Any:
+        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
+
+        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
+        """
+        handled = handled_by_fallbacks(exceptions_to_handle)
+        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
 
 class ReleaseSteps(AnyRelease):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -12,7 +11,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.utils import AddableDict
 
 from langchain_dpicl.budget import PrivacyBudget
@@ -28,16 +27,16 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
 )
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import AnyRelease, handled_by_fallbacks
+from langchain_dpicl.release import AnyRelease
 from langchain_dpicl.selection import PoissonExampleSelector
 
 if TYPE_CHECKING:
-    from langchain_core.tools import BaseTool
+    pass
 
 Input = str | Mapping[str, Any]
 
 
-class DPSampler(SamplerSteps, AnyRelease, Runnable[Input, Any]):
+class DPSampler(SamplerSteps, AnyRelease):
     """Writes an answer whose every token is drawn privately from the mixed opinions of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
@@ -179,20 +178,6 @@ class DPSampler(SamplerSteps, AnyRelease, Runnable[Input, Any]):
         """The store's ``input_key``, under which a string goes in."""
         return self.selector.store.input_key
 
-    def with_receipt(self) -> DPSampler:
-        """The same sampler, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
-        copied = copy.copy(self)
-        copied.return_receipt = True
-        return copied
-
-    def as_tool(  # type: ignore[override]
-        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
-    ) -> BaseTool:
-        """This sampler as an agent's tool: `langchain_dpicl.as_tool`."""
-        from langchain_dpicl.tool import as_tool
-
-        return as_tool(self, name, description, inputs=inputs)
-
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -302,20 +287,6 @@ class DPSampler(SamplerSteps, AnyRelease, Runnable[Input, Any]):
 
     def _answer(self, text: str, note: Note) -> Any:
         return {"answer": text, "receipt": note.receipt} if self.return_receipt else text
-
-    def with_fallbacks(
-        self,
-        fallbacks: Sequence[Runnable[Any, Any]],
-        *,
-        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
-        exception_key: str | None = None,
-    ) -> Any:
-        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
-
-        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
-        """
-        handled = handled_by_fallbacks(exceptions_to_handle)
-        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
     def __repr__(self) -> str:
         return f"DPSampler(model={self.model.name!r}, rate={self.selector.rate:.6g}, {self.settings!r})"

@@ -62,13 +62,13 @@ class Speller(TableModel):
         return [100.0 if token == wanted else 0.0 for token in range(5)]
 
     def session(self, shared: str, demonstrations: Any, *, steps: int) -> Any:
-        time.sleep(self.pause)
         with self._lock:
             session = super().session(shared, demonstrations, steps=steps)
             self.at_once = max(self.at_once, len(self.opened) - self.closed)
+        time.sleep(self.pause)  # open meanwhile, so that the next one is seen beside it
         if "fail" in shared and steps > 1:
             self.down = "down" in shared
-            raise ValueError("this session fails")
+            raise ValueError("no logits")
         return session
 
 
@@ -173,7 +173,7 @@ async def test_equal_questions_of_a_batch_are_one_answer(batch: Any, sampler_of:
 
 @pytest.mark.parametrize("most", [1, 2])
 async def test_so_many_answers_are_under_way_at_once(most: int, batch: Any, sampler_of: Make) -> None:
-    model = Speller(pause=0.02)
+    model = Speller(pause=0.05)
     assert await batch(sampler_of(model), list("abcdef"), {"max_concurrency": most}) == [WORD] * 6
     assert model.at_once == most
     await batch(sampler_of(model), list("abcdef"), [{"max_concurrency": most}] * 6)
