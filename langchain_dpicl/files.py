@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
         if path.suffix == ".gz":
             content = gzip.decompress(content)
         text = content.decode("utf-8-sig")
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "not a whole gzip file"
         content = None
     except UnicodeDecodeError:

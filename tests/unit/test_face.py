@@ -31,6 +31,7 @@ FLOORS: list[set[str]] = [
         "tool",
         "serving",
         "evaluation",
+        "audit",
         "local",
         "files",
         "demo",

@@ -1,0 +1,326 @@
+"""The papers' tasks: how a member's prompt is written, what it answers with, and what the papers report.
+
+Everything here is public: instructions, layouts, labels, lengths. A prompt is ``shape.prefix(examples)`` followed by
+``shape.ask(input)``; the prefix is what several queries may share.
+
+SST-2, AG News and TREC are worded as by Zhao et al. 2021 ("Calibrate Before Use"), whom Panda et al. 2023 and Wu et al.
+2024 followed; Amazon and SAMSum as in the code that Wu et al. published. The other four (document question answering
+of Wu et al.; E2E, WikiLarge and MTS-Dialog of Flemings et al. 2025) are worded in the same manner, not as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from langchain_dpicl._labels import check_labels, normal
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import whole
+from langchain_dpicl.privacy.mechanisms import FrozenMapping
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a prompt is written: an instruction, examples with a separator after each, and the query.
+
+    No text can pass for another example: each run of white space in it becomes one space, so it has no line of its
+    own. With `multiline`, its lines stay but its empty lines go, so it never has the separator's empty line.
+
+    Parameters
+    ----------
+    instruction
+        The first lines, "" for none; the separator follows.
+    query
+        A template with ``{input}`` once. It ends where the answer begins, without white space at its end.
+    answer
+        What follows the query in an example, with ``{output}`` once.
+    separator
+        What follows the instruction and every example: at least an empty line.
+    multiline
+        Whether a text's own lines mean something (the turns of a dialogue).
+    """
+
+    instruction: str
+    query: str
+    answer: str = " {output}"
+    separator: str = "\n\n"
+    multiline: bool = False
+
+    def __post_init__(self) -> None:
+        for name, slot in (("query", "{input}"), ("answer", "{output}")):
+            if getattr(self, name).count(slot) != 1:
+                raise InvalidParameter(name, getattr(self, name), f"a template with {slot} once")
+        if self.query != self.query.rstrip():
+            raise InvalidParameter("query", self.query, "a template without white space at its end")
+        if "\n\n" not in self.separator:
+            raise InvalidParameter("separator", self.separator, "a text with an empty line")
+
+    def example(self, input: str, output: str) -> str:
+        """A query with its answer, without the separator."""
+        return self.ask(input) + self.answer.replace("{output}", self.clean(output))
+
+    def ask(self, input: str) -> str:
+        """The query: the answer is to follow."""
+        return self.query.replace("{input}", self.clean(input))
+
+    def prefix(self, examples: Sequence[tuple[str, str]]) -> str:
+        """What comes before the query: the instruction, and each example (input, output) with its separator."""
+        parts = [self.instruction] if self.instruction else []
+        parts += [self.example(input, output) for input, output in examples]
+        return "".join(part + self.separator for part in parts)
+
+    def clean(self, text: str) -> str:
+        """A text that cannot pass for another example: one line, or with `multiline` lines that are not empty."""
+        lines = (" ".join(line.split()) for line in text.splitlines())
+        return ("\n" if self.multiline else " ").join(line for line in lines if line)
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where the Hugging Face hub keeps a task's data.
+
+    Parameters
+    ----------
+    name, revision, config
+        As ``datasets.load_dataset`` takes them. The revision "refs/convert/parquet" is the hub's own conversion of what
+        lies behind a loading script, which the library runs no longer.
+    splits
+        From train, dev, test to the hub's names of the splits that it has.
+    columns
+        From a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to the hub's columns.
+    label_names
+        What the whole numbers in the label column stand for, in order; empty where the column holds words.
+    """
+
+    name: str
+    splits: Mapping[str, str]
+    columns: Mapping[str, str]
+    label_names: tuple[str, ...] = ()
+    revision: str | None = None
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "splits", FrozenMapping(self.splits))
+        object.__setattr__(self, "columns", FrozenMapping(self.columns))
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One published number.
+
+    Parameters
+    ----------
+    source
+        Where it stands, and for which setting, in words.
+    model, method
+        As the paper names them.
+    epsilon
+        What the paper claims for all queries together; None for what is not private.
+    metric, value
+        "ROUGE-1", "accuracy", ...; in per cent.
+    """
+
+    source: str
+    model: str
+    method: str
+    epsilon: float | None
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """A task whose answer is one of a few public words.
+
+    Parameters
+    ----------
+    labels
+        The words that the model is asked for.
+    aliases
+        From other spellings in the data to a label. Case, spaces and punctuation around a word never matter.
+    inputs
+        How a row becomes the input: the first of these templates all of whose keys the row has.
+    content_free
+        Inputs that say nothing, to measure a model's leaning (Zhao et al. 2021).
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    shape: Shape
+    hub: HubSource | None = None
+    aliases: Mapping[str, str] = field(default_factory=FrozenMapping)
+    paper: tuple[PaperFigure, ...] = ()
+    inputs: tuple[str, ...] = ("{text}",)
+    content_free: tuple[str, ...] = ("N/A",)
+
+    def __post_init__(self) -> None:
+        check_labels("labels", self.labels)
+        object.__setattr__(self, "aliases", FrozenMapping(self.aliases))
+        for spelling, label in self.aliases.items():
+            if label not in self.labels:
+                raise InvalidParameter(f"aliases[{spelling!r}]", label, f"one of {', '.join(self.labels)}")
+
+    def label_of(self, spelling: str) -> str | None:
+        """The label that a word in the data stands for; None where it stands for none."""
+        known = {normal(word): label for word, label in self.aliases.items()}
+        known |= {normal(label): label for label in self.labels}
+        return known.get(normal(spelling))
+
+
+@dataclass(frozen=True)
+class GenerationTask:
+    """A task whose answer is a text.
+
+    Parameters
+    ----------
+    max_tokens
+        The length of an answer, at most.
+    keywords
+        Among how many keywords propose-test-release may choose: (least, most).
+    k
+        How many keywords the joint exponential mechanism releases.
+    stop
+        Texts at which an answer ends.
+    inputs
+        How a row becomes the input: the first of these templates all of whose keys the row has.
+    """
+
+    name: str
+    shape: Shape
+    max_tokens: int
+    hub: HubSource | None = None
+    paper: tuple[PaperFigure, ...] = ()
+    keywords: tuple[int, int] = (15, 30)
+    k: int = 10
+    stop: tuple[str, ...] = ("\n",)
+    inputs: tuple[str, ...] = ("{input}",)
+
+    def __post_init__(self) -> None:
+        whole("max_tokens", self.max_tokens)
+        whole("k", self.k)
+        whole("keywords[1]", self.keywords[1], at_least=whole("keywords[0]", self.keywords[0]))
+
+
+Task = ClassificationTask | GenerationTask
+
+
+def task(name: str) -> Task:
+    """The task of that name. Raises `InvalidParameter`, which lists them, for a name that is none."""
+    if name not in TASKS:
+        raise InvalidParameter("task", name, f"one of {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+_TWO = {"train": "train", "test": "test"}
+_THREE = {"train": "train", "dev": "validation", "test": "test"}
+_CONVERTED = "refs/convert/parquet"
+_TOPICS = "Classify the news articles into the categories of World, Sports, Business, and Technology."
+_ANSWER_TYPES = (
+    "Classify the questions based on whether their answer type is a Number, Location, Person, Description, Entity, or "
+    "Abbreviation."
+)
+_DIALOGUE = Shape("", "Dialogue:\n{input}\nSummarize the above dialogue:", multiline=True)
+
+_NOTEBOOK = (
+    "Wu et al. 2024, outputs in the notebook that the authors published: 100 queries, 100 members of 4 shots, rate "
+    "400/14732, delta 5e-5; noise for a sensitivity of 1"
+)
+_SAMSUM_FIGURES = tuple(
+    PaperFigure(_NOTEBOOK, "GPT-3 davinci", method, epsilon, metric, value)
+    for method, epsilon, *values in (
+        ("zero-shot", None, 35.32, 12.69, 27.07),
+        ("4-shot", None, 43.33, 19.07, 34.79),
+        ("ESA without noise", None, 40.41, 16.51, 32.28),
+        ("ESA", 1.0, 37.81, 14.35, 29.51),
+        ("ESA", 3.0, 39.12, 15.04, 30.73),
+        ("ESA", 8.0, 39.73, 15.93, 31.35),
+    )
+    for metric, value in zip(("ROUGE-1", "ROUGE-2", "ROUGE-L"), values, strict=True)
+)
+_MOZO_FIGURE = PaperFigure(
+    "Flemings et al. 2025, abstract", "Gemma 2 2B", "DPS-MOZO", 2.0, "ROUGE-L minus non-private few-shot", -0.3
+)
+
+_ALL: tuple[Task, ...] = (
+    ClassificationTask(
+        "sst2",
+        ("Negative", "Positive"),
+        Shape("", "Review: {input}\nSentiment:"),
+        HubSource("SetFit/sst2", _THREE, {"text": "text", "label": "label_text"}),
+    ),
+    ClassificationTask(
+        "amazon",
+        ("Negative", "Positive"),
+        Shape("", "{input}\nSentiment:", multiline=True),
+        HubSource(
+            "fancyzhx/amazon_polarity",
+            _TWO,
+            {"text": "content", "title": "title", "label": "label"},
+            ("negative", "positive"),
+        ),
+        inputs=("Title: {title}\nReview: {text}", "Review: {text}"),
+        content_free=("Title: N/A\nReview: N/A",),
+    ),
+    ClassificationTask(
+        "agnews",
+        ("World", "Sports", "Business", "Technology"),
+        Shape(_TOPICS, "Article: {input}\nAnswer:"),
+        HubSource(
+            "fancyzhx/ag_news", _TWO, {"text": "text", "label": "label"}, ("World", "Sports", "Business", "Sci/Tech")
+        ),
+        aliases={"Sci/Tech": "Technology", "Science": "Technology"},
+        inputs=("{title}. {text}", "{text}"),
+    ),
+    ClassificationTask(
+        "trec",
+        ("Number", "Location", "Person", "Description", "Entity", "Abbreviation"),
+        Shape(_ANSWER_TYPES, "Question: {input}\nAnswer Type:"),
+        HubSource(
+            "CogComp/trec",
+            _TWO,
+            {"text": "text", "label": "coarse_label"},
+            ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
+            _CONVERTED,
+        ),
+        aliases={"Human": "Person", "HUM": "Person", "NUM": "Number", "LOC": "Location"}
+        | {"DESC": "Description", "ENTY": "Entity", "ABBR": "Abbreviation"},
+    ),
+    GenerationTask(
+        "samsum",
+        _DIALOGUE,
+        max_tokens=60,
+        hub=HubSource("knkarthick/samsum", _THREE, {"input": "dialogue", "output": "summary"}),
+        paper=(*_SAMSUM_FIGURES, _MOZO_FIGURE),
+    ),
+    GenerationTask(
+        "e2e",
+        Shape("", "Data: {input}\nDescription:"),
+        max_tokens=40,
+        hub=HubSource(
+            "tuetschek/e2e_nlg",
+            _THREE,
+            {"input": "meaning_representation", "output": "human_reference"},
+            revision=_CONVERTED,
+        ),
+        keywords=(5, 15),
+    ),
+    GenerationTask(
+        "wikilarge",
+        Shape("", "Complex: {input}\nSimple:"),
+        max_tokens=60,
+        hub=HubSource("bogdancazan/wikilarge-text-simplification", _THREE, {"input": "Normal", "output": "Simple"}),
+        keywords=(5, 15),
+    ),
+    GenerationTask(
+        "docqa",
+        Shape("", "{input}\nAnswer:", multiline=True),
+        max_tokens=20,
+        keywords=(1, 10),
+        k=5,
+        inputs=("Document: {document}\nQuestion: {question}", "{input}"),
+    ),
+    GenerationTask("mts_dialog", _DIALOGUE, max_tokens=60, keywords=(5, 15), stop=("\n\n",)),
+)
+
+TASKS: Mapping[str, Task] = FrozenMapping({entry.name: entry for entry in _ALL})
+"""Every task by its name."""
