@@ -1,0 +1,161 @@
+"""What a model says at every token of known outputs, after a demonstration: one pass for a demonstration and an output.
+
+Outputs are read by teacher forcing, many in one batch. In a batch a row's last digits depend on the other rows, which
+the guarantee does not allow: nothing that is read here may lead to a release, and the data must be public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from langchain_dpicl.decoding.answer import Settings, possible
+from langchain_dpicl.decoding.mixing import FloatArray, IntArray
+from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.transformers_model import TransformersLogits
+from langchain_dpicl.errors import InvalidParameter
+
+_BATCH = 17
+
+
+@dataclass(frozen=True)
+class Known:
+    """A record whose membership is in question: its query, its output as tokens, and itself as a demonstration."""
+
+    asked: str
+    output: Sequence[int]
+    shown: str
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Logits at the P places of all outputs, one output after the other; k possible tokens at each place.
+
+    Attributes
+    ----------
+    record
+        (P,) whose output the place belongs to.
+    target
+        (P,) which of the k tokens the output has there; -1 where it is none of them.
+    zero_shot
+        (P, k) without a demonstration.
+    one_shot
+        (D, P, k) after each of D demonstrations.
+    own
+        (P, k) after the demonstration of the record itself.
+    zero_shot_log_prob, one_shot_log_prob
+        (P,) and (D, P): log-probability of the output's token over the whole vocabulary.
+    """
+
+    record: IntArray
+    target: IntArray
+    zero_shot: FloatArray
+    one_shot: FloatArray
+    own: FloatArray
+    zero_shot_log_prob: FloatArray
+    one_shot_log_prob: FloatArray
+
+    @property
+    def records(self) -> int:
+        """How many records there are."""
+        return int(self.record[-1]) + 1
+
+
+class TeacherForcing:
+    """Reads the outputs of known records after a demonstration."""
+
+    def __init__(self, model: TransformersLogits, known: Sequence[Known]) -> None:
+        self.model = model
+        self._network = model._loaded
+        self._asked = [self._network.tokens(each.asked) for each in known]
+        self._outputs = [list(each.output) for each in known]
+        self._check(known[0])
+
+    def _check(self, known: Known) -> None:
+        """Raise `InvalidParameter` for a model whose rows cannot be read in batches as they are read alone."""
+        session = self.model.session(known.asked, [Demonstration("public", known.shown)], steps=len(known.output))
+        alone = session.logits([0], known.output[:-1])
+        session.close()
+        for row, shown in enumerate(("", known.shown)):
+            batch = next(self.logits(shown, range(min(2, len(self._asked)))))[1]
+            if np.abs(batch[-1] - alone[row]).max() > 1.0:
+                raise InvalidParameter("model", self.model.name, "one whose prompts can be read in a padded batch")
+        self.model.forget(["public"])
+
+    def logits(self, shown: str, which: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """(record, its (tokens, vocabulary) logits) for each of these records; "" is no demonstration."""
+        for start in range(0, len(which), _BATCH):
+            batch = which[start : start + _BATCH]
+            yield from zip(batch, self._read(shown, batch), strict=True)
+
+    def _read(self, shown: str, batch: Sequence[int]) -> list[Logits]:
+        """Padding stands on the right, where no token of a causal model sees it."""
+        import torch
+
+        network = self._network
+        before = [*network.first, *network.tokens(shown)]
+        texts = [[*self._asked[i], *self._outputs[i][:-1]] for i in batch]
+        width, first = max(map(len, texts)), min(len(self._asked[i]) for i in batch)
+        with network.working():
+            cache: Any = network.read(before, None)[1] if before else None
+            if cache is not None:
+                cache.batch_repeat_interleave(len(batch))
+            ids = torch.zeros((len(batch), width), dtype=torch.long, device=network.model.device)
+            for row, text in zip(ids, texts, strict=True):
+                row[: len(text)] = torch.tensor(text)
+            out = network.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=width - first + 1)
+            found: Logits = out.logits.to("cpu", torch.float32).numpy()
+        starts = [len(self._asked[i]) - first for i in batch]
+        return [row[start : start + len(self._outputs[i])] for row, start, i in zip(found, starts, batch, strict=True)]
+
+
+def read(
+    model: TransformersLogits,
+    known: Sequence[Known],
+    shown: Sequence[str],
+    settings: Settings,
+    progress: Callable[[], object],
+) -> Readings:
+    """Read every output after every demonstration, and after its own; ``progress`` hears of each demonstration."""
+    reader, everyone = TeacherForcing(model, known), range(len(known))
+    zero_shot = [row for _, row in reader.logits("", everyone)]
+    offered = [
+        [possible(model, settings, each.output[:place], row) for place, row in enumerate(rows)]
+        for each, rows in zip(known, zero_shot, strict=True)
+    ]
+    if any(len(ids) != settings.top_k for rows in offered for ids in rows):
+        raise InvalidParameter("top_k", settings.top_k, "at most the number of tokens whose logit is finite")
+    chosen = [np.stack(rows) for rows in offered]
+    outputs = [np.array(each.output) for each in known]
+
+    def over(demonstration: str, which: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+        """The logits of the possible tokens, and the log-probability of the output's."""
+        rows = zero_shot if not demonstration else [row for _, row in reader.logits(demonstration, which)]
+        some = [np.take_along_axis(row, chosen[i], axis=1) for i, row in zip(which, rows, strict=True)]
+        sure = [
+            log_softmax(row.astype(np.float64), axis=1)[np.arange(len(row)), outputs[i]]
+            for i, row in zip(which, rows, strict=True)
+        ]
+        return np.concatenate(some).astype(np.float64), np.concatenate(sure)
+
+    logits, log_prob = over("", everyone)
+    one_shot = np.empty((len(shown), *logits.shape), np.float32)
+    one_shot_log_prob = np.empty((len(shown), len(logits)))
+    for position, demonstration in enumerate(shown):
+        one_shot[position], one_shot_log_prob[position] = over(demonstration, everyone)
+        progress()
+    own = np.concatenate([over(each.shown, [i])[0] for i, each in enumerate(known)])
+    is_output = np.concatenate([ids == tokens[:, None] for ids, tokens in zip(chosen, outputs, strict=True)])
+    return Readings(
+        record=np.repeat(np.arange(len(known)), [len(tokens) for tokens in outputs]),
+        target=np.where(is_output.any(axis=1), is_output.argmax(axis=1), -1),
+        zero_shot=logits,
+        one_shot=one_shot.astype(np.float64),
+        own=own,
+        zero_shot_log_prob=log_prob,
+        one_shot_log_prob=one_shot_log_prob,
+    )
