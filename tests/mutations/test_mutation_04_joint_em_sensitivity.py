@@ -1,0 +1,58 @@
+"""Mistake 4: joint EM for a utility that moves by 1, where it moves by 2 either way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from exact import check_profile
+from keyword_laws import EACH, neighbouring_laws
+
+from langchain_dpicl import Keywords
+from langchain_dpicl.aggregators import ReleasedKeywords
+from langchain_dpicl.aggregators.keywords import _JointEM
+from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Mechanism, Randomness
+
+EPS0 = 1.2
+
+
+class ForSensitivityOne(_JointEM):
+    """The mutant: weights exp(eps0 u / 2)."""
+
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
+        return super().aggregate(outputs, 2 * parameter, randomness)
+
+
+def accounted_for_sensitivity_one() -> Mechanism:
+    """The mutant: the sampler as it is, and half of its range accounted for."""
+    return replace(MECHANISMS["joint-em"], build=lambda eps0, _: BoundedRange(eps0 / 2))
+
+
+def check(aggregator: Keywords, mechanism: Mechanism) -> None:
+    """Exact enumeration: two of three words, ranked; every set of words of each of two members, every neighbour. The
+    log of the ratio of the two laws has no wider range than claimed, and delta(eps) is at most the profile's."""
+    profile = mechanism.profile(EPS0)
+    assert isinstance(profile, BoundedRange)
+    pairs = list(neighbouring_laws(aggregator, "abc", 2, EPS0))
+    for p, q in pairs:
+        assert set(p) == set(q), "a word that one side never releases is claimed to be as good as any"
+        losses = [math.log(p[words] / q[words]) for words in p]
+        found = max(losses) - min(losses)
+        assert found <= profile.eps0 + 1e-9, f"a range of {found:.6g}, where {profile.eps0:g} is claimed"
+    check_profile(pairs, profile)
+
+
+WORDS = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mechanism"),
+    [(ForSensitivityOne, MECHANISMS["joint-em"]), (_JointEM, accounted_for_sensitivity_one())],
+    ids=["sampled", "accounted"],
+)
+def test_4_joint_em_of_sensitivity_1_is_caught(kind: type[_JointEM], mechanism: Mechanism) -> None:
+    check(Keywords.joint_em(WORDS, 2, words=EACH), MECHANISMS["joint-em"])
+    with pytest.raises(AssertionError, match="is claimed"):
+        check(kind(WORDS, 2, EACH), mechanism)
