@@ -37,7 +37,12 @@ def rouge_l(prediction: str, references: str | Sequence[str]) -> float:
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
-    """Scores between 0 and 1, each the mean over the pairs; larger is closer.
+    """The mean of each of `text_measures` over the pairs."""
+    return {name: float(np.mean(values)) for name, values in text_measures(predictions, references).items()}
+
+
+def text_measures(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, list[float]]:
+    """For each pair, scores between 0 and 1; larger is closer.
 
     ROUGE-1, ROUGE-2 and ROUGE-L (F-measure with stemming, ``rouge-score``), BLEU (sentence BLEU with the effective
     order, ``sacrebleu``) and the normalised Levenshtein similarity (``rapidfuzz``). Where a prediction has several
@@ -55,12 +60,11 @@ def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[
     from sacrebleu.metrics.bleu import BLEU
 
     rouge, bleu = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True), BLEU(effective_order=True)
-    totals = dict.fromkeys(("rouge1", "rouge2", "rougeL", "bleu", "levenshtein"), 0.0)
+    measured: dict[str, list[float]] = {name: [] for name in ("rouge1", "rouge2", "rougeL", "bleu", "levenshtein")}
     for prediction, reference in zip(predictions, references, strict=True):
         known = [reference] if isinstance(reference, str) else list(reference)
-        found = rouge.score_multi(known, prediction)
-        for name in ("rouge1", "rouge2", "rougeL"):
-            totals[name] += found[name].fmeasure
-        totals["bleu"] += bleu.sentence_score(prediction, known).score / 100
-        totals["levenshtein"] += max(Levenshtein.normalized_similarity(prediction, each) for each in known)
-    return {name: total / len(predictions) for name, total in totals.items()}
+        for name, found in rouge.score_multi(known, prediction).items():
+            measured[name].append(found.fmeasure)
+        measured["bleu"].append(bleu.sentence_score(prediction, known).score / 100)
+        measured["levenshtein"].append(max(Levenshtein.normalized_similarity(prediction, each) for each in known))
+    return measured

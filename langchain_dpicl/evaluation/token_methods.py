@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -19,10 +19,8 @@ from langchain_dpicl.decoding.answer import Settings, Writer
 from langchain_dpicl.decoding.mixing import clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.ensemble import PrivateEnsemble
-from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.lockstep import Answer, Lockstep, Weighed
 from langchain_dpicl.evaluation.paper_radius import ball_terms, claimed_beta
-from langchain_dpicl.files import read_records
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.plan import LineRequest
@@ -48,16 +46,19 @@ class Outcome:
 
 
 class Study:
-    """One set of queries, and the methods that answer it."""
+    """One set of queries, and the methods that answer it.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.private = read_records(options.data)
-        self.queries = read_records(options.test)[: options.queries]
-        self.public = read_records(options.inputs) if options.inputs else []
-        for name, found in (("data", self.private), ("test", self.queries)):
-            if not found or not all(isinstance(row.get(key), str) for row in found for key in ("input", "output")):
-                raise InvalidParameter(name, getattr(options, name), "records with the texts 'input' and 'output'")
+    Records have an input and an output, queries perhaps references; of ``public`` only the inputs are used.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        private: Sequence[Mapping[str, Any]],
+        queries: Sequence[Mapping[str, Any]],
+        public: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.options, self.private, self.queries, self.public = options, private, queries, public
         self.template = DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template))
         self.rate = options.shots / len(self.private)
         self.delta = options.delta if options.delta is not None else 0.1 / len(self.private)
@@ -69,9 +70,7 @@ class Study:
         found: dict[str, Callable[[], Outcome]] = {
             "zero-shot": partial(self.decode, "zero-shot", None),
             "ensemble, not private": partial(self.decode, "ensemble, not private", _plain, shots=options.shots),
-            "ours unclipped, not private": partial(
-                self.decode, "ours unclipped, not private", self._clipped(_NO_BOUND)
-            ),
+            "ours unclipped, not private": partial(self.unclipped, "ours unclipped, not private"),
         }
         for epsilon in options.epsilon:
             online, paper = f"online, epsilon {epsilon:g}", f"paper's ball (unproved), epsilon {epsilon:g}"
@@ -105,6 +104,10 @@ class Study:
 
     def _clipped(self, bound: float) -> Callable[..., Weighed]:
         return partial(_clipped, bound=bound, cap=self.options.cap)
+
+    def unclipped(self, name: str) -> Outcome:
+        """The sampler's own terms, of any range: NOT private."""
+        return self.decode(name, self._clipped(_NO_BOUND))
 
     def online(self, name: str, epsilon: float) -> Outcome:
         """A plan for the queries themselves."""
@@ -173,7 +176,9 @@ class Study:
         facts = {"epsilon": epsilon, "B": bound, "demonstrations": pairs}
         return self.prompted(name, pairs, facts=facts)
 
-    def prompted(self, name: str, pairs: Sequence[dict[str, Any]], *, facts: dict[str, Any] | None = None) -> Outcome:
+    def prompted(
+        self, name: str, pairs: Sequence[Mapping[str, Any]], *, facts: dict[str, Any] | None = None
+    ) -> Outcome:
         """What the model writes after a prompt of four of these pairs, drawn for each query."""
         from langchain_core.output_parsers import StrOutputParser
         from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from langchain_dpicl.errors import DPICLError
+from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.evaluation.token_methods import Outcome, Study
 from langchain_dpicl.evaluation.token_report import report
+from langchain_dpicl.files import read_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    study = Study(options)
+    private, queries = read_records(options.data), read_records(options.test)[: options.queries]
+    for name, found in (("data", private), ("test", queries)):
+        if not all(isinstance(row.get(key), str) for row in found for key in ("input", "output")):
+            raise InvalidParameter(name, getattr(options, name), "records with the texts 'input' and 'output'")
+    study = Study(options, private, queries, read_records(options.inputs) if options.inputs else [])
     kept = options.output / "methods"
     kept.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

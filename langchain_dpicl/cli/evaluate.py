@@ -1,0 +1,182 @@
+"""``dpicl evaluate``: how good private answers are, beside answers that are not private."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.members import ModelChoice
+from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.local import DEFAULT_MODEL
+from langchain_dpicl.privacy.checks import whole
+
+if TYPE_CHECKING:
+    from langchain_dpicl.evaluation.evaluate import Evaluation
+
+_EPILOG = """examples:
+  dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output results/trec
+  dpicl evaluate --task sst2 --data hub --vary members=5,10,20 --vary releases=100,1000,10000 --output results/sst2
+
+The folder keeps what the model said, so the same command goes on where it was stopped, and other epsilons cost no call.
+It holds members' answers in the open: for data that are public in truth, or stay with whoever owns them.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="measure private answers on a task with known answers",
+        description="Accuracy or ROUGE of private answers against epsilon, beside what is not private: one pass of the "
+        "model, then every epsilon, ablation and picture from what it said.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--task", required=True, help="sst2, amazon, agnews, trec, samsum, e2e, wikilarge, docqa, ...")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", required=True, help="examples: a file or folder, hub (the task's own), or hf:NAME")
+    data.add_argument("--test", help="queries with their answers (default: the test split of --data)")
+    data.add_argument("--public", help="public examples, for public few-shot prompts and offline demonstrations")
+    data.add_argument("--column", action="append", default=[], metavar="KEY=NAME", help="a column of another name")
+    data.add_argument("--queries", type=int, default=100, help="how many test rows (default 100)")
+    plan = parser.add_argument_group("the plan")
+    plan.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
+    plan.add_argument("--delta", type=float, help="default: a tenth of 1 / number of examples")
+    plan.add_argument("--releases", type=int, default=10_000, help="answers that epsilon is for (default 10000)")
+    plan.add_argument("--members", type=int, default=20, help="parallel calls per answer (default 20)")
+    plan.add_argument("--shots", type=int, default=1, help="expected examples per call (default 1)")
+    study = parser.add_argument_group("the study")
+    study.add_argument("--method", action="append", default=[], help="vote; embedding, joint-em, ptr, online, offline")
+    study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help="members, releases, shots, ...")
+    study.add_argument("--samples", type=int, default=1, help="samples of owners for each query (default 1)")
+    study.add_argument("--draws", type=int, default=20, help="draws of noise for each sample (default 20)")
+    study.add_argument("--few-shots", type=int, default=4, help="examples of prompts that are not private (default 4)")
+    study.add_argument("--calibrate-on", type=int, default=0, help="label tasks: inputs of so many further test rows")
+    study.add_argument("--candidates", type=int, default=20, help="public sentences per query (default 20)")
+    study.add_argument("--instruction", help="first lines of every prompt (default: the task's)")
+    study.add_argument("--query", help=r"a query in a prompt, such as 'Question: {input}\nType:' (default: the task's)")
+    model = parser.add_argument_group("the model")
+    model.add_argument("--model", help=f"an embedded model, or the server's (default: {DEFAULT_MODEL})")
+    model.add_argument("--model-url", help="an OpenAI-compatible server, its key in OPENAI_API_KEY")
+    model.add_argument(
+        "--in-batches", action="store_true", help="read label prompts in batches, in this process: many times faster"
+    )
+    model.add_argument("--threads", type=int, help="for reading in batches")
+    model.add_argument("--price-in", type=float, default=0.0, help="of a million prompt tokens")
+    model.add_argument("--price-out", type=float, default=0.0, help="of a million answer tokens")
+    parser.add_argument("--output", required=True, type=Path, help="a folder for what the model says, and the results")
+    parser.add_argument("--index", action="store_true", help="also write README.md over all results beside that folder")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and write the results."""
+    from langchain_dpicl.evaluation.report import write_index, write_report
+
+    evaluation = _evaluation(options)
+    scores = evaluation.run()
+    settings = {
+        "model": evaluation.model.name,
+        "data": Path(options.data).name,
+        "queries": len(evaluation.queries),
+        "samples": options.samples,
+        "draws": options.draws,
+        **{name: getattr(evaluation.schedule, name) for name in ("owners", "members", "shots", "rate", "releases")},
+        "delta": evaluation.schedule.delta,
+        "calibrate_on": options.calibrate_on,
+        "in_batches": options.in_batches,
+        "command": _command(options),
+    }
+    results = write_report(options.output, evaluation.task, scores, settings, evaluation.costs())
+    if options.index:
+        write_index(options.output.absolute().parent)
+    if options.json:
+        print(json.dumps(results, indent=2))
+    else:
+        print((options.output / "table.md").read_text("utf-8"))
+    return 0
+
+
+def _evaluation(options: argparse.Namespace) -> Evaluation:
+    from langchain_dpicl.evaluation.data import load_rows
+    from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
+    from langchain_dpicl.evaluation.schedule import Schedule
+    from langchain_dpicl.evaluation.tasks import task
+
+    about = task(options.task)
+    wording = {"instruction": options.instruction, "query": options.query}
+    shape = replace(about.shape, **{k: v.replace("\\n", "\n") for k, v in wording.items() if v is not None})
+    about = replace(about, shape=shape)
+    columns = dict(_pairs("--column", options.column))
+    rows = load_rows(about, options.data, columns=columns)
+    if options.test is None and Path(options.data).is_file():
+        raise InvalidParameter("--test", None, "a file with the queries and their answers")
+    queries = load_rows(about, options.test or options.data, split="test", columns=columns)
+    public = load_rows(about, options.public, columns=columns) if options.public else []
+    schedule = Schedule(
+        owners=len(rows),
+        members=options.members,
+        shots=options.shots,
+        releases=options.releases,
+        delta=0.1 / len(rows) if options.delta is None else options.delta,
+        epsilons=tuple(sorted(set(options.epsilon))),
+        few_shots=options.few_shots,
+    )
+    whole("queries", options.queries)
+    whole("calibrate_on", options.calibrate_on, at_least=0)
+    asked = some(queries, options.queries + options.calibrate_on)
+    whole("calibrate_on", options.calibrate_on, at_least=0, at_most=len(asked) - 1)
+    choice = ModelChoice(options.model, options.model_url)
+    name = choice.name or (DEFAULT_MODEL if choice.is_embedded else "default")
+    model = Model(name, choice.load, name if choice.is_embedded else None, options.threads)
+    return Evaluation(
+        task=about,
+        rows=rows,
+        queries=asked[: len(asked) - options.calibrate_on],
+        public=public,
+        model=model,
+        schedule=schedule,
+        folder=options.output,
+        samples=options.samples,
+        draws=options.draws,
+        candidates=options.candidates,
+        methods=tuple(options.method),
+        vary={name: _numbers(name, values) for name, values in _pairs("--vary", options.vary)},
+        neutral=[row.input for row in asked[len(asked) - options.calibrate_on :]],
+        in_batches=options.in_batches,
+        price_in=options.price_in,
+        price_out=options.price_out,
+    )
+
+
+def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
+    found = [each.partition("=") for each in given]
+    for each, (name, _, value) in zip(given, found, strict=True):
+        if not name or not value:
+            raise InvalidParameter(option, each, "of the form NAME=VALUE")
+    return [(name, value) for name, _, value in found]
+
+
+def _numbers(name: str, values: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(value) for value in values.split(",")}))
+    except ValueError:
+        pass
+    raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command line that made the results, with files by their names alone."""
+    given = sys.argv[1:]
+    paths = {str(getattr(options, name)) for name in ("data", "test", "public", "output") if getattr(options, name)}
+    for path in sorted(paths, key=len, reverse=True):
+        given = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in given]
+    return shlex.join(["dpicl", *given])

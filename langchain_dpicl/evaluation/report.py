@@ -1,0 +1,201 @@
+"""What an evaluation leaves behind: numbers as JSON, tables in Markdown, pictures, and a page over several of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.evaluation.cost import CostPoint
+from langchain_dpicl.evaluation.pictures import pictures, save
+from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.tables import (
+    MEASURES,
+    findings,
+    main_measure,
+    main_table,
+    measures_of,
+    number,
+    ordered,
+    papers_table,
+    study_table,
+)
+from langchain_dpicl.evaluation.tasks import Task
+
+_RESERVED = (*MEASURES, "flips", "cost")
+
+
+def write_report(
+    folder: Path,
+    task: Task,
+    scores: Sequence[Score],
+    settings: Mapping[str, Any],
+    costs: Sequence[CostPoint] = (),
+) -> dict[str, Any]:
+    """Write ``results.json``, ``table.md`` and the pictures into the folder; return what ``results.json`` has.
+
+    The reference of a private method is the score of that name without an epsilon: the same aggregate without noise.
+    A loss is the difference of two means, in points of the measure.
+
+    Parameters
+    ----------
+    settings
+        What the run was asked for. `model`, `members`, `shots`, `rate`, `releases`, `delta` and `command` (a line, or
+        its words) are named in the table.
+    costs
+        A cost curve, for ``cost.png``.
+
+    Raises
+    ------
+    InvalidParameter
+        For no scores, an epsilon that is not positive, an ablation whose scores lack the number that it varies, a
+        folder that cannot be written; and without matplotlib, after the numbers and the table are written.
+    """
+    _check(scores)
+    drawers = pictures(task.name, scores, costs)
+    measure = main_measure(scores)
+    main = ordered([score for score in scores if not score.study])
+    plan = _plan(main or scores, settings)
+    results: dict[str, Any] = {
+        "task": task.name,
+        "measured": _measured(task, main or scores, plan),
+        "finding": " ".join(findings(main, measure)),
+        "table": main_table(main, measure, plan),
+        "papers": papers_table(task, main),
+        "pictures": list(drawers),
+        "settings": _strict(settings),
+        "scores": [_strict(score.to_dict()) for score in scores],
+        "costs": [_strict(asdict(point)) for point in costs],
+    }
+    studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
+    parts = [f"# {task.name}", results["measured"], results["finding"], results["table"], *studies, results["papers"]]
+    parts.append(_command(results["settings"]))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        _write(folder / "table.md", parts)
+        save(drawers, folder)
+    except OSError as failure:
+        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None
+    return results
+
+
+def write_index(folder: Path) -> Path:
+    """Write ``README.md`` over all sub-folders that hold a ``results.json``, or a ``README.md`` alone, which is linked.
+
+    Return its path. For each: what was measured and found, the tables, the pictures and the command. A file
+    ``notes.md`` in a sub-folder is written by hand and comes after the tables; its links start from `folder`. Raises
+    `InvalidParameter` where there are no results, and for a file that is not an evaluation's.
+    """
+    found = sorted(path.parent for path in folder.glob("*/results.json"))
+    if not found:
+        raise InvalidParameter("folder", str(folder), "a folder with sub-folders that hold a results.json")
+    pages = sorted(path.parent for path in folder.glob("*/README.md") if path.parent not in found)
+    links = [f"- [{each.name}]({each.name}/README.md)" for each in pages]
+    links += [f"- [{each.name}](#{_anchor(each.name)})" for each in found]
+    about = "Made from the `results.json` and the `notes.md` of each folder."
+    parts = ["# Results", about, "\n".join(links)]
+    for each in found:
+        parts += _section(each)
+    path = folder / "README.md"
+    try:
+        _write(path, parts)
+    except OSError as failure:
+        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None
+    return path
+
+
+def _section(folder: Path) -> list[str]:
+    try:
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        files = {
+            name: (folder / name).read_text("utf-8") for name in ("notes.md", "table.md") if (folder / name).exists()
+        }
+    except (OSError, ValueError) as failure:
+        raise InvalidParameter("folder", str(folder), f"results that can be read ({failure})") from None
+    if not isinstance(results, dict) or not isinstance(results.get("settings"), dict):
+        raise InvalidParameter("folder", str(folder), "a results.json with settings, as an evaluation writes it")
+    settings = results["settings"]
+    numbers = "; ".join(f"{name} {number(value)}" for name, value in settings.items() if value not in (None, "", []))
+    shown = results.get("pictures", sorted(path.name for path in folder.glob("*.png")))
+    links = [f"[{name}]({folder.name}/{name})" for name in ("table.md", "results.json") if (folder / name).exists()]
+    return [
+        f"## {folder.name}",
+        results.get("measured") or numbers,
+        results.get("finding", ""),
+        results.get("table") or files.get("table.md", ""),
+        results.get("papers", ""),
+        files.get("notes.md", ""),
+        *(f"![{folder.name}: {Path(n).stem}]({folder.name}/{n})" for n in shown if (folder / n).exists()),
+        _command(settings),
+        f"All tables and numbers: {', '.join(links)}.",
+    ]
+
+
+def _check(scores: Sequence[Score]) -> None:
+    if not scores or not measures_of(scores):
+        raise InvalidParameter("scores", len(scores), "at least one score with a measure")
+    for score in scores:
+        if score.epsilon is not None and not 0 < score.epsilon < math.inf:
+            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None for what is not private")
+        if score.study and (score.study in _RESERVED or not re.fullmatch(r"\w[\w-]*", score.study)):
+            raise InvalidParameter("study", score.study, f"a word for a file name, none of {', '.join(_RESERVED)}")
+        varied = score.facts.get(score.study, math.nan) if score.study else 0.0
+        if not math.isfinite(varied):
+            raise InvalidParameter(f"facts[{score.study!r}]", varied, f"what the {score.method} score varies, a number")
+
+
+def _plan(scores: Sequence[Score], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan's numbers: from the settings, else from the first private score."""
+    facts = next((score.facts for score in scores if score.is_private), {})
+    names = ("model", "members", "shots", "rate", "releases", "delta")
+    known = {name: facts.get(name) if settings.get(name) is None else settings[name] for name in names}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _measured(task: Task, scores: Sequence[Score], plan: Mapping[str, Any]) -> str:
+    words = {"members": "{} members", "shots": "{} shots each", "rate": "sampling rate {}"}
+    words |= {"releases": "{} releases", "delta": "delta {}"}
+    parts = [_range([s.queries for s in scores], "query", "queries"), _range([s.runs for s in scores], "run", "runs")]
+    parts += [words[name].format(number(value)) for name, value in plan.items() if name in words]
+    model = f" with {plan['model']}" if "model" in plan else ""
+    return f"{task.name}{model}: {', '.join(parts)}."
+
+
+def _range(counts: Sequence[int], one: str, many: str) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,} {one if low == 1 else many}" if low == high else f"{low:,} to {high:,} {many}"
+
+
+def _command(settings: Mapping[str, Any]) -> str:
+    command = settings.get("command")
+    line = shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else command
+    return f"```\n{line}\n```" if line else ""
+
+
+def _anchor(name: str) -> str:
+    return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
+
+
+def _strict(value: Any) -> Any:
+    """As strict JSON has it: what is not finite becomes null, what is no number or container becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        return _strict(value.tolist())
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _write(path: Path, parts: Sequence[str]) -> None:
+    path.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")

@@ -1,0 +1,342 @@
+"""`evaluation.evaluate` and `token_scores`: one pass of the model, whatever is asked of it afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_fakes import FakeLLM, WordEmbeddings, rows, unit
+
+from langchain_dpicl import local
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.evaluation import evaluate, token_scores
+from langchain_dpicl.evaluation.data import Row
+from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
+from langchain_dpicl.evaluation.passes import PassFile
+from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Shape
+from langchain_dpicl.evaluation.token_methods import Outcome
+
+COLOURS = ClassificationTask("colours", ("Red", "Blue"), Shape("", "Thing: {input}\nColour:"))
+NOTES = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
+SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
+LABEL_ROWS = rows(40, ["Red", "Blue"])
+LABEL_QUERIES = rows(6, ["Blue", "Red"], name="query")
+TEXT_ROWS = rows(40, ["cat dog", "owl"])
+TEXT_QUERIES = rows(3, ["cat dog", "owl"], name="fox")
+
+
+@pytest.fixture(autouse=True)
+def without_plans_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A noise that says for which plan it is, and embeddings that count words."""
+
+    def noise(self: Schedule, epsilon: float, mechanism: str, options: Any = None) -> float:
+        return self.rate * self.releases / epsilon
+
+    monkeypatch.setattr(Schedule, "parameter", noise)
+    monkeypatch.setattr(local, "local_embeddings", lambda: WordEmbeddings("cat dog owl fox"))
+
+
+def labels(folder: Path, llm: FakeLLM | None = None, **more: Any) -> Evaluation:
+    model = FakeLLM(words=["Red", "Blue"]) if llm is None else llm
+    given: dict[str, Any] = {"task": COLOURS, "rows": LABEL_ROWS, "queries": LABEL_QUERIES, "public": []}
+    given |= {"model": Model("a fake", lambda **_: model), "schedule": SCHEDULE, "folder": folder, "draws": 2}
+    return Evaluation(**{**given, **more})
+
+
+def texts(folder: Path, llm: FakeLLM | None = None, **more: Any) -> Evaluation:
+    model = FakeLLM(writes=written) if llm is None else llm
+    settings = {"task": NOTES, "rows": TEXT_ROWS, "queries": TEXT_QUERIES, "candidates": 3}
+    return labels(folder, model, **{**settings, **more})
+
+
+def written(prompt: str) -> str:
+    """One of four texts, by the prompt."""
+    return " " + ["cat dog", "owl fox", "cat", "dog owl"][int(4 * unit(prompt))]
+
+
+def plain(scores: Sequence[Score]) -> list[Any]:
+    """What no draw of noise moves."""
+    return [(s.method, s.study, s.values) for s in scores if s.epsilon is None]
+
+
+# -- one pass ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_costs_one_pass_and_everything_after_it_none(tmp_path: Path) -> None:
+    llm = FakeLLM(words=["Red", "Blue"])
+    asked = {"samples": 2, "vary": {"members": [2, 4], "releases": [10, 20]}}
+    first = labels(tmp_path, llm, **asked).run()
+    # 6 queries and one neutral text, to 4 members, the bare and the few-shot prompt, for 2 samples
+    assert len(llm.calls) == (6 + 1) * (4 + 2) * 2
+    llm.calls.clear()
+    again = labels(tmp_path, llm, **asked).run()
+    assert llm.calls == []
+    assert plain(again) == plain(first)
+    others = replace(SCHEDULE, epsilons=(0.5, 2.0, 8.0), releases=1000, delta=1e-4)
+    scores = labels(tmp_path, llm, **{**asked, "schedule": others, "draws": 5, "vary": {}}).run()
+    assert llm.calls == [], "other epsilons, deltas, releases and draws cost nothing"
+    assert [s.epsilon for s in scores if s.method == "vote"] == [None, 0.5, 2.0, 8.0]
+    labels(tmp_path, llm, samples=3).run()
+    assert len(llm.calls) == 7 * 6, "one more sample costs its own prompts"
+
+
+def test_more_queries_go_on_with_the_same_ones(tmp_path: Path) -> None:
+    llm = FakeLLM(words=["Red", "Blue"])
+    pool = rows(30, ["Red", "Blue"], name="query")
+    labels(tmp_path, llm, queries=some(pool, 5)).run()
+    llm.calls.clear()
+    labels(tmp_path, llm, queries=some(pool[::-1], 9)).run()
+    assert len(llm.calls) == 4 * 6
+    assert len(some([*pool, *pool], 100)) == 30, "distinct"
+
+
+def test_other_shots_have_a_pass_of_their_own(tmp_path: Path) -> None:
+    llm = FakeLLM(words=["Red", "Blue"])
+    scores = labels(tmp_path, llm, vary={"shots": [1, 2]}).run()
+    assert len(llm.calls) == 2 * 7 * 6
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["labels-4x1.jsonl", "labels-4x2.jsonl"]
+    varied = {(s.facts["shots"], s.facts["rate"], s.epsilon) for s in scores if s.study == "shots"}
+    assert varied == {(1, 0.1, None), (1, 0.1, 1.0), (2, 0.2, None), (2, 0.2, 1.0)}
+
+
+def test_neutral_texts_are_the_tasks_or_those_that_are_given(tmp_path: Path) -> None:
+    llm = FakeLLM(words=["Red", "Blue"])
+    labels(tmp_path / "own", llm).run()
+    assert any("Thing: N/A\n" in prompt for prompt in llm.calls)
+    llm.calls.clear()
+    labels(tmp_path / "given", llm, neutral=["a", "b"]).run()
+    assert len(llm.calls) == (6 + 2) * 6
+    assert not any("N/A" in prompt for prompt in llm.calls)
+
+
+def test_another_data_set_model_or_wording_needs_another_folder(tmp_path: Path) -> None:
+    labels(tmp_path).run()
+    shape = replace(COLOURS.shape, instruction="Name it.")
+    changes: dict[str, dict[str, Any]] = {
+        "data": {"rows": LABEL_ROWS[::-1]},
+        "model": {"model": Model("another", lambda **_: FakeLLM(words=["Red", "Blue"]))},
+        "instruction": {"task": replace(COLOURS, shape=shape)},
+        "few_shots": {"schedule": replace(SCHEDULE, few_shots=3)},
+        "public": {"public": rows(3, ["Red"], name="public")},
+    }
+    for name, change in changes.items():
+        with pytest.raises(InvalidParameter, match="or another output folder") as caught:
+            labels(tmp_path, **change).run()
+        assert caught.value.parameter == name
+
+
+def test_a_model_that_is_gone_in_the_middle_keeps_the_first_half(tmp_path: Path) -> None:
+    llm = FakeLLM(words=["Red", "Blue"], fails=lambda prompt: len(llm.calls) > 4 * 6)
+    with pytest.raises(ModelUnavailable, match="the same command goes on"):
+        labels(tmp_path, llm).run()
+    back = FakeLLM(words=["Red", "Blue"])
+    labels(tmp_path, back).run()
+    assert len(back.calls) == 3 * 6, "four of seven texts were kept, and the file was let go"
+
+
+def test_a_right_model_is_right(tmp_path: Path) -> None:
+    """Red for even queries: what is measured is the model's own accuracy."""
+    right = {row.input: row.output for row in LABEL_QUERIES}
+
+    def weight(prompt: str, word: str) -> float:
+        asked = prompt.rsplit("Thing: ", 1)[1].split("\n")[0]
+        return 9.0 if word == right.get(asked, word) else 1.0
+
+    scores = labels(tmp_path, FakeLLM(words=["Red", "Blue"], weight=weight)).run()
+    assert {s.values["accuracy"].mean for s in scores if s.epsilon is None} == {100.0}
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_cost_one_pass_and_one_text_for_each_new_set_of_words(tmp_path: Path) -> None:
+    llm = FakeLLM(writes=written)
+    first = texts(tmp_path, llm, vary={"candidates": [1, 3], "members": [2]}).run()
+    methods = [(s.method, s.epsilon) for s in first if not s.study]
+    pairs = itertools.product(("embedding", "joint-em", "ptr"), (None, 1.0))
+    assert methods == [("zero-shot", None), ("2-shot", None), ("member", None), *pairs]
+    assert {s.study for s in first} == {"", "candidates", "members"}
+    asked = [prompt for prompt in llm.calls if not prompt.startswith("Complete")]
+    assert len(asked) == 3 * (4 + 2) + 3 * 3
+    llm.calls.clear()
+    again = texts(tmp_path, llm, vary={"candidates": [1, 3], "members": [2]}).run()
+    assert all(prompt.startswith("Complete") for prompt in llm.calls), "only for words that noise brought now"
+    assert plain(again) == plain(first)
+
+
+def test_an_instance_whose_embeddings_are_not_needed_writes_no_candidates(tmp_path: Path) -> None:
+    llm = FakeLLM(writes=written)
+    scores = texts(tmp_path, llm, methods=["joint-em"]).run()
+    assert {s.method for s in scores} == {"zero-shot", "2-shot", "member", "joint-em"}
+    assert len([prompt for prompt in llm.calls if not prompt.startswith("Complete")]) == 3 * 6
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+class StubStudy:
+    """Counts what is decoded."""
+
+    decoded: list[tuple[Any, ...]]
+
+    def __init__(self, options: Any, private: Any, queries: Any, public: Any) -> None:
+        self.options, self.queries, self.private, self.public = options, queries, private, public
+
+    def _answer(self, name: str, **facts: Any) -> Outcome:
+        self.decoded.append((name, self.options.top_k, self.options.delta))
+        answers = [row["output"] if "epsilon" not in name else "owl" for row in self.queries]
+        return Outcome(name, answers, [0.0], [0.0], 9, 1.0, {**facts, "demonstrations": ["a text"]}, [float("nan")])
+
+    def decode(self, name: str, mix: Any) -> Outcome:
+        return self._answer(name)
+
+    def unclipped(self, name: str) -> Outcome:
+        return self._answer(name)
+
+    def online(self, name: str, epsilon: float) -> Outcome:
+        return self._answer(name, epsilon=epsilon, B=0.5)
+
+    def prompted(self, name: str, pairs: Any) -> Outcome:
+        return self._answer(name)
+
+    def offline(self, name: str, epsilon: float) -> Outcome:
+        return self._answer(name, epsilon=epsilon, B=0.25)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    heard: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(token_scores, "Study", type("Stub", (StubStudy,), {"decoded": heard}))
+    return heard
+
+
+EMBEDDED = Model("smollm2", lambda **_: FakeLLM(writes=written), embedded="smollm2")
+
+
+def decoding(folder: Path, **more: Any) -> Evaluation:
+    public = rows(2, ["owl"], name="public")
+    return texts(folder, **{"model": EMBEDDED, "methods": ["online", "offline"], "public": public, **more})
+
+
+def test_decoding_is_done_once_and_says_what_its_plan_counts(tmp_path: Path, decoded: list[Any]) -> None:
+    first = decoding(tmp_path).run()
+    assert [(s.method, s.epsilon) for s in first] == [
+        ("zero-shot decoding", None),
+        ("online", None),
+        ("online", 1.0),
+        ("offline", None),
+        ("offline", 1.0),
+    ]
+    online, offline = first[2], first[4]
+    assert online.facts == {"B": 0.5, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 3}
+    assert offline.facts == {"B": 0.25, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 2}
+    assert first[0].values["rouge1"].mean == 100.0
+    assert len(decoded) == 5
+    assert [s.to_dict() for s in decoding(tmp_path).run()] == [s.to_dict() for s in first]
+    assert len(decoded) == 5, "decoded once"
+
+
+def test_other_queries_or_another_delta_are_decoded_anew(tmp_path: Path, decoded: list[Any]) -> None:
+    decoding(tmp_path).run()
+    decoded.clear()
+    decoding(tmp_path, schedule=replace(SCHEDULE, delta=1e-4)).run()
+    assert [(name, delta) for name, _, delta in decoded] == [("online, epsilon 1", 1e-4), ("offline, epsilon 1", 1e-4)]
+    decoded.clear()
+    decoding(tmp_path, queries=rows(3, ["cat dog", "owl"], name="dog")).run()
+    assert len(decoded) == 5, "as many queries, but others"
+
+
+def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: list[Any]) -> None:
+    found = decoding(tmp_path, vary={"top_k": [10, 100]}).run()
+    assert [(s.method, s.epsilon, s.facts["top_k"]) for s in found if s.study == "top_k"] == [
+        ("online", None, 100),
+        ("online", 1.0, 100),
+        ("online", None, 10),
+        ("online", 1.0, 10),
+    ]
+    assert len([s for s in found if not s.study]) == 5
+    assert [name for name, top_k, _ in decoded if top_k == 10] == ["online, nothing clipped", "online, epsilon 1"]
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "name", "words"),
+    [
+        (labels, {"methods": ["ptr"]}, "methods", "of vote for colours"),
+        (texts, {"methods": ["vote"]}, "methods", "of embedding, joint-em, ptr, online, offline for notes"),
+        (labels, {"methods": ["voting"]}, "methods", "of vote"),
+        (texts, {"methods": ["online"]}, "methods", "not embedded"),
+        (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),
+        (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots"),
+        (texts, {"vary": {"rate": [3]}, "methods": ["ptr"]}, "vary", "one of none"),
+        (labels, {"vary": {"members": [1]}}, "vary['members']", ">= 2"),
+        (labels, {"vary": {"members": [5]}}, "vary['members']", "<= 4"),
+        (texts, {"vary": {"candidates": [4]}}, "vary['candidates']", "<= 3"),
+        (labels, {"vary": {"releases": [0]}}, "vary['releases']", ">= 1"),
+        (labels, {"vary": {"shots": [11]}}, "shots", "at most the number of owners, 40"),
+        (labels, {"vary": {"releases": [10**9]}}, "releases", "<= 10000000"),
+        (labels, {"samples": 0}, "samples", ">= 1"),
+        (labels, {"draws": 0}, "draws", ">= 1"),
+        (labels, {"queries": []}, "queries", "at least one row"),
+        (labels, {"public": LABEL_ROWS[:1]}, "public", "at least few_shots = 2 rows"),
+        (labels, {"in_batches": True}, "in_batches", "an embedded model"),
+        (texts, {"neutral": ["a text"]}, "neutral", "no labels"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, make: Callable[..., Evaluation], change: dict[str, Any], name: str, words: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        make(tmp_path, **change)
+    assert caught.value.parameter == name
+    assert words in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_evaluations_do_not_share_a_folder_at_once(tmp_path: Path) -> None:
+    evaluation = labels(tmp_path)
+    held = evaluation._file("labels", SCHEDULE)
+    with pytest.raises(InvalidParameter, match="no other evaluation is running"):
+        labels(tmp_path).run()
+    held.close()
+    labels(tmp_path).run()
+
+
+def test_data_are_told_apart_by_what_they_hold() -> None:
+    digests = {
+        evaluate._digest(found)
+        for found in (
+            LABEL_ROWS,
+            LABEL_ROWS[:-1],
+            [*LABEL_ROWS[:-1], Row("row 39", "Red", ("Red",))],
+            LABEL_ROWS[::-1],
+        )
+    }
+    assert len(digests) == 4
+
+
+def test_a_pass_file_of_an_earlier_format_is_still_read(tmp_path: Path) -> None:
+    """The head and the keys of a file that exists: results were made from such."""
+    evaluation = labels(tmp_path)
+    evaluation._file("labels", SCHEDULE).close()
+    head = (tmp_path / "labels-4x1.jsonl").read_text()
+    assert head == (
+        '{"data": "' + evaluate._digest(LABEL_ROWS) + '", "few_shots": 2, "in_batches": false, "instruction": "", '
+        '"members": 4, "model": "a fake", "public": null, "query": "Thing: {input}\\nColour:", "shots": 1, '
+        '"task": "colours"}\n'
+    )
+    evaluation.run()
+    file = PassFile(tmp_path / "labels-4x1.jsonl", json.loads(head))
+    kinds = list(file)
+    assert kinds[0] == ("sample", 0)
+    assert all(len(str(text)) == 16 and sample == 0 for text, sample in kinds[1:])
+    file.close()

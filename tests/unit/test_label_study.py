@@ -1,0 +1,437 @@
+"""`evaluation.label_pass`, `label_study`, `samples`, `schedule`, `scores`: what a label pass keeps, and what votes make
+of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from evaluation_fakes import FakeLLM, rows
+from scipy.stats import binom, chi2
+
+from langchain_dpicl import NoisyVote
+from langchain_dpicl.boundary import ABSTAIN
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.evaluation import label_study
+from langchain_dpicl.evaluation.label_pass import Ask, ChainReader, Said, read_sample
+from langchain_dpicl.evaluation.label_study import LabelStudy
+from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.samples import Pairs, Sampler
+from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.scores import Score, Value
+from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
+from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.privacy.plan import LineRequest
+from langchain_dpicl.scoring import LabelScorer
+
+LABELS = ("Red", "Blue", "Green")
+TASK = ClassificationTask("colours", LABELS, Shape("Name the colour.", "Thing: {input}\nColour:"))
+SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0, 4.0), few_shots=2)
+
+
+def said_of(votes: Sequence[Sequence[int]], *, alone: int = 0, labels: int = 3) -> Said:
+    """Queries by members: members that say these labels (-1 fails), and two prompts that say ``alone``."""
+    table = np.array([[*row, alone, alone] for row in votes])
+    scores = np.where(table[:, :, None] == np.arange(labels), 0.9, 0.1) * (table[:, :, None] >= 0)
+    return Said(scores, np.empty((0, table.shape[1], labels)), table.shape[1] - 2)
+
+
+def study_of(votes: Sequence[Sequence[Sequence[int]]], right: Sequence[int], **settings: Any) -> LabelStudy:
+    """Samples by queries by members."""
+    settings = {"schedule": SCHEDULE, "draws": 5, "calibrate": False, **settings}
+    return LabelStudy(LABELS, right, [said_of(each) for each in votes], **settings)
+
+
+def find(scores: Sequence[Score], method: str, epsilon: float | None = None, **facts: float) -> Score:
+    (score,) = [
+        s for s in scores if (s.method, s.epsilon) == (method, epsilon) and facts.items() <= dict(s.facts).items()
+    ]
+    return score
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_members_of_a_sample_are_a_sample_at_their_share_of_the_rate(seeded: Any) -> None:
+    """The joint law of all four owners' places, against independent owners at the smaller plan's rate.
+
+    A chi-square test on 81 cells, each expected at least 78 times; false alarm below 1e-7. Members that share the rate
+    of the whole ensemble (3/4 instead of 1/2), a sample of fixed size or a rebalanced one fail it.
+    """
+    schedule = Schedule(owners=4, members=3, shots=1, releases=1, delta=0.1, epsilons=(1.0,))
+    smaller = schedule.with_members(2)
+    assert (schedule.rate, smaller.rate, smaller.shots) == (0.75, 0.5, 1)
+    selector = Sampler(rows(4, ["Red"]), (), members=3, shots=1, few_shots=1)._selector
+    selector._randomness = seeded(11)
+    draws, seen = 20_000, Counter[tuple[int, ...]]()
+    for _ in range(draws):
+        places = [2, 2, 2, 2]  # in none of the first two
+        for member, bucket in enumerate(selector.sample()[:2]):
+            for exemplar in bucket:
+                places[exemplar["row"]] = member
+        seen[tuple(places)] += 1
+    law = (smaller.rate / 2, smaller.rate / 2, 1 - smaller.rate)
+    expected = {cell: draws * math.prod(law[i] for i in cell) for cell in itertools.product(range(3), repeat=4)}
+    distance = sum((seen[cell] - n) ** 2 / n for cell, n in expected.items())
+    assert min(expected.values()) >= 78
+    assert distance < chi2.isf(1e-7, len(expected) - 1)
+
+
+def test_a_sample_has_members_the_bare_prompt_and_the_examples_to_compare_with(tmp_path: Path) -> None:
+    private, public = rows(30, list(LABELS)), rows(5, ["Red"], name="public")
+    sampler = Sampler(private, public, members=4, shots=2, few_shots=3)
+    file = PassFile(tmp_path / "labels.jsonl", {})
+    prompts = sampler.draw(0, file)
+    assert len(prompts) == 4 + 3
+    known = {row.input: row.output for row in private}
+    drawn = [text for bucket in prompts[:4] for text, _ in bucket]
+    assert len(drawn) == len(set(drawn)), "an owner has one member"
+    assert all(known[text] == label for bucket in prompts[:4] for text, label in bucket)
+    assert list(prompts[4]) == []
+    assert len({text for text, _ in prompts[5]} & set(known)) == 3
+    assert [text.startswith("public") for text, _ in prompts[6]] == [True] * 3
+    assert sampler.draw(0, file) == prompts, "drawn once"
+    assert sampler.draw(1, file) != prompts
+    file.close()
+
+
+def test_too_few_rows_for_one_sample_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="at least members \\* shots = 12 records"):
+        Sampler(rows(11, ["Red"]), (), members=4, shots=3, few_shots=1)
+
+
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+EXAMPLES: list[Pairs] = [[(f"thing {i}", LABELS[i % 3])] for i in range(4)] + [[], [("a", "Red"), ("b", "Blue")]]
+QUERIES = [f"query {i}" for i in range(20)]
+
+
+def keys(text: str) -> tuple[str, int]:
+    return key_of(text), 0
+
+
+def read(llm: FakeLLM, path: Path, neutral: Sequence[str] = ("N/A", "something"), queries: Any = QUERIES) -> Said:
+    file = PassFile(path, {})
+    try:
+        return read_sample(ChainReader(llm, TASK), EXAMPLES, 4, queries, neutral, file, keys, lambda: None)
+    finally:
+        file.close()
+
+
+def scorer(llm: FakeLLM, *, calibrate: bool) -> LabelScorer:
+    def prompt(values: dict[str, Any]) -> str:
+        pairs = [(each["text"], each["label"]) for each in values["examples"]]
+        return TASK.shape.prefix(pairs) + TASK.shape.ask(values["input"])
+
+    return LabelScorer(llm, LABELS, prompt=prompt, calibrate=calibrate, content_free=("N/A", "something"))
+
+
+def test_every_answer_is_the_one_that_a_label_scorer_gives_with_and_without_calibration(tmp_path: Path) -> None:
+    llm = FakeLLM(words=[*LABELS, "The"])
+    said = read(llm, tmp_path / "labels.jsonl")
+    found = {}
+    for calibrate in (True, False):
+        member = scorer(llm, calibrate=calibrate)
+        for i, pairs in enumerate(EXAMPLES):
+            examples = [{"text": text, "label": label} for text, label in pairs]
+            wanted = [LABELS.index(member.invoke({"input": query, "examples": examples})) for query in QUERIES]
+            got = said.labels(slice(i, i + 1), calibrate=calibrate)[:, 0]
+            assert got.tolist() == wanted
+            found[calibrate, i] = wanted
+    assert all(found[True, i] != found[False, i] for i in range(len(EXAMPLES))), "calibration changes answers here"
+    assert len({tuple(found[True, i]) for i in range(len(EXAMPLES))}) == len(EXAMPLES), "and so do examples"
+
+
+def test_calibrated_scores_are_those_of_a_label_scorer(tmp_path: Path) -> None:
+    llm = FakeLLM(words=list(LABELS))
+    said = read(llm, tmp_path / "labels.jsonl")
+    member = scorer(llm, calibrate=True)
+    examples = [{"text": text, "label": label} for text, label in EXAMPLES[2]]
+    bias = np.exp(np.log(said.neutral[:, 2]).mean(axis=0))
+    for q, query in enumerate(QUERIES):
+        values = said.queries[q, 2] / bias
+        wanted = list(member.scores({"input": query, "examples": examples}).values())
+        assert values / values.sum() == pytest.approx(wanted, rel=5e-5), "five digits are kept"
+
+
+def test_what_the_file_has_is_not_asked_again(tmp_path: Path) -> None:
+    llm = FakeLLM(words=list(LABELS))
+    first = read(llm, tmp_path / "labels.jsonl", queries=QUERIES[:5])
+    assert len(llm.calls) == (5 + 2) * len(EXAMPLES)
+    llm.calls.clear()
+    again = read(llm, tmp_path / "labels.jsonl", queries=QUERIES[:5])
+    assert llm.calls == []
+    assert np.array_equal(again.queries, first.queries)
+    assert np.array_equal(again.neutral, first.neutral)
+    more = read(llm, tmp_path / "labels.jsonl", queries=QUERIES[:7])
+    assert len(llm.calls) == 2 * len(EXAMPLES), "two more queries cost two"
+    assert np.array_equal(more.queries[:5], first.queries)
+
+
+def test_a_model_that_times_out_for_some_prompts_abstains_there(tmp_path: Path) -> None:
+    llm = FakeLLM(words=list(LABELS), fails=lambda prompt: "thing 1" in prompt and "query 3" in prompt)
+    said = read(llm, tmp_path / "labels.jsonl")
+    votes = said.labels(slice(0, 4), calibrate=True)
+    assert np.argwhere(votes < 0).tolist() == [[3, 1]]
+
+
+def test_a_failure_that_passes_leaves_nothing_behind(tmp_path: Path) -> None:
+    failed: list[str] = []
+
+    def fails(prompt: str) -> bool:
+        if "thing 1" in prompt and prompt not in failed:
+            failed.append(prompt)
+            return True
+        return False
+
+    said = read(FakeLLM(words=list(LABELS), fails=fails), tmp_path / "labels.jsonl")
+    whole = read(FakeLLM(words=list(LABELS)), tmp_path / "whole.jsonl")
+    assert len(failed) == len(QUERIES) + 2
+    assert np.array_equal(said.queries, whole.queries)
+    assert np.array_equal(said.neutral, whole.neutral)
+
+
+def test_a_prompt_that_fails_after_a_neutral_text_abstains_when_calibrated(tmp_path: Path) -> None:
+    llm = FakeLLM(words=list(LABELS), fails=lambda prompt: "thing 1" in prompt and "something" in prompt)
+    said = read(llm, tmp_path / "labels.jsonl")
+    assert (said.labels(slice(1, 2), calibrate=True) == -1).all(), "as a label scorer, whose call fails"
+    assert (said.labels(slice(1, 2), calibrate=False) >= 0).all()
+    assert (said.labels(slice(0, 1), calibrate=True) >= 0).all()
+
+
+def test_a_model_that_is_gone_keeps_what_was_done_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    gone: list[int] = []
+    llm = FakeLLM(words=list(LABELS), fails=lambda prompt: bool(gone) or len(llm.calls) > 7 * len(EXAMPLES) + 3)
+    with pytest.raises(ModelUnavailable, match="the same command goes on with it") as caught:
+        read(llm, path)
+    assert str(path) in str(caught.value)
+    file = PassFile(path, {})
+    assert len(list(file)) == 7, "the query in the middle of which it went is not there: no outage is kept"
+    file.close()
+    back = FakeLLM(words=list(LABELS))
+    said = read(back, path)
+    assert len(back.calls) == (len(QUERIES) + 2 - 7) * len(EXAMPLES)
+    assert np.array_equal(said.queries, read(FakeLLM(words=list(LABELS)), tmp_path / "whole.jsonl").queries)
+
+
+def test_a_server_without_log_probabilities_is_a_model_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="log-probabilities"):
+        read(FakeLLM(writes=lambda prompt: " Red"), tmp_path / "labels.jsonl")
+
+
+def test_prompts_are_read_once_and_not_at_all_where_all_is_known(tmp_path: Path) -> None:
+    class Reader:
+        read = 0
+
+        def prompts(self, examples: Sequence[Pairs]) -> Ask:
+            self.read += 1
+            return lambda query: np.full((len(examples), 3), 0.2)
+
+    reader, file, heard = Reader(), PassFile(tmp_path / "labels.jsonl", {}), []
+    for _ in range(2):
+        said = read_sample(reader, EXAMPLES, 4, QUERIES, (), file, keys, lambda: heard.append(1))
+        assert said.queries.shape == (20, len(EXAMPLES), 3)
+        assert said.neutral.shape == (0, len(EXAMPLES), 3)
+    assert reader.read == 1
+    assert len(heard) == 40, "progress hears of what was known, too"
+    file.close()
+
+
+# -- votes -------------------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """No noise; the first of equals."""
+
+    def discrete_gaussian(self, sigma: float, size: int) -> Any:
+        return np.zeros(size, np.int64)
+
+    def integers(self, high: int, size: int) -> Any:
+        return np.zeros(size, np.int64)
+
+
+def test_the_plain_majority_is_the_vote_without_noise_for_every_outcome_of_four_members() -> None:
+    tables = list(itertools.product((-1, 0, 1, 2), repeat=4))
+    plain = study_of([tables], [0] * len(tables))._majority(4)[0]
+    place = {None: -1} | {label: i for i, label in enumerate(LABELS)}
+    for table, found in zip(tables, plain.tolist(), strict=True):
+        outputs = [ABSTAIN if i < 0 else LABELS[i] for i in table]
+        assert found == place[NoisyVote(LABELS).aggregate(outputs, 0.0, Silent())], table  # type: ignore[arg-type, index]
+
+
+class Recording(NoisyVote):
+    """The product's vote; keeps what it was given. Every ``wrong``-th release is "Green"."""
+
+    given: ClassVar[list[tuple[tuple[object, ...], float]]]
+    wrong = 0
+
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Any) -> Any:
+        self.given.append((tuple(outputs), parameter))
+        released = super().aggregate(outputs, parameter, randomness)
+        if self.wrong:
+            return "Green" if len(self.given) % self.wrong == 0 else "Red"
+        return released
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> type[Recording]:
+    kind = type("Kind", (Recording,), {"given": []})
+    monkeypatch.setattr(label_study, "NoisyVote", kind)
+    return kind
+
+
+def test_the_private_vote_is_the_products_with_the_plans_noise(recording: type[Recording]) -> None:
+    votes = [[[0, 0, 1, -1], [2, 2, 2, 2]], [[0, 0, 0, 0], [-1, 1, 1, 2]]]
+    study = study_of(votes, [0, 2], draws=3)
+    score = study._private(1.0, SCHEDULE)
+    line = LineRequest("vote", rate=4 / 40, count=20)
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-3, lines={"vote": line})
+    assert {sigma for _, sigma in recording.given} == {plan.lines["vote"].parameter} == {score.facts["sigma"]}
+    words = {-1: ABSTAIN} | dict(enumerate(LABELS))
+    asked = [tuple(words[i] for i in query) for sample in votes for _ in range(3) for query in sample]
+    assert [outputs for outputs, _ in recording.given] == asked
+    assert (score.runs, score.queries) == (6, 2)
+
+
+@pytest.fixture
+def no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A noise that says for which plan it is, instead of solving one."""
+    monkeypatch.setattr(Schedule, "parameter", lambda self, epsilon, mechanism: self.rate * self.releases / epsilon)
+
+
+@pytest.mark.usefixtures("no_plan")
+def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 votes against 1 at sigma 2; 4000 draws against the exact law; false alarm below 1e-8."""
+    monkeypatch.setattr(label_study, "SecureRandomness", lambda: seeded(5))
+    labels = ("Red", "Blue")
+    study = LabelStudy(labels, [0], [said_of([[0, 0, 0, 1]], labels=2)], SCHEDULE, draws=4000, calibrate=False)
+    score = study._private(1.0, SCHEDULE)
+    noise = np.arange(-30, 31)
+    law = np.exp(-(noise**2) / (2 * score.facts["sigma"] ** 2))
+    law /= law.sum()
+    red, blue, nobody = np.meshgrid(noise + 3, noise + 1, noise, indexing="ij")
+    chance = law[:, None, None] * law[:, None] * law
+    is_down = (nobody > np.maximum(red, blue)) & (nobody >= 2 * score.facts["sigma"])
+    stays = float((chance * ~is_down * ((red > blue) + (red == blue) / 2)).sum())
+    flips = round(score.facts["flipped"] / 100 * 4000)
+    assert score.facts["sigma"] == 2.0
+    assert binom.ppf(5e-9, 4000, 1 - stays) <= flips <= binom.isf(5e-9, 4000, 1 - stays)
+    assert score.values["accuracy"].mean == pytest.approx(100 - score.facts["flipped"])
+
+
+@pytest.mark.usefixtures("no_plan")
+def test_flips_are_the_per_cent_of_releases_that_differ_from_the_plain_majority(recording: type[Recording]) -> None:
+    recording.wrong = 4
+    study = study_of([[[0, 0, 0, 0]] * 5, [[2, 2, 2, 0]] * 5], [0] * 5, draws=8)
+    score = study._private(1.0, SCHEDULE)
+    # 80 releases, a quarter of them Green: wrong where the majority is Red, right where it is Green.
+    assert score.facts["flipped"] == pytest.approx(100 * (10 + 30) / 80)
+    assert score.values["accuracy"].mean == pytest.approx(75.0)
+
+
+@pytest.mark.usefixtures("no_plan")
+def test_the_main_table_has_each_method_with_its_runs() -> None:
+    votes = [[[0, 0, 1, 2], [1, 1, 1, 1]], [[0, 0, 0, 0], [1, 2, 2, 2]]]
+    scores = study_of(votes, [0, 1]).scores()
+    assert [(s.method, s.epsilon, s.runs) for s in scores] == [
+        ("zero-shot", None, 2),
+        ("zero-shot calibrated", None, 2),
+        ("2-shot", None, 2),
+        ("member", None, 8),
+        ("vote", None, 2),
+        ("vote", 1.0, 10),
+        ("vote", 4.0, 10),
+    ]
+    assert find(scores, "zero-shot").values["accuracy"] == Value(50.0, 0.0, 50.0)
+    member = find(scores, "member").values["accuracy"]
+    by_member = 50 * np.array([2, 2, 1, 1, 2, 1, 1, 1])
+    assert (member.mean, member.deviation) == pytest.approx((by_member.mean(), by_member.std(ddof=1)))
+    assert find(scores, "vote").values["accuracy"].mean == pytest.approx(75.0)
+
+
+@pytest.mark.usefixtures("no_plan")
+def test_a_public_prompt_is_scored_where_there_is_one() -> None:
+    said = said_of([[0, 0, 0, 0]], alone=1)
+    public = np.concatenate([said.queries, np.array([[[0.1, 0.1, 0.9]]])], axis=1)
+    study = LabelStudy(LABELS, [2], [Said(public, said.neutral[:, :0], 4)], SCHEDULE, calibrate=False)
+    assert find(study.scores(), "public 2-shot").values["accuracy"].mean == 100.0
+    assert find(study.scores(), "2-shot").values["accuracy"].mean == 0.0
+
+
+def test_a_tie_without_noise_counts_by_the_share_of_its_winners_as_a_release_draws_among_them() -> None:
+    tables = [[0, 0, 1, 1], [0, 1, 1, 2], [0, 0, 1, 2], [0, 1, 2, -1]]
+    (plain,) = [s for s in study_of([tables], [0, 0, 0, 2]).by_releases([10]) if s.epsilon is None]
+    assert plain.values["accuracy"].mean == pytest.approx(100 * (1 / 2 + 0 + 1 + 1 / 3) / 4)
+
+
+@pytest.mark.usefixtures("no_plan")
+def test_ablations_vary_one_number_and_the_noise_follows() -> None:
+    study = study_of([[[0, 0, 1, 1], [1, 0, 1, 0]]], [0, 1])
+    members = study.by_members([2, 4])
+    assert {s.study for s in members} == {"members"}
+    assert find(members, "vote", None, members=2).values["accuracy"].mean == 75.0
+    assert find(members, "vote", 1.0, members=2).facts["sigma"] == pytest.approx(2 / 40 * 20)
+    assert find(members, "vote", 1.0, members=4).facts["sigma"] == pytest.approx(4 / 40 * 20)
+    releases = study.by_releases([10, 1000])
+    assert {s.study for s in releases} == {"releases"}
+    assert find(releases, "vote", 4.0, releases=1000).facts["sigma"] == pytest.approx(4 / 40 * 1000 / 4)
+    assert find(releases, "vote", None, releases=10).values == find(releases, "vote", None, releases=1000).values
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_has_the_deviation_of_runs_and_the_error_of_queries() -> None:
+    table = [[1, 0, 1, 1], [1, 0, 0, 1], [1, 1, 1, 1]]
+    value = Value.of(table)
+    assert value.mean == pytest.approx(75.0)
+    assert value.deviation == pytest.approx(25.0)  # runs at 75, 50 and 100
+    by_query = np.array([100, 100 / 3, 200 / 3, 100])
+    assert value.error == pytest.approx(by_query.std(ddof=1) / 2)
+    assert math.isnan(Value.of([[1, 0]]).deviation)
+    assert math.isnan(Value.of([[1], [0]]).error)
+
+
+def test_json_has_no_nan() -> None:
+    score = Score("vote", 1.0, {"accuracy": Value.of([[1, 0]])}, 1, 2, {"sigma": 2.0})
+    assert score.is_private
+    assert score.to_dict() == {
+        "method": "vote",
+        "epsilon": 1.0,
+        "study": "",
+        "values": {"accuracy": {"mean": 50.0, "deviation": None, "error": 50.0}},
+        "runs": 1,
+        "queries": 2,
+        "facts": {"sigma": 2.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"owners": 0}, "owners"),
+        ({"members": 1}, "members"),
+        ({"members": 2.0}, "members"),
+        ({"shots": 0}, "shots"),
+        ({"shots": 11}, "shots"),
+        ({"releases": 0}, "releases"),
+        ({"releases": 10**9}, "releases"),
+        ({"few_shots": 41}, "few_shots"),
+        ({"delta": 0.0}, "delta"),
+        ({"epsilons": ()}, "epsilon"),
+        ({"epsilons": (1.0, -1.0)}, "epsilon"),
+        ({"epsilons": (math.inf,)}, "epsilon"),
+        ({"epsilons": (1001.0,)}, "epsilon"),
+    ],
+)
+def test_a_schedule_refuses_what_no_plan_can_be(change: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        Schedule(**{**vars(SCHEDULE), **change})
+    assert caught.value.parameter == name

@@ -1,0 +1,372 @@
+"""`evaluation.text_pass` and `text_study`: what members wrote is kept, and private texts are the product's releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluation_fakes import FakeLLM, WordEmbeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+
+from langchain_dpicl.aggregators import EmbeddingMean, ReleasedKeywords
+from langchain_dpicl.errors import ModelUnavailable
+from langchain_dpicl.evaluation import schedule as schedule_module
+from langchain_dpicl.evaluation.data import Row
+from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
+from langchain_dpicl.evaluation.text_pass import Author, Written, write_candidates, write_members
+from langchain_dpicl.evaluation.text_study import TextStudy, score_texts
+from langchain_dpicl.privacy.mechanisms import default_delta0
+from langchain_dpicl.privacy.plan import LineRequest
+
+TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
+SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
+WORDS = "cat dog fox owl rain sun"
+
+
+def row(text: str, *references: str) -> Row:
+    return Row(text, references[0], references)
+
+
+def written(*members: str | None, zero_shot: str | None = "nothing known") -> Written:
+    return Written(members, zero_shot, "few shots")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[PassFile]:
+    made = PassFile(tmp_path / "texts.jsonl", {})
+    yield made
+    made.close()
+
+
+class Solved(dict[str, Any]):
+    """Stands for the plans that were asked for; ``parameter`` is their noise."""
+
+    parameter = 1.0
+
+
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> Solved:
+    """The requests instead of plans, by mechanism and rate."""
+    asked = Solved()
+
+    def solve(*, epsilon: float, delta: float, lines: dict[str, LineRequest]) -> Any:
+        ((name, line),) = lines.items()
+        asked[line.mechanism, line.rate] = (epsilon, delta, line)
+        return SimpleNamespace(lines={name: SimpleNamespace(parameter=asked.parameter)})
+
+    monkeypatch.setattr(schedule_module.PrivacyPlan, "solve", solve)
+    return asked
+
+
+def author(llm: FakeLLM) -> Author:
+    return Author(llm, llm, TASK)
+
+
+def study_of(
+    rows: Sequence[tuple[Row, Sequence[Written]]],
+    file: PassFile,
+    *,
+    candidates: Sequence[Sequence[str]] | None = None,
+    embeddings: Embeddings | None = None,
+    llm: FakeLLM | None = None,
+    **settings: Any,
+) -> TextStudy:
+    queries, texts = [each for each, _ in rows], [samples for _, samples in rows]
+    llm = FakeLLM(writes=lambda prompt: " cat dog") if llm is None else llm
+    return TextStudy(
+        settings.pop("task", TASK),
+        queries,
+        texts,
+        [["cat", "dog", "rain"]] * len(rows) if candidates is None else candidates,
+        settings.pop("schedule", SCHEDULE),
+        WordEmbeddings(WORDS) if embeddings is None else embeddings,
+        author(llm),
+        file,
+        **{"draws": 3, **settings},
+    )
+
+
+def find(scores: Sequence[Score], epsilon: float | None, **facts: float) -> Score:
+    (score,) = [s for s in scores if s.epsilon == epsilon and facts.items() <= dict(s.facts).items()]
+    return score
+
+
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_author_asks_with_the_tasks_prompts_and_strips_the_answers() -> None:
+    llm = FakeLLM(writes=lambda prompt: "  a title \n")
+    found = author(llm).write([[("a", "A"), ("b", "B")], []], "my\nnote")
+    assert found == ["a title", "a title"]
+    assert sorted(llm.calls) == [
+        "Note: a\nTitle: A\n\nNote: b\nTitle: B\n\nNote: my note\nTitle:",
+        "Note: my note\nTitle:",
+    ]
+    llm.calls.clear()
+    assert author(llm).candidates("my note", 3) == ["a title"] * 3
+    assert llm.calls == ["Note: my note\nTitle:"] * 3
+
+
+def test_released_words_are_all_that_the_model_gets_beside_the_query() -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title ")
+    text = author(llm).from_words(ReleasedKeywords(["fox", "owl"], ranked=True), "my note")
+    assert text == "a title"
+    assert llm.calls == [
+        "Complete the text with the following word suggestions ranked by their frequency from high to low: fox, owl."
+        "\n\nNote: my note\nTitle:"
+    ]
+    author(llm).from_words(ReleasedKeywords(["fox", "owl"]), "my note")
+    assert "ranked" not in llm.calls[-1]
+    assert author(FakeLLM(fails=lambda prompt: True)).from_words(ReleasedKeywords(["fox"]), "my note") is None
+
+
+def test_what_members_wrote_is_kept_and_not_asked_again(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: str(len(prompt)))
+    prompts = [[("a", "A")], [("bb", "B")], [], [("ccc", "C")], [("dddd", "D")]]
+    for _ in range(2):
+        found = write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
+    assert len(llm.calls) == 5
+    assert found == Written(["35", "36"], "17", "37", "38")
+
+
+def test_a_member_that_failed_twice_is_none_and_one_that_failed_once_is_not(file: PassFile) -> None:
+    seen: list[str] = []
+
+    def fails(prompt: str) -> bool:
+        seen.append(prompt)
+        return "bad" in prompt or ("busy" in prompt and seen.count(prompt) == 1)
+
+    llm = FakeLLM(writes=lambda prompt: "a title", fails=fails)
+    prompts = [[("bad", "A")], [("busy", "B")], [], []]
+    found = write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
+    assert list(found.members) == [None, "a title"]
+
+
+def test_a_model_that_is_gone_leaves_nothing_of_that_query(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: "a title", fails=lambda prompt: len(llm.calls) > 6)
+    prompts = [[("a", "A")], [("b", "B")], [], []]
+    write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
+    with pytest.raises(ModelUnavailable, match="the same command goes on with it"):
+        write_members(author(llm), prompts, 2, row("other", "x"), file, ("other", 0))
+    with pytest.raises(ModelUnavailable):
+        write_candidates(author(llm), row("note", "x"), 3, file, "note")
+    assert list(file) == [("note", 0)]
+
+
+def test_candidates_are_asked_for_once_for_each_number_of_them(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title" if len(llm.calls) % 3 else " ")
+    for _ in range(2):
+        assert set(write_candidates(author(llm), row("note", "x"), 6, file, "note")) == {"a title"}
+    assert len(llm.calls) == 6
+    write_candidates(author(llm), row("note", "x"), 9, file, "note")
+    assert len(llm.calls) == 15, "twenty sentences are not passed off as forty"
+
+
+# -- embedding means ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("solved")
+def test_an_embedding_mean_without_noise_is_the_candidate_nearest_to_the_exact_mean(file: PassFile) -> None:
+    model = DeterministicFakeEmbedding(size=8)  # of norm about 3, so all are clipped to 1
+
+    def direction(text: str) -> Any:
+        vector = np.array(model.embed_query(text))
+        assert np.linalg.norm(vector) > 1.0
+        return vector / np.linalg.norm(vector)
+
+    rows, candidates = [], []
+    for i in range(12):
+        texts = [[f"text {i} {s} {m}" for m in range(4)] for s in range(2)]
+        rows.append((row(f"query {i}", "x"), [written(*each) for each in texts]))
+        candidates.append([f"candidate {i} {j}" for j in range(5)])
+    study = study_of(rows, file, candidates=candidates, embeddings=model)
+    runs = study._choose(SCHEDULE, 5, 1e-9, draws=2)
+    assert len(runs) == 4, "samples times draws"
+    seen = set()
+    for i, (_, samples) in enumerate(rows):
+        for s, each in enumerate(samples):
+            mean = sum(direction(str(text)) for text in each.members)
+            nearest = max(candidates[i], key=lambda text: float(direction(text) @ mean))
+            assert runs[2 * s][i] == runs[2 * s + 1][i] == nearest
+            seen.add(candidates[i].index(nearest))
+    assert len(seen) > 2
+
+
+def test_the_noise_of_an_embedding_mean_is_the_plans(
+    file: PassFile, solved: Solved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved.parameter = 2.5
+    used: list[tuple[int, float]] = []
+    aggregate = EmbeddingMean.aggregate
+
+    def spy(self: EmbeddingMean, outputs: Sequence[object], parameter: float, randomness: Any) -> Any:
+        used.append((len(outputs), parameter))
+        return aggregate(self, outputs, parameter, randomness)
+
+    monkeypatch.setattr(EmbeddingMean, "aggregate", spy)
+    study = study_of([(row("query", "cat"), [written("cat", "cat", "dog", "cat")])], file)
+    found = study.embedding()
+    assert used == [(4, 1e-9), *[(4, 2.5)] * 3]
+    line = LineRequest("embedding", rate=0.1, count=20, options={"step": 2.0**-16})
+    assert solved["embedding", 0.1] == (1.0, 1e-3, line)
+    assert find(found, 1.0).facts["sigma"] == 2.5
+    assert (find(found, 1.0).runs, find(found, None).runs) == (3, 1)
+    assert find(found, None).values["rouge1"].mean == 100.0
+    used.clear()
+    members = study.by_members([2])
+    assert {outputs for outputs, _ in used} == {2}
+    assert solved["embedding", 0.05][2].rate == 0.05
+    assert {(s.study, s.facts["members"], s.facts["rate"]) for s in members} == {("members", 2, 0.05)}
+
+
+def test_flips_are_the_per_cent_of_texts_that_noise_changed(
+    file: PassFile, solved: Solved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(row(f"query {i}", "cat"), [written("cat", "cat", "dog", "cat")]) for i in range(4)]
+    releases = iter(["cat"] * 4 + ["cat", "dog", "cat", "cat"] * 2 + ["rain", "cat", "cat", "cat"])
+    monkeypatch.setattr(EmbeddingMean, "aggregate", lambda *_: next(releases))
+    assert find(study_of(rows, file).embedding(), 1.0).facts["flipped"] == 25.0
+
+
+@pytest.mark.usefixtures("solved")
+def test_the_ablation_of_candidates_takes_the_first_so_many(file: PassFile) -> None:
+    study = study_of([(row("query", "rain"), [written("rain", "rain", "rain", "dog")])], file)
+    found = study.by_candidates([1, 2, 3])
+    assert {s.study for s in found} == {"candidates"}
+    plain = {s.facts["candidates"]: s.values["rouge1"].mean for s in found if s.epsilon is None}
+    assert plain == {1: 0.0, 2: 0.0, 3: 100.0}, "cat, then dog, then rain"
+
+
+@pytest.mark.usefixtures("solved")
+def test_members_without_a_text_abstain_and_a_query_without_candidates_has_no_answer(file: PassFile) -> None:
+    rows = [
+        (row("one", "cat"), [written("cat", "cat", "", None)]),
+        (row("two", "cat"), [written("", None, "", "cat")]),
+        (row("three", "cat"), [written("cat", "cat", "cat", "cat")]),
+    ]
+    study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
+    assert study._choose(SCHEDULE, 2, 1e-9, draws=1) == [["", "", ""]], "half of the members are too few"
+    rows[0] = (row("one", "cat"), [written("cat", "cat", "cat", "")])
+    study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
+    assert study._choose(SCHEDULE, 2, 1e-9, draws=1) == [["cat", "", ""]]
+    assert len(study.embedding()) == 2
+
+
+# -- keywords ----------------------------------------------------------------------------------------------------------
+
+
+def words_of(llm: FakeLLM) -> list[str]:
+    """The suggestions of each call."""
+    return [prompt.split(": ", 1)[1].split(".\n")[0] for prompt in llm.calls]
+
+
+@pytest.mark.usefixtures("solved")
+def test_joint_em_without_noise_has_the_querys_most_used_words_in_order(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title")
+    query = row("dog fox owl cat rain", "a title")
+    said = [written("owl cat owl", "owl fox sun", "owl cat", "sun sun")] * 3
+    found = study_of([(query, said)], file, llm=llm).joint_em()
+    # sun is no word of the query; owl 3, cat 2, fox 1
+    plain = find(found, None)
+    assert words_of(llm)[0] == "owl, cat"
+    assert ("words", key_of(query.input), True, "owl", "cat") in file
+    assert (plain.runs, plain.values["rouge1"].mean, plain.facts["fallback"]) == (3, 100.0, 0.0)
+    assert find(found, 1.0).facts["eps0"] == 1.0
+
+
+@pytest.mark.usefixtures("solved")
+def test_each_text_from_keywords_is_written_once_whatever_the_order_of_queries(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: " about " + prompt.split("Note: ")[1].split()[0])
+    rows = [
+        (row("owl cat", "about owl"), [written("owl cat", "owl", "owl cat", "owl")] * 2),
+        (row("fox dog", "about fox"), [written("fox dog", "fox", "fox", "fox")] * 2),
+    ]
+    study = study_of(rows, file, llm=llm, schedule=Schedule(**{**vars(SCHEDULE), "epsilons": (1e-9,)}))
+    plain = find(study.joint_em(), None)
+    assert plain.values["rouge1"].mean == 100.0
+    assert len(llm.calls) == len(set(llm.calls)) <= 4, "two orders of two words for each of two queries"
+    llm.calls.clear()
+    again = find(study_of(rows[::-1], file, llm=llm).joint_em(), None)
+    assert "owl, cat" not in words_of(llm)
+    assert "fox, dog" not in words_of(llm)
+    assert again.values["rouge1"].mean == 100.0
+
+
+@pytest.mark.usefixtures("solved")
+def test_a_query_without_words_gets_the_zero_shot_text(file: PassFile) -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title")
+    rows = [(row("the and of", "nothing known"), [written("owl")]), (row("owl fox", "a title"), [written("owl")])]
+    plain = find(study_of(rows, file, llm=llm).joint_em(), None)
+    assert plain.facts["fallback"] == 50.0
+    assert plain.values["rouge1"].mean == 100.0
+
+
+def test_a_failed_test_falls_back_to_the_zero_shot_text_and_is_counted(file: PassFile, solved: Solved) -> None:
+    said = [written(*["owl fox"] * 4)] * 2
+    queries = [(row(f"query {i}", "nothing known"), said) for i in range(3)]
+    llm = FakeLLM(writes=lambda prompt: " a title")
+    solved.parameter = 1e5  # a gap of 4 against noise of 2e5: passes with probability delta0
+    failed = find(study_of(queries, file, llm=llm).ptr(), 1.0)
+    assert (failed.facts["fallback"], failed.values["rouge1"].mean, failed.facts["sigma"]) == (100.0, 100.0, 1e5)
+    solved.parameter = 0.05  # ten standard deviations and more
+    passed = find(study_of(queries, file, llm=llm).ptr(), 1.0)
+    assert (passed.facts["fallback"], passed.values["rouge1"].mean) == (0.0, 0.0)
+    assert words_of(llm) == ["fox, owl"] * 3, "a set, in alphabetical order, written once for each query"
+
+
+def test_ptr_asks_for_the_plan_that_a_budget_would_have(file: PassFile, solved: Solved) -> None:
+    study_of([(row("query", "x"), [written("owl fox", "owl fox", "owl fox", "owl")])], file).ptr()
+    delta0 = default_delta0(1e-3, 0.1, 20)
+    line = LineRequest("ptr", rate=0.1, count=20, options={"delta0": delta0, "select": 1.0})
+    assert solved["ptr", 0.1] == (1.0, 1e-3, line)
+
+
+def test_ptrs_reference_without_privacy_is_the_best_gap(file: PassFile, solved: Solved) -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title")
+    # owl 4, fox 4, cat 3, dog 1: a gap of 1 after two words, of 2 after three
+    said = [written("owl fox cat", "owl fox cat", "owl fox cat", "owl fox dog")]
+    study_of([(row("query", "x"), said)], file, llm=llm).ptr()
+    assert words_of(llm)[0] == "cat, fox, owl"
+
+
+def test_a_writer_that_fails_on_keywords_keeps_what_is_there(file: PassFile, solved: Solved) -> None:
+    llm = FakeLLM(writes=lambda prompt: " a title", fails=lambda prompt: "fox" in prompt)
+    rows = [(row("owl", "x"), [written("owl")]), (row("fox", "x"), [written("fox")])]
+    with pytest.raises(ModelUnavailable):
+        study_of(rows, file, llm=llm).joint_em()
+    assert [key[1] for key in file] == [key_of("owl")]
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_scored_by_run_and_query(tmp_path: Path) -> None:
+    for public in (None, "a digest"):
+        file = PassFile(tmp_path / f"{public}.jsonl", {"public": public})
+        first = Written(["cat", "dog", "cat", None], "cat", "dog", "cat" if public else None)
+        second = Written(["cat", "cat", "cat", "cat"], "dog", "cat", "dog" if public else None)
+        scores = {s.method: s for s in study_of([(row("query", "cat"), [first, second])], file).prompts()}
+        assert list(scores) == ["zero-shot", "2-shot", *(["public 2-shot"] if public else []), "member"]
+        assert scores["zero-shot"].values["rouge1"].mean == 50.0
+        assert scores["zero-shot"].values["rouge1"].deviation == pytest.approx(np.std([100, 0], ddof=1))
+        assert scores["member"].runs == 8
+        assert scores["member"].values["rouge1"].mean == pytest.approx(100 * 6 / 8)
+        file.close()
+
+
+def test_the_best_reference_counts_and_every_measure_is_there() -> None:
+    queries = [row("a", "cat dog", "sun"), row("b", "rain")]
+    score = score_texts(
+        "m", [["sun", "rain"], ["owl", "rain"]], queries, WordEmbeddings(WORDS), epsilon=2.0, facts={"sigma": 1.0}
+    )
+    assert list(score.values) == ["rouge1", "rouge2", "rougeL", "bleu", "levenshtein", "meaning"]
+    for name in ("rouge1", "rougeL", "meaning"):
+        assert score.values[name].mean == pytest.approx(75.0), name
+    assert (score.runs, score.queries, score.epsilon, score.facts) == (2, 2, 2.0, {"sigma": 1.0})
