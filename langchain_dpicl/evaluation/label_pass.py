@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from langchain_core.language_models import BaseLanguageModel
@@ -24,6 +25,9 @@ from langchain_dpicl.evaluation.passes import PassFile, once_more
 from langchain_dpicl.evaluation.samples import Pairs
 from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.scoring import LabelScorer
+
+if TYPE_CHECKING:
+    from langchain_dpicl.evaluation.label_batches import LabelBatches
 
 Scores = NDArray[np.float64]
 
@@ -70,21 +74,24 @@ class ChainReader:
 
 
 class BatchReader:
-    """Reads the prompts of a query in batches, by a model of transformers in this process."""
+    """Reads the prompts of a query in batches, by a model of transformers in this process, loaded at first use."""
 
     def __init__(self, model: str, task: ClassificationTask, *, threads: int | None = None) -> None:
+        self._model, self._threads, self._task = model, threads, task
+
+    @cached_property
+    def _batches(self) -> LabelBatches:
         from langchain_dpicl.decoding.transformers_model import TransformersLogits
         from langchain_dpicl.evaluation.label_batches import LabelBatches
 
-        self._shape = task.shape
-        instruction = self._shape.prefix(())
-        self._common = len(instruction)
-        self._batches = LabelBatches(TransformersLogits(model, threads=threads), task.labels, instruction)
+        model = TransformersLogits(self._model, threads=self._threads)
+        return LabelBatches(model, self._task.labels, self._task.shape.prefix(()))
 
     def prompts(self, examples: Sequence[Pairs]) -> Ask:
         """See `LabelReader`."""
-        shape = self._shape
-        scores = self._batches.after([shape.prefix(pairs)[self._common :] for pairs in examples])
+        shape = self._task.shape
+        instruction = len(shape.prefix(()))
+        scores = self._batches.after([shape.prefix(pairs)[instruction:] for pairs in examples])
         return lambda query: scores(shape.ask(query))
 
 

@@ -1,0 +1,74 @@
+"""``dpicl evaluate`` on the embedded model: both readers say the same, and a whole run leaves its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.cli import main
+from langchain_dpicl.evaluation.label_pass import BatchReader, ChainReader
+from langchain_dpicl.evaluation.tasks import ClassificationTask, task
+from langchain_dpicl.local import local_llm
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+MODEL = "smollm2-135m-instruct"
+GOOD, BAD = ("witty", "warm", "gripping", "lovely", "bright"), ("dull", "cold", "clumsy", "tired", "loud")
+KINDS = ("film", "novel", "play", "song")
+REVIEWS = [
+    {"text": f"a {word} {kind}", "label": label}
+    for words, label in ((GOOD, "Positive"), (BAD, "Negative"))
+    for word in words
+    for kind in KINDS
+]
+
+
+def test_reading_in_batches_says_what_the_chain_says() -> None:
+    """Three queries after no, one and several examples.
+
+    A batch and a server compute with other precisions: a label's share may lie a twentieth apart, and a label whose
+    lead is smaller may change. Examples move shares further than that, so a mixed-up prompt is found.
+    """
+    sst2 = task("sst2")
+    assert isinstance(sst2, ClassificationTask)
+    pairs = [(row["text"], row["label"]) for row in REVIEWS]
+    examples = [[], pairs[:1], [pairs[3], pairs[30]], pairs[10:30:5]]
+    batch = BatchReader(MODEL, sst2, threads=1).prompts(examples)
+    chain = ChainReader(local_llm(MODEL, threads=1), sst2, at_once=1).prompts(examples)
+    for query in ("a witty, seductive movie", "a boring mess", "the music is loud"):
+        wide, exact = batch(query), chain(query)
+        assert wide.shape == exact.shape == (4, 2)
+        assert exact.any(axis=1).all(), "no prompt failed"
+        shares = [scores / scores.sum(axis=1, keepdims=True) for scores in (wide, exact)]
+        print(np.round(shares, 3).tolist())
+        assert np.abs(shares[0] - shares[1]).max() < 0.05
+        assert np.ptp(shares[1][:, 0]) > 0.15, "what the prompt holds moves the shares"
+        is_clear = np.abs(np.diff(shares[1], axis=1))[:, 0] > 0.1
+        assert is_clear.any()
+        assert wide.argmax(axis=1)[is_clear].tolist() == exact.argmax(axis=1)[is_clear].tolist()
+
+
+def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = [{"text": t, "label": la} for t, la in (("a witty story", "Positive"), ("a dull story", "Negative"))]
+    queries.append({"text": "a lovely evening", "label": "Positive"})
+    for name, records in (("train", REVIEWS), ("test", queries)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = tmp_path / "out"
+    given = ["evaluate", "--task", "sst2", "--data", str(tmp_path), "--queries", "3", "--output", str(folder), "--json"]
+    given += ["--in-batches", "--threads", "1", "--model", MODEL]
+    given += "--members 4 --shots 1 --releases 20 --delta 1e-3 --epsilon 1 8 --draws 2 --vary members=2,4".split()
+    assert main(given) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert len(REVIEWS) == results["settings"]["owners"] == 40
+    found = {(s["method"], s["epsilon"]): s for s in results["scores"] if not s["study"]}
+    assert set(found) >= {("zero-shot", None), ("vote", None), ("vote", 1.0), ("vote", 8.0)}
+    assert all(0 <= s["values"]["accuracy"]["mean"] <= 100 and s["queries"] == 3 for s in results["scores"])
+    assert found["vote", 1.0]["facts"]["sigma"] > found["vote", 8.0]["facts"]["sigma"]
+    assert {path.name for path in folder.iterdir()} >= {"labels-4x1.jsonl", "table.md", "accuracy.png", "cost.png"}
+    kept = (folder / "labels-4x1.jsonl").read_bytes()
+    assert kept.count(b"\n") == 1 + 1 + 1 + 3, "settings, sample, N/A, queries"
+    assert main(given) == 0
+    assert (folder / "labels-4x1.jsonl").read_bytes() == kept, "nothing was asked again"
