@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.decoding.demonstrations import RECEIPT, from_lines, to_line
+from langchain_dpicl.durable import append, lock, read_whole
 from langchain_dpicl.errors import InvalidParameter
 
 _FORMAT = "dpicl-job-1"
@@ -92,7 +93,7 @@ class Journal:
                 if self.output.exists() and not self.output.is_file():
                     raise self.refused("a plain file")
                 descriptor = os.open(self.part, _FLAGS, 0o666)
-                if not _lock(descriptor):
+                if not lock(descriptor):
                     os.close(descriptor)
                     raise self.refused("a file on which no other job is running")
                 if _is_at(descriptor, self.part):
@@ -101,7 +102,7 @@ class Journal:
 
     def _read_journal(self) -> int:
         """Take over what an earlier process wrote; how many bytes at its end are no whole line."""
-        content = _content(self._descriptor)
+        content = read_whole(self._descriptor)
         if b"\n" not in content and _HEAD.startswith(content[: len(_HEAD)]):  # before the header nothing is charged
             self._has_header = False
             return len(content)
@@ -149,7 +150,7 @@ class Journal:
         with self.writing():
             if not self._has_header:
                 header = {"format": _FORMAT, "job": self.name, "settings": self._settings, "output": str(self.output)}
-                _append(self._descriptor, to_line(header))
+                append(self._descriptor, to_line(header))
                 _sync_folder(self.part)
                 self._has_header = True
             if mark != self.under_way:
@@ -163,13 +164,13 @@ class Journal:
         return list(self._tokens)
 
     def _start(self, mark: str) -> None:
-        _append(self._descriptor, to_line({"answer": mark}))
+        append(self._descriptor, to_line({"answer": mark}))
         self.under_way, self._tokens = mark, []
 
     def keep(self, token: int) -> None:
         """Write down a token that is about to be handed out."""
         with self.writing():
-            _append(self._descriptor, to_line({"token": token}))
+            append(self._descriptor, to_line({"token": token}))
         self._tokens.append(token)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ class Journal:
         with self.writing():
             is_new = not self.output.exists()
             with _opened(self.output) as descriptor:
-                _append(descriptor, to_line(line))
+                append(descriptor, to_line(line))
             if is_new:
                 _sync_folder(self.output)
 
@@ -196,26 +197,6 @@ class Journal:
         if remove and sys.platform == "win32":
             with contextlib.suppress(OSError):  # somebody has just opened it, and will find nothing under way
                 self.part.unlink()
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock a file for as long as the descriptor, or this process, lives. False where another has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # a locked byte cannot be read: one behind any content
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -239,26 +220,12 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _mend(descriptor: int, rest: int) -> None:
     """Take so many bytes away from the end of a file, which then ends with a whole line."""
-    content = _content(descriptor)
+    content = read_whole(descriptor)
     whole = content[: len(content) - rest]
     if rest:
         os.ftruncate(descriptor, len(whole))
     if whole and not whole.endswith(b"\n"):
-        _append(descriptor, b"\n")
-
-
-def _content(descriptor: int) -> bytes:
-    with open(descriptor, "rb", closefd=False) as file:
-        file.seek(0)
-        return file.read()
-
-
-def _append(descriptor: int, content: bytes) -> None:
-    """Write at the end of a file, and onto the disk."""
-    os.lseek(descriptor, 0, os.SEEK_END)
-    while content:
-        content = content[os.write(descriptor, content) :]
-    os.fsync(descriptor)
+        append(descriptor, b"\n")
 
 
 def _sync_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from langchain_dpicl.decoding.journal import _append, _content, _lock
+from langchain_dpicl.durable import append, lock, read_whole
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 
 Key = tuple[int | str, ...]
@@ -41,9 +41,9 @@ class PassFile:
         if fault:
             raise self._refused(f"a folder that can be written ({fault})")
         try:
-            if not _lock(self._descriptor):
+            if not lock(self._descriptor):
                 raise self._refused("a folder on which no other evaluation is running")
-            self._take_over(_content(self._descriptor))
+            self._take_over(read_whole(self._descriptor))
         except BaseException:
             self.close()
             raise
@@ -93,7 +93,7 @@ class PassFile:
     def _write(self, line: str) -> None:
         fault = ""
         try:
-            _append(self._descriptor, (line + "\n").encode("ascii"))
+            append(self._descriptor, (line + "\n").encode("ascii"))
         except OSError as error:
             fault = error.strerror or type(error).__name__
         if fault:

@@ -319,7 +319,7 @@ def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening the journal and locking it, the job that had it finished and another began."""
-    output, lock, calls = tmp_path / "out.jsonl", journal._lock, []
+    output, lock, calls = tmp_path / "out.jsonl", journal.lock, []
 
     def late(descriptor: int) -> bool:
         if not calls:
@@ -328,7 +328,7 @@ def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
         calls.append(descriptor)
         return lock(descriptor)
 
-    monkeypatch.setattr(journal, "_lock", late)
+    monkeypatch.setattr(journal, "lock", late)
     held = journal.Journal(output, "settings")
     with pytest.raises(InvalidParameter, match="no other job"):
         journal.Journal(output, "settings")
