@@ -12,6 +12,7 @@ import contextlib
 import io
 import itertools
 import logging
+import re
 import sys
 import threading
 import time
@@ -75,15 +76,16 @@ SECRETS = [
     METADATA,
     str(TOKENS),
     str(EMBEDDED),
-    str(int(EMBEDDED * (1 << 16))),  # as `EmbeddingMean` sees it
 ]
+ON_THE_LATTICE = re.compile(rf"(?<![\w.]){int(EMBEDDED * (1 << 16))}(?!\w)")
+"""The embedding as `EmbeddingMean` sees it: a number of its own, since ids and times hold any five digits."""
 
 logger = logging.getLogger("a.model.client")
 
 
 def found_in(text: str) -> list[str]:
     """The secrets that a text holds; words may have lost their case and hyphens (`Keywords` splits them)."""
-    return [secret for secret in SECRETS if secret in text]
+    return [secret for secret in SECRETS if secret in text] + ON_THE_LATTICE.findall(text)
 
 
 # -- the private side --------------------------------------------------------------------------------------------------

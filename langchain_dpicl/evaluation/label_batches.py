@@ -27,7 +27,8 @@ Scores = NDArray[np.float64]
 class LabelBatches:
     """Scores labels after prompts of the form instruction + prefix + suffix.
 
-    The instruction, "" for none, is read once for all prompts; a prefix once for all its suffixes.
+    The instruction, "" for none, is read once for all prompts; a prefix once for all its suffixes. Each piece is
+    tokenised on its own, so pieces have to meet where a tokeniser parts the whole prompt too.
     """
 
     def __init__(self, model: TransformersLogits, labels: Sequence[str], instruction: str = "") -> None:
@@ -36,12 +37,15 @@ class LabelBatches:
         self._labels = labels
         self._pieces: dict[int, bytes] = {}
         self._instruction: State | None = None
+        self._has_instruction = bool(instruction)
         if first := [*self._network.first, *self._network.tokens(instruction)]:
             with self._network.working():
                 (self._instruction,) = self._states([first], [None])
 
-    def after(self, prefixes: Sequence[str]) -> Callable[[str], Scores]:
+    def after(self, prefixes: Sequence[str], joint: str = "") -> Callable[[str], Scores]:
         """Read prefixes once; then, for any suffix, (prefixes, labels) probabilities that the label comes next.
+
+        Between what comes before it and the suffix stands ``joint``; not where nothing comes before it.
 
         What was read is kept until the function that this gives is dropped.
         """
@@ -53,10 +57,11 @@ class LabelBatches:
 
         def ask(suffix: str) -> Scores:
             found = np.zeros((len(prefixes), len(self._labels)))
-            ending = self._network.tokens(suffix)
+            first, next_ = self._network.tokens(suffix), self._network.tokens(joint + suffix)
             with self._network.working():
                 for batch, known in zip(batches, states, strict=True):
-                    vectors, _ = self._lockstep._read([ending] * len(batch), known)
+                    endings = [next_ if self._has_instruction or prefixes[i] else first for i in batch]
+                    vectors, _ = self._lockstep._read(endings, known)
                     for i, row in zip(batch, self._network.scores(list(vectors)), strict=True):
                         found[i] = self._label_scores(row)
             return found

@@ -78,6 +78,8 @@ class BatchReader:
 
     def __init__(self, model: str, task: ClassificationTask, *, threads: int | None = None) -> None:
         self._model, self._threads, self._task = model, threads, task
+        # Tokenisers part an empty line before a word into its two line breaks: the pieces meet between them.
+        self._joint = "\n" if task.shape.separator.endswith("\n") else ""
 
     @cached_property
     def _batches(self) -> LabelBatches:
@@ -85,13 +87,14 @@ class BatchReader:
         from langchain_dpicl.evaluation.label_batches import LabelBatches
 
         model = TransformersLogits(self._model, threads=self._threads)
-        return LabelBatches(model, self._task.labels, self._task.shape.prefix(()))
+        return LabelBatches(model, self._task.labels, self._task.shape.prefix(()).removesuffix(self._joint))
 
     def prompts(self, examples: Sequence[Pairs]) -> Ask:
         """See `LabelReader`."""
         shape = self._task.shape
-        instruction = len(shape.prefix(()))
-        scores = self._batches.after([shape.prefix(pairs)[instruction:] for pairs in examples])
+        instruction = len(shape.prefix(()).removesuffix(self._joint))
+        prefixes = [shape.prefix(pairs).removesuffix(self._joint)[instruction:] for pairs in examples]
+        scores = self._batches.after(prefixes, self._joint)
         return lambda query: scores(shape.ask(query))
 
 

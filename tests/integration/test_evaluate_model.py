@@ -43,7 +43,6 @@ def test_reading_in_batches_says_what_the_chain_says() -> None:
         assert wide.shape == exact.shape == (4, 2)
         assert exact.any(axis=1).all(), "no prompt failed"
         shares = [scores / scores.sum(axis=1, keepdims=True) for scores in (wide, exact)]
-        print(np.round(shares, 3).tolist())
         assert np.abs(shares[0] - shares[1]).max() < 0.05
         assert np.ptp(shares[1][:, 0]) > 0.15, "what the prompt holds moves the shares"
         is_clear = np.abs(np.diff(shares[1], axis=1))[:, 0] > 0.1
