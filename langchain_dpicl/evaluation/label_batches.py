@@ -61,7 +61,7 @@ class LabelBatches:
             with self._network.working():
                 for batch, known in zip(batches, states, strict=True):
                     endings = [next_ if self._has_instruction or prefixes[i] else first for i in batch]
-                    vectors, _ = self._lockstep._read(endings, known)
+                    vectors, _ = self._lockstep.read(endings, known)
                     for i, row in zip(batch, self._network.scores(list(vectors)), strict=True):
                         found[i] = self._label_scores(row)
             return found
@@ -79,7 +79,7 @@ class LabelBatches:
 
     def _states(self, tokens: Sequence[list[int]], before: Sequence[State | None]) -> list[State]:
         """The states after these tokens, where all rows have as much before them."""
-        _, cache = self._lockstep._read(tokens, before)
+        _, cache = self._lockstep.read(tokens, before)
         past = 0 if before[0] is None else before[0][0][0].shape[1]
         return [
             [(layer.keys[i, :, : past + len(row)], layer.values[i, :, : past + len(row)]) for layer in cache.layers]

@@ -114,7 +114,7 @@ class Lockstep:
                 batch = by_length[start : start + _BATCH]
                 states = [self._states[prompts[i][0]] if prompts[i][0] else None for i in batch]
                 tokens = [prompts[i][1] if prompts[i][0] else [*self._network.first, *prompts[i][1]] for i in batch]
-                vectors, _ = self._read(tokens, states)
+                vectors, _ = self.read(tokens, states)
                 for i, row in zip(batch, self._network.scores(list(vectors)), strict=True):
                     found[i] = row
         return found
@@ -129,14 +129,14 @@ class Lockstep:
         for start in range(0, len(missing), _BATCH):
             batch = missing[start : start + _BATCH]
             tokens = [[*self._network.first, *self._ids(text)] for text in batch]
-            _, cache = self._read(tokens, [None] * len(batch))
+            _, cache = self.read(tokens, [None] * len(batch))
             for i, text in enumerate(batch):
                 length = len(tokens[i])
                 self._states[text] = [
                     (layer.keys[i, :, :length].clone(), layer.values[i, :, :length].clone()) for layer in cache.layers
                 ]
 
-    def _read(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> tuple[Any, Any]:
+    def read(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> tuple[Any, Any]:
         """The vector after each row's last token, and the cache. Earlier states stand on the left, padded there."""
         import torch
         from transformers.cache_utils import DynamicCache

@@ -11,7 +11,6 @@ here is what `unit/test_noise.py`, `unit/test_sampling.py` and `unit/test_secure
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from branching import Coins, Tree
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import joint_em, keywords
@@ -33,53 +33,11 @@ SLACK = 1e-9
 Law = Mapping[Hashable, float]
 
 
-class Tree:
-    """Every branch of a program that asks for finite choices: the first run takes the first branch of each."""
-
-    def __init__(self) -> None:
-        self._path: list[int] = []
-        self._widths: list[int] = []
-        self._at = 0
-        self.weight = 1.0
-
-    def choose(self, probabilities: Sequence[float]) -> int:
-        """The option that this run takes; the run's weight is multiplied by its probability. None of probability 0."""
-        possible = [i for i, probability in enumerate(probabilities) if probability]
-        if self._at == len(self._path):
-            self._path.append(0)
-            self._widths.append(len(possible))
-        choice = possible[self._path[self._at]]
-        self._at += 1
-        self.weight *= probabilities[choice]
-        return choice
-
-    def next(self) -> bool:
-        """Go on to the next branch; False after the last."""
-        while self._path and self._path[-1] + 1 == self._widths[-1]:
-            self._path.pop()
-            self._widths.pop()
-        if not self._path:
-            return False
-        self._path[-1] += 1
-        self.weight, self._at = 1.0, 0
-        return True
-
-
-class Branching:
-    """The protocol `Randomness`, taking every value with its probability. Uniform numbers are taken for their order."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-
-    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        return np.array([i for i in range(n) if self.tree.choose([1 - probability, probability])], np.int64)
+class Branching(Coins):
+    """`Coins`, with the rest of the protocol `Randomness`."""
 
     def integers(self, high: int, size: int) -> NDArray[np.int64]:
         return np.array([self.tree.choose([1 / high] * high) for _ in range(size)], np.int64)
-
-    def uniforms(self, size: int) -> NDArray[Any]:
-        orders = _orders(size)
-        return orders[self.tree.choose([1 / len(orders)] * len(orders))]
 
     def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
         masses = gaussian_masses(sigma)
@@ -102,12 +60,6 @@ class BranchingThresholds(Branching):
 
     def uniforms(self, size: int) -> NDArray[Any]:
         return np.array([Uncertain(self.tree) for _ in range(size)], object)
-
-
-@lru_cache(maxsize=64)
-def _orders(size: int) -> list[NDArray[np.float64]]:
-    places = np.arange(size)
-    return [(places[list(order)] + 0.5) / max(1, size) for order in itertools.permutations(range(size))]
 
 
 @lru_cache(maxsize=64)

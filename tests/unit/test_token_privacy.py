@@ -7,15 +7,15 @@ lacks an owner, must not exceed what the accountant says of that many tokens; an
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import table_model
+from branching import Coins, Tree
 from numpy.typing import NDArray
 from table_model import TableModel
 
@@ -28,51 +28,6 @@ EPSILONS = [-0.5, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
 RATE, BOUND = 0.3, 1.25
 
 
-class Tree:
-    """Every branch of a program that asks for finite choices: the first run takes the first branch of each."""
-
-    def __init__(self) -> None:
-        self.path: list[int] = []
-        self.widths: list[int] = []
-        self.weight = 1.0
-        self.at = 0
-
-    def choose(self, probabilities: Sequence[float]) -> int:
-        if self.at == len(self.path):
-            self.path.append(0)
-            self.widths.append(len(probabilities))
-        choice = self.path[self.at]
-        self.at += 1
-        self.weight *= probabilities[choice]
-        return choice
-
-    def next(self) -> bool:
-        """Go on to the next branch; False after the last."""
-        while self.path and self.path[-1] + 1 == self.widths[-1]:
-            self.path.pop()
-            self.widths.pop()
-        if not self.path:
-            return False
-        self.path[-1] += 1
-        self.weight, self.at = 1.0, 0
-        return True
-
-
-class Branching:
-    """Coins and orders that take every value, with their probabilities. Anything else fails."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-
-    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        return np.array([i for i in range(n) if self.tree.choose([1 - probability, probability])], np.int64)
-
-    def uniforms(self, size: int) -> NDArray[np.float64]:
-        orders = list(itertools.permutations(range(size)))
-        order = orders[self.tree.choose([1 / len(orders)] * len(orders))]
-        return (np.array(order, np.float64) + 0.5) / max(1, size)
-
-
 def softmax(scores: NDArray[np.int64]) -> NDArray[np.float64]:
     weights = np.exp((scores - scores.max()) * mixing.STEP)
     return np.asarray(weights / weights.sum(), np.float64)
@@ -81,7 +36,7 @@ def softmax(scores: NDArray[np.int64]) -> NDArray[np.float64]:
 def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """The exact probability of every text, its end marked with a full stop."""
     tree, outputs = Tree(), defaultdict[str, float](float)
-    sampler._randomness = Branching(tree)  # type: ignore[assignment]
+    sampler._randomness = Coins(tree)  # type: ignore[assignment]
     with monkeypatch.context() as patch:
         patch.setattr(answer, "draw", lambda scores, _: tree.choose(softmax(scores).tolist()))
         while True:
