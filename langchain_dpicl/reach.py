@@ -32,7 +32,7 @@ _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
 _CLOSED = (BaseLanguageModel, Embeddings, VectorStore)
 _OWN_CLOSED = frozenset(
     {
-        "langchain_dpicl.store.store.ExemplarStore",
+        "langchain_dpicl.store.base.PrivateStore",
         "langchain_dpicl.selection.PoissonExampleSelector",
         "langchain_dpicl.budget.budget.PrivacyBudget",
         "langchain_dpicl.ensemble.PrivateEnsemble",

@@ -15,6 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable
@@ -33,9 +34,11 @@ from langchain_dpicl.errors import (
     ReleaseFailed,
     UnsafeConfigurationError,
 )
+from langchain_dpicl.paying import Payment, apay, pay
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.sealing import seal_public
 from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
@@ -100,6 +103,12 @@ class Begun:
         """What was prepared for a query that was charged."""
         assert self.prepared is not None
         return self.prepared
+
+    @property
+    def who(self) -> Numbers | None:
+        """The owners who paid for a query that was charged, where owners pay. Private, and given once."""
+        paid = self.entry.admitted if isinstance(self.entry, Charge) else None
+        return None if paid is None else paid.take()
 
 
 @dataclass(frozen=True)
@@ -190,12 +199,14 @@ class ReleaseSteps(AnyRelease):
         self.selector = ensemble.selector
         self.aggregator = aggregator
         self.budget = budget
+        check_pays(self.selector, budget)
         self.line_name = line_name
         self._chosen = {} if noise is None else {"parameter": noise}
         self._randomness: Randomness = SecureRandomness()
         calls = aggregator.public_calls()
         self._public = None if calls is None else PublicCalls(seal_public(calls.chain), calls.count)
-        self._variant = f"{aggregator.variant} members={ensemble.members}{ensemble.variant}"
+        gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
+        self._variant = f"{aggregator.variant} members={ensemble.members}{ensemble.variant}{gate}"
         self._prepares = type(aggregator).prepare is not Aggregator.prepare
         self._has_asked = False
 
@@ -263,7 +274,11 @@ class ReleaseSteps(AnyRelease):
         known = self._ahead(queries)
         prepared = list(each(lambda query, answer: None if answer else self._prepared(query), queries, known))
         ids, texts = [query.id for query in queries], [query.text for query in queries]
-        entries = queries[0].line.charge(len(queries), queries[0].principal, ids, texts=texts)
+        line, principal = queries[0].line, queries[0].principal
+        if line.has_tickets:
+            entries = pay(Payment(line, self.selector.store, self._eligible(prepared), principal, ids, texts))
+        else:
+            entries = line.charge(len(queries), principal, ids, texts=texts)
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
 
     async def _abegin(self, queries: Sequence[Query], at_once: int = 1) -> list[Begun]:
@@ -277,8 +292,17 @@ class ReleaseSteps(AnyRelease):
 
         prepared = await every(map(prepare, queries, known))
         ids, texts = [query.id for query in queries], [query.text for query in queries]
-        entries = await queries[0].line.acharge(len(queries), queries[0].principal, ids, texts=texts)
+        line, principal = queries[0].line, queries[0].principal
+        if line.has_tickets:
+            entries = await apay(Payment(line, self.selector.store, self._eligible(prepared), principal, ids, texts))
+        else:
+            entries = await line.acharge(len(queries), principal, ids, texts=texts)
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
+
+    def _eligible(self, prepared: Sequence[Prepared | None]) -> list[Callable[[], Numbers] | None]:
+        """What finds each query's eligible owners, where owners pay. Public: it has not looked so far."""
+        find = self.selector.eligible
+        return [None if each is None or each.vector is None else partial(find, each.vector) for each in prepared]
 
     def _prepared(self, query: Query) -> Prepared:
         """The public work that this query asks for. Nothing is charged yet."""
@@ -311,7 +335,8 @@ class ReleaseSteps(AnyRelease):
     def _private(self, begun: Begun) -> Private:
         try:
             ready = begun.ready
-            outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, ready.aggregator, ready.vector)
+            rate, who = begun.query.line.rate, begun.who
+            outputs = self.ensemble.run(begun.query.values, rate, ready.aggregator, ready.vector, who)
             return Private(self._aggregate(begun, outputs))
         except Exception:
             return Private(failed=True)
@@ -323,7 +348,8 @@ class ReleaseSteps(AnyRelease):
         try:
             ready = begun.ready
             rate = begun.query.line.rate
-            return [await self.ensemble.arun(begun.query.values, rate, ready.aggregator, ready.vector)]
+            who = begun.who
+            return [await self.ensemble.arun(begun.query.values, rate, ready.aggregator, ready.vector, who)]
         except Exception:
             return [Private(failed=True)]
         except BaseException as interrupt:
@@ -405,6 +431,17 @@ class ReleaseSteps(AnyRelease):
         if answer is None:
             raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")
         return answer, query.line.unreleased_receipt(query.principal)
+
+
+def check_pays(selector: PoissonExampleSelector, budget: PrivacyBudget) -> None:
+    """`InvalidParameter` where owners pay for what they are eligible for, and nothing says who is.
+
+    From now on, who is forgotten loses its tickets too.
+    """
+    if budget.tickets and selector.threshold is None:
+        bound = "given where the budget has tickets=True (-1 makes every owner eligible)"
+        raise InvalidParameter("threshold", None, bound)
+    budget.watch(selector.store)
 
 
 def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:

@@ -25,7 +25,7 @@ _MEMORIES = (
 )
 """What outlives a call, by name: not all of it need be installed."""
 
-_STORE = "langchain_dpicl.store.store.ExemplarStore"
+_STORE = "langchain_dpicl.store.base.PrivateStore"
 _PRIVATE = (_STORE, "langchain_dpicl.selection.PoissonExampleSelector")
 _RELEASED = ("langchain_dpicl.retrieval.retriever.DPRetriever",)
 

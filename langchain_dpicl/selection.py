@@ -5,13 +5,17 @@ its own priority within that member's bucket. Every draw is independent of every
 owner changes one member's bucket and nothing else: that is the whole reason why an aggregator only has to survive the
 replacement of one member's output. Therefore nothing here ever chunks the sample, fixes its size or moves an owner
 from one bucket to another, and what is near to a query is looked for within a bucket, once it is drawn.
+
+The relevance gate keeps this. Whether an owner may flip its coin at all depends on its own exemplars, the query and a
+public threshold, so for a given query the owners that the gate lets through are sampled exactly as above, and all
+others have no part in the release whatever their data. The number that it lets through is private like all the rest.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +26,7 @@ from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
 
 
@@ -64,18 +68,29 @@ class PoissonExampleSelector(BaseExampleSelector):
         N, the number of parallel calls; at least 2.
     shots, rate
         Give one. ``rate`` is q, an owner's chance to take part in one release. ``shots`` is the expected number of
-        owners per member, and then q = members * shots / number of owners now; a budget that has been opened with
-        another q keeps its own, however the store has grown since. More members with fewer shots give a better signal
-        at the same q.
+        owners per member, and then q = members * shots / number of owners now (with a ``threshold``: / ``eligible``, at
+        most 1); a budget that has been opened with another q keeps its own, however the store has grown since. More
+        members with fewer shots give a better signal at the same q.
     max_exemplars
         A public cap on a bucket's size, so that prompts fit the model's context; the owners' own random priorities
         decide who stays. Default: twice the expected size, at least 4 more than it.
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
+    threshold
+        The relevance gate, from -1 to 1: an owner is eligible for a query, and flips its coin, only if the similarity
+        (the cosine) of its best exemplar to the query reaches this. Public: `suggest_threshold` finds one without
+        looking at the store, `release_threshold` for a part of a budget. Or a function that gives one for a query's
+        vector, such as a `ShareThreshold`: of public facts alone, and the same at every call; its ``repr`` tells the
+        ledger which it is. With a budget of ``tickets=True`` an owner pays for the queries that it was eligible for,
+        and for no others.
+    eligible
+        With a threshold: how many owners are eligible for a typical query. A PUBLIC estimate, by which ``shots``
+        becomes a rate; never the number that a query of yours has found.
     nearest_to
-        The request's key under which the query stands, a text. Then, within each bucket, the ``max_exemplars`` (which
-        is needed here) that are most similar to the query stay, the most similar first, and of an owner's exemplars the
-        most similar ones enter; equal ones in the owners' random order.
+        The request's key under which the query stands, a text; with a ``threshold`` "input" unless told otherwise.
+        Then, within each bucket, the ``max_exemplars`` (which is needed here, unless ``eligible`` is given) that are
+        most similar to the query stay, the most similar first, and of an owner's exemplars the most similar ones enter;
+        equal ones in the owners' random order.
 
     Nearness is looked for WITHIN a bucket, after the owners' draws, so it moves nothing from one bucket to another and
     costs no privacy. (The nearest of the whole store, then split, would: without one owner another would move up into
@@ -93,16 +108,18 @@ class PoissonExampleSelector(BaseExampleSelector):
 
     def __init__(
         self,
-        store: ExemplarStore,
+        store: PrivateStore,
         members: int,
         *,
         shots: int | None = None,
         rate: float | None = None,
         max_exemplars: int | None = None,
         exemplars_per_owner: int = 1,
+        threshold: float | Callable[[Vectors], float] | None = None,
+        eligible: int | None = None,
         nearest_to: str | None = None,
     ) -> None:
-        if not isinstance(store, ExemplarStore):
+        if not isinstance(store, PrivateStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         self.store = store
         self.members = checks.whole("members", members, at_least=2)
@@ -112,25 +129,32 @@ class PoissonExampleSelector(BaseExampleSelector):
         owners = store.owner_count
         if owners == 0:
             raise InvalidRecords("the store is empty: there is nobody to sample")
+        if threshold is not None:
+            threshold = threshold if callable(threshold) else _threshold(threshold)
+            nearest_to = "input" if nearest_to is None else nearest_to
+        self.threshold = threshold
+        crowd = _crowd(threshold, eligible, owners)
         self.rate_is_explicit = rate is not None
         self.expected_owners: int | None = None  # of one sample, where that was asked for: as public as ``shots``
         if shots is not None:
             shots = checks.whole("shots", shots)
-            if members * shots > owners:
+            if crowd is None:
+                raise InvalidParameter("eligible", None, "given with shots where there is a threshold, or give rate")
+            if threshold is None and members * shots > owners:
                 raise InvalidParameter(
                     "shots", shots, f"members * shots must not exceed the number of owners ({owners})"
                 )
-            self.expected_owners = members * shots
-            self.rate = self.expected_owners / owners
+            self.expected_owners = min(crowd, members * shots)
+            self.rate = self.expected_owners / crowd
         else:
             self.rate = checks.probability("rate", rate)
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
             raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
-        if nearest_to is not None and max_exemplars is None:
+        if max_exemplars is None and (crowd is None or (nearest_to is not None and threshold is None)):
             raise InvalidParameter("max_exemplars", max_exemplars, "given where nearest_to is: how many a member gets")
         self.nearest_to = nearest_to
-        expected = self.rate * owners * self.exemplars_per_owner / members
         if max_exemplars is None:
+            expected = self.rate * (crowd or 0) * self.exemplars_per_owner / members
             max_exemplars = math.ceil(max(2 * expected, expected + 4))
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
@@ -139,8 +163,15 @@ class PoissonExampleSelector(BaseExampleSelector):
 
     def check_query(self, values: Mapping[str, Any]) -> None:
         """Refuse a request without a text to be near to. Raises `InvalidParameter`; never shows the input."""
-        if self.nearest_to is not None and not isinstance(values.get(self.nearest_to), str):
+        if self.nearest_to is None:
+            return
+        text = values.get(self.nearest_to)
+        if not isinstance(text, str):
             raise InvalidParameter("input", sorted(values), f"a mapping with a text under {self.nearest_to!r}")
+        if not text.strip():
+            raise InvalidParameter(
+                "input", f"{len(text)} characters", f"a text that is not empty as {self.nearest_to!r}"
+            )
 
     def embed_query(self, values: Mapping[str, Any]) -> Vectors | None:
         """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does."""
@@ -152,22 +183,40 @@ class PoissonExampleSelector(BaseExampleSelector):
 
     # -- the private side ---------------------------------------------------------------------------------------------
 
-    def sample(self, rate: float | None = None, query: Vectors | None = None) -> list[Examples]:
+    def eligible(self, query: Vectors) -> Numbers:
+        """The owners whom the gate lets through for a query. Private."""
+        if self.threshold is None:
+            raise InvalidParameter("threshold", None, "given: without one nobody is let through, or kept out")
+        with self.store.reading() as view:
+            return view.eligible(query, self._threshold_for(query))
+
+    def _threshold_for(self, query: Vectors) -> float:
+        return _threshold(self.threshold(query) if callable(self.threshold) else self.threshold)
+
+    def sample(
+        self, rate: float | None = None, query: Vectors | None = None, among: Numbers | None = None
+    ) -> list[Examples]:
         """N buckets, some perhaps empty, for one release. Private. Cost grows with the number of owners sampled.
 
         ``rate`` is the plan's q where a budget has fixed it; default: the selector's own. ``query`` is what
-        `embed_query` gave.
+        `embed_query` gave. ``among`` are the owners who may flip a coin, where a budget has asked `eligible` already.
         """
         if (query is None) != (self.nearest_to is None):
             raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
         draw = self._randomness
-        with self.store.lock:
-            chosen = draw.coin_positions(self.store.owner_count, self.rate if rate is None else rate)
+        rate = self.rate if rate is None else rate
+        with self.store.reading() as view:
+            if among is None and self.threshold is not None and query is not None:
+                among = view.eligible(query, self._threshold_for(query))
+            if among is None:
+                chosen = view.owners_at(draw.coin_positions(view.places, rate))
+            else:
+                chosen = among[draw.coin_positions(len(among), rate)]
             member_of = draw.integers(self.members, len(chosen))
             priority = draw.uniforms(len(chosen))
-            rows, position = self.store.rows_of(chosen)
+            rows, position = view.rows_of(chosen)
             order_within = draw.uniforms(len(rows))
-            far = np.zeros(len(rows), np.float32) if query is None else -self.store.similarity(rows, query)
+            far = np.zeros(len(rows), np.float32) if query is None else -view.similarity(rows, query)
             if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
                 # Of one owner's rows the nearest, else the first in its own random order.
                 order = np.lexsort((order_within, far, position))
@@ -176,7 +225,7 @@ class PoissonExampleSelector(BaseExampleSelector):
             # Of one bucket's rows the nearest, else the first by their owners' own priorities.
             order = np.lexsort((order_within, priority[position], far, member_of[position]))
             order = order[_first_of_each(member_of[position[order]], self.max_exemplars)]
-            exemplars = self.store.read(rows[order])
+            exemplars = view.read(rows[order])
         buckets = [Examples((), self.store.input_key, self.store.output_key) for _ in range(self.members)]
         for exemplar, member in zip(exemplars, member_of[position[order]].tolist(), strict=True):
             buckets[member].append(exemplar)
@@ -204,10 +253,24 @@ class PoissonExampleSelector(BaseExampleSelector):
 
     def __repr__(self) -> str:
         near = "" if self.nearest_to is None else f", nearest_to={self.nearest_to!r}"
+        near += "" if self.threshold is None else f", threshold={self.threshold!r}"
         return (
             f"PoissonExampleSelector(members={self.members}, rate={self.rate:.6g}, "
             f"max_exemplars={self.max_exemplars}{near})"
         )
+
+
+def _threshold(value: object) -> float:
+    return checks.real("threshold", value, at_least=-1.0, at_most=1.0)
+
+
+def _crowd(threshold: object, eligible: int | None, owners: int) -> int | None:
+    """How many owners flip a coin, as far as that is public; None where it is not."""
+    if threshold is None:
+        if eligible is not None:
+            raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
+        return owners
+    return None if eligible is None else checks.whole("eligible", eligible)
 
 
 def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:

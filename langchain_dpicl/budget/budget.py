@@ -6,18 +6,24 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.ledger import Ledger, Release
-from langchain_dpicl.budget.line import BudgetLine, PlannedLine
+from langchain_dpicl.budget.line import BudgetLine
+from langchain_dpicl.budget.planned import PlannedLine, at_most
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Scope, SoftLimit
 from langchain_dpicl.budget.receipt import Receipt, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
 from langchain_dpicl.budget.schedule import Declaration, Releases, Schedule, against
+from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.seats import Seats
+from langchain_dpicl.budget.tickets import TicketReport, Tickets, ticket_report
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.privacy import PrivacyPlan, checks
+from langchain_dpicl.store.base import PrivateStore
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.filtered import FilteredBudget
@@ -31,15 +37,17 @@ class Preview(TypedDict):
     releases: int
     fits: bool
     epsilon_after: float
-    remaining_after: int
+    remaining_after: int | None
 
 
 class LineState(TypedDict):
     """A line of the budget as it stands."""
 
     count: int
+    """How many releases it has; where owners pay with tickets, how many tickets each of them has."""
     spent: int
-    remaining: int
+    remaining: int | None
+    """None where owners pay with tickets: it has no end."""
     mechanism: str | None
 
 
@@ -59,6 +67,11 @@ class PrivacyBudget:
         A database URL. SQLite by default; share one ledger between workers.
     name
         The plan's name in the ledger.
+    tickets
+        Whether owners pay, each for itself. Then ``releases`` counts the queries that ONE OWNER may be eligible for,
+        the number of queries has no end, and an owner whose tickets are burnt is left out from then on, which nobody
+        can see. Needs a selector with a ``threshold``. The guarantee is the same (`budget.tickets` has the theorem).
+        Frozen with the plan.
     scope
         ``"shared"``: one counter for all callers, who may collude. ``"per_principal"``: one counter for each caller;
         the guarantee then holds for each caller's releases on their own, if callers do not collude. Frozen with the
@@ -80,6 +93,9 @@ class PrivacyBudget:
     count the tokens that were never sampled: see `BudgetLine.record`.)
     """
 
+    tickets: bool = False
+    """Whether owners pay, each for itself."""
+
     def __init__(
         self,
         epsilon: float,
@@ -88,6 +104,7 @@ class PrivacyBudget:
         ledger: str = "sqlite:///dpicl-budget.db",
         name: str = "default",
         *,
+        tickets: bool = False,
         scope: Scope = "shared",
         replay: bool = True,
         replay_patience: float = 300.0,
@@ -100,6 +117,11 @@ class PrivacyBudget:
         self.delta = checks.open_unit("delta", delta)
         self._schedule = Schedule(releases)
         self.releases = self._schedule.counts
+        if not isinstance(tickets, bool):
+            raise InvalidParameter("tickets", tickets, "True or False")
+        if tickets and soft_limit is not None:
+            raise InvalidParameter("soft_limit", soft_limit, "None where owners pay with tickets: there is no end")
+        self.tickets = tickets
         self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
         self._start(Ledger, ledger, name)
 
@@ -109,9 +131,12 @@ class PrivacyBudget:
         self.name = name
         self._ledger = open_ledger(ledger)
         self._lock = threading.Lock()
+        self._watching = threading.Lock()
         self._lines: dict[str, BudgetLine] = {}
         self._plan: PrivacyPlan | None = None
         self._stored: StoredPlan | None = None
+        self._seats: Seats | None = None
+        self._watched: WeakSet[PrivateStore] = WeakSet()
         self._find()
 
     @classmethod
@@ -142,7 +167,8 @@ class PrivacyBudget:
         counts: dict[str, int] = {line: item.count for line, item in plan.lines.items()}
         single = next(iter(plan.lines.values())) if len(plan.lines) == 1 else None
         releases = single.count if single is not None and [single.mechanism] == list(plan.lines) else counts
-        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, scope=stored.scope, **policy)  # type: ignore[arg-type]
+        frozen: dict[str, Any] = {"tickets": bool(stored.tickets), "scope": stored.scope}
+        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, **frozen, **policy)
 
     @classmethod
     def filtered(
@@ -199,12 +225,15 @@ class PrivacyBudget:
             "epsilon": (plan.epsilon, self.epsilon),
             "delta": (plan.delta, self.delta),
             "scope": (stored.scope, self.scope),
+            "tickets": (bool(stored.tickets), self.tickets),
         }
         self._refuse_other({**different, **self._schedule.differences(plan)})
         self._plan = plan
-        self._lines = {
-            name: PlannedLine(self.name, self._ledger, stored.id, plan, name, self._policy) for name in plan.lines
-        }
+        self._seats = seats = Seats(self._ledger, stored.id)  # an owner has one seat, and tickets of each line
+        self._lines = {}
+        for name, line in plan.lines.items():
+            tickets = Tickets(self._ledger, seats, line.count, self.watch) if self.tickets else None
+            self._lines[name] = PlannedLine(self.name, self._ledger, stored.id, plan, name, self._policy, tickets)
 
     def _find_lines(self) -> Mapping[str, BudgetLine]:
         self._find()
@@ -264,10 +293,16 @@ class PrivacyBudget:
                 self._schedule.declare(name, declaration)
                 requests = self._schedule.requests(self.delta)
                 plan = PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines=requests)
-                allowed = {line: request.count for line, request in requests.items()}
+                allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
                 marks = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
                 self._ledger.store_plan(
-                    self.name, plan.to_json(), plan.digest, allowed, scope=self.scope, fingerprint=marks
+                    self.name,
+                    plan.to_json(),
+                    plan.digest,
+                    allowed,
+                    scope=self.scope,
+                    fingerprint=marks,
+                    tickets=self.tickets,
                 )
                 lines = self._find_lines()
         if not lines:
@@ -292,6 +327,21 @@ class PrivacyBudget:
                 f"the budget {self.name!r} was frozen at first use with {', '.join(different)}; "
                 "use another name for another plan (both then count: their losses add up)"
             )
+
+    def watch(self, store: PrivateStore) -> None:
+        """Where owners pay with tickets: remove the row of an owner whom the store forgets, from now on.
+
+        A chain on this budget does so when it is built. The store keeps the budget.
+        """
+        with self._watching:
+            if not self.tickets or store in self._watched:
+                return
+            self._watched.add(store)
+        store.on_owner_forgotten(self._ledger.key("fingerprint_key"), self._forget)
+
+    def _forget(self, mark: bytes) -> None:
+        if self._find() is not None and self._seats is not None:
+            self._seats.forget(mark)
 
     # -- what is spent and left ----------------------------------------------------------------------------------------
 
@@ -320,7 +370,8 @@ class PrivacyBudget:
         for name, spent in self._spent(principal).items():
             count = frozen[name].count if frozen else self._schedule.count(name)
             mechanism = frozen[name].mechanism if frozen else self._schedule.mechanism(name)
-            states[name] = LineState(count=count, spent=spent, remaining=count - spent, mechanism=mechanism)
+            left = None if self.tickets else count - spent
+            states[name] = LineState(count=count, spent=spent, remaining=left, mechanism=mechanism)
         return states
 
     def principals(self) -> dict[str, dict[str, int]]:
@@ -334,10 +385,10 @@ class PrivacyBudget:
         where it counts each caller's releases."""
         return self._of(line, principal)[2]
 
-    def remaining(self, line: str | None = None, principal: str | None = None) -> int:
-        """Releases left."""
+    def remaining(self, line: str | None = None, principal: str | None = None) -> int | None:
+        """Releases left; None where owners pay with tickets: there is no end."""
         _, count, spent = self._of(line, principal)
-        return count - spent
+        return None if self.tickets else count - spent
 
     def epsilon_spent(self, principal: str | None = None) -> float:
         """Upper bound on epsilon, at the plan's delta, for the releases charged so far on all lines; 0 before any.
@@ -346,21 +397,25 @@ class PrivacyBudget:
         """
         self._policy.principal(principal)
         plan = self.plan
-        return 0.0 if plan is None else plan.spent(self._spent(principal))
+        return 0.0 if plan is None else plan.spent(self._paid(plan, self._spent(principal)))
+
+    def _paid(self, plan: PrivacyPlan, spent: Mapping[str, int]) -> Mapping[str, int]:
+        """What was released of each line, or what an owner has paid of it at most."""
+        return at_most(plan, spent) if self.tickets else spent
 
     def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
         """What ``n`` further releases would cost. Charges nothing. Before first use: the whole plan's epsilon."""
         checks.whole("n", n)
         name, count, spent = self._of(line, principal)
-        fits = spent + n <= count
+        fits = self.tickets or spent + n <= count
         after = spent + n if fits else spent
         plan = self.plan
-        epsilon = self.epsilon if plan is None else plan.spent({**self._spent(principal), name: after})
+        counts = {**self._spent(principal), name: after}
         return {
             "releases": n,
             "fits": fits,
-            "epsilon_after": epsilon,
-            "remaining_after": count - after,
+            "epsilon_after": self.epsilon if plan is None else plan.spent(self._paid(plan, counts)),
+            "remaining_after": None if self.tickets else count - after,
         }
 
     def receipt(self, release_id: str, principal: str | None = None) -> Receipt | None:
@@ -388,6 +443,16 @@ class PrivacyBudget:
         who = self._policy.principal(principal)
         stored = self._find()
         return ([], 0) if stored is None else self._ledger.latest(stored.id, who, checks.whole("last", last))
+
+    def private_ticket_report(self) -> TicketReport:
+        """How many owners have burnt how many tickets. PRIVATE, for the deployer alone: no part of it may be shown to
+        callers, published, or used to choose anything that is public."""
+        lines = self._find_lines()
+        if not self.tickets:
+            raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
+        stored = self._find()
+        assert stored is None or lines
+        return {} if stored is None else ticket_report(self._ledger, stored.id, lines)
 
     # -- other plans on the same data ----------------------------------------------------------------------------------
 

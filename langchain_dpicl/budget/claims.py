@@ -53,6 +53,8 @@ class Charge:
     """How many it counts for: one, or an answer's tokens."""
     returned: int = 0
     """How many of the line's tokens had been given back by then."""
+    admitted: Any = field(default=None, repr=False, compare=False)
+    """Where owners pay with tickets: those who paid (`tickets.Admitted`). Private."""
 
     @property
     def spent(self) -> int:

@@ -8,9 +8,10 @@ for people to read; nothing is decided by them. See `database` for what a transa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -30,12 +31,15 @@ from langchain_dpicl.budget.claims import (
 )
 from langchain_dpicl.budget.database import Database
 from langchain_dpicl.budget.renewal import Act, StoredPlan, enter_generation
-from langchain_dpicl.budget.schema import acts, charges, counters, filters, in_use, meta, plans
+from langchain_dpicl.budget.schema import acts, books, charges, counters, filters, in_use, meta, plans
 from langchain_dpicl.errors import LedgerError
 
 __all__ = ["Account", "Charge", "Claim", "Claimed", "Ledger", "Pending", "Release"]
 
 GIVEN_UP = "given up"
+
+Burn = Callable[[Connection, int, bool, Sequence[int]], Sequence[Any]]
+"""Gets a counter, whether it was never charged before, and positions of what was asked: who pays for each of them."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Ledger(Database):
         scope: str = "shared",
         fingerprint: Sequence[str] | None = None,
         filter_state: str | None = None,
+        tickets: bool = False,
     ) -> StoredPlan:
         """Freeze a plan under a name; if another worker was first, return what that one stored.
 
@@ -93,10 +98,12 @@ class Ledger(Database):
             now = utc_now()
             generation, text = enter_generation(connection, name, fingerprint, now)
             values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
-            values |= {"scope": scope, "fingerprint": text, "generation": generation}
+            values |= {"scope": scope, "fingerprint": text, "generation": generation, "tickets": int(tickets)}
             plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
             for line, limit in allowed.items():
                 _add_counter(connection, plan_id, line, limit)
+            if tickets:
+                connection.execute(sa.insert(books).values(plan_id=plan_id, seats=0))
             if filter_state is not None:
                 connection.execute(sa.insert(filters).values(plan_id=plan_id, state=filter_state))
 
@@ -154,6 +161,7 @@ class Ledger(Database):
         others: bool = False,
         advance: Advance | None = None,
         units: int = 1,
+        burn: Burn | None = None,
     ) -> Claimed | Pending | None:
         """Charge what is asked and was not answered before: all of it durably, or nothing. None: fewer are left.
 
@@ -174,6 +182,8 @@ class Ledger(Database):
             fit.
         units
             What each new charge counts for.
+        burn
+            Called in the transaction with the positions in ``wanted`` that are charged: burns their owners' tickets.
         """
         now = utc_now()
         known_names = [query for query in dict.fromkeys(wanted) if query is not None] if replay else []
@@ -189,6 +199,12 @@ class Ledger(Database):
             entries = spend(connection, account, [*fresh, *plain], now, others, advance, units)
             if entries is None:
                 return None
+            if burn is not None and entries:
+                at = [wanted.index(query) for query in fresh]
+                at += [i for i, query in enumerate(wanted) if query is None or not replay]
+                first = entries[0].number == units
+                paid = burn(connection, entries[0].counter_id, first, at)
+                entries = [replace(entry, admitted=who) for entry, who in zip(entries, paid, strict=True)]
             if fresh:
                 take_claims(connection, entries[: len(fresh)], known)
             owned = dict(zip(fresh, entries, strict=False))
@@ -279,6 +295,14 @@ class Ledger(Database):
         """Each line's releases, of whoever spent most of it."""
         found = self.by_principal(plan_id)
         return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
+
+    def counters(self, plan_id: int, line: str) -> dict[str, int]:
+        """The counters of a line that were charged, by principal ("" where all share one)."""
+        query = sa.select(counters.c.principal, counters.c.id).where(
+            counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0
+        )
+        rows = self.run(lambda connection: connection.execute(query).all(), "read")
+        return {principal: counter for principal, counter in sorted(rows)}  # noqa: C416
 
     def history(self, plan_id: int) -> Iterator[Release]:
         """Every release of a plan, counter by counter, read in pieces."""

@@ -12,19 +12,26 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import cast, overload
 
+import numpy as np
+from sqlalchemy.engine import Connection
+
 from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
 from langchain_dpicl.budget.ledger import Ledger, utc_now
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.queries import query_id
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id
 from langchain_dpicl.budget.renewal import assumption
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded
-from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
+from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.seats import Asked, Stale
+from langchain_dpicl.budget.tickets import Admitted, Tickets
+from langchain_dpicl.budget.waiting import Waiting
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded, UnsafeConfigurationError
+from langchain_dpicl.privacy import PlanLine, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
+from langchain_dpicl.store.base import Numbers, PrivateStore
 
 RELEASED = "released"
 ZERO_SHOT = "zero-shot, not a release: too few releases are left"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
 class BudgetLine:
@@ -36,6 +43,10 @@ class BudgetLine:
     A line whose mechanism is "tokens" counts tokens: an answer charges the most it may have (``units``) before its
     first token, and `record` gives back those that were never sampled (``unused``). That is no refund: they gave
     nothing away.
+
+    Where owners pay with ``tickets``, a charge needs the owners who are eligible for each query (`ask`), burns one
+    ticket of each in its transaction, and says in ``Charge.admitted`` who paid. Then ``count`` is what every owner has,
+    and the line has no end.
     """
 
     def __init__(
@@ -47,6 +58,7 @@ class BudgetLine:
         name: str,
         plan_line: PlanLine,
         policy: Policy,
+        tickets: Tickets | None = None,
     ) -> None:
         self.name = name
         self.plan_id = plan_id
@@ -62,6 +74,7 @@ class BudgetLine:
         self._policy = policy
         self._words = plan_line.describe()
         self._key: bytes | None = None
+        self._tickets = tickets
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
@@ -88,6 +101,21 @@ class BudgetLine:
 
     # -- charges ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_tickets(self) -> bool:
+        """Whether owners pay, each for the queries that it is eligible for."""
+        return self._tickets is not None
+
+    def ask(self, store: PrivateStore, owners: Numbers) -> Asked:
+        """What a charge needs to know of a query's eligible owners, where they pay with tickets. Private."""
+        if self._tickets is None:
+            raise InvalidParameter("owners", len(owners), "asked for on a budget with tickets=True alone")
+        return self._tickets.ask(store, owners)
+
+    def tickets_used(self, counter_id: int) -> Numbers:
+        """How many tickets each owner who was ever eligible has burnt on a counter of this line. Private."""
+        return np.empty(0, np.int64) if self._tickets is None else self._tickets.used(counter_id)
+
     @overload
     def charge(self, count: int = 1, principal: str | None = None, *, units: int = 1) -> list[Charge]: ...
     @overload
@@ -100,6 +128,7 @@ class BudgetLine:
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
         units: int = 1,
+        owners: Sequence[Asked | None] | None = None,
     ) -> list[Charge | Replayed]: ...
     def charge(
         self,
@@ -110,6 +139,7 @@ class BudgetLine:
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
         units: int = 1,
+        owners: Sequence[Asked | None] | None = None,
     ) -> list[Charge] | list[Charge | Replayed]:
         """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
 
@@ -136,10 +166,12 @@ class BudgetLine:
         units
             How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
             Elsewhere 1 (`InvalidParameter` otherwise, which costs nothing).
+        owners
+            `ask` for each query, where owners pay with tickets; None for one that is known to be answered already.
         """
         account, wanted = self._asked(count, principal, queries, texts, units)
-        waiting = _Waiting(self._policy.replay_patience)
-        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue, units), Claimed):
+        waiting = Waiting(self._policy.replay_patience)
+        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue, units, owners), Claimed):
             pending = waiting.still(claimed.claims)
             while pending:
                 if stop is not None and stop.is_set():
@@ -161,6 +193,7 @@ class BudgetLine:
         *,
         texts: Sequence[str] | None = None,
         units: int = 1,
+        owners: Sequence[Asked | None] | None = None,
     ) -> list[Charge | Replayed]:
         """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
         waiting task could starve the one that has the answer to record).
@@ -169,10 +202,10 @@ class BudgetLine:
         given up: the charge stands, and callers who wait for the same query may go on.
         """
         account, wanted = self._asked(count, principal, queries, texts, units)
-        waiting = _Waiting(self._policy.replay_patience)
+        waiting = Waiting(self._policy.replay_patience)
 
         def attempt() -> list[Charge | Replayed] | Pending:
-            claimed = self._claim(account, wanted, waiting.overdue, units)
+            claimed = self._claim(account, wanted, waiting.overdue, units, owners)
             return claimed if isinstance(claimed, Pending) else self._entries(claimed, texts)
 
         while True:
@@ -194,10 +227,11 @@ class BudgetLine:
 
         For a caller who alone can have made that charge, knows that whoever made it is gone, and has kept which of its
         units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
-        spent now. A budget with ``replay=False`` keeps no queries, and a filtered one does not say what a charge had
-        spent: they reopen none. ``text`` is the query's, as in `charge`.
+        spent now. A budget with ``replay=False`` keeps no queries, a filtered one does not say what a charge had spent,
+        and where owners pay with tickets nobody remembers who did: these reopen none. ``text`` is the query's, as in
+        `charge`.
         """
-        if query is None or self._advance() is not None:
+        if query is None or self._advance() is not None or self.has_tickets:
             return None
         account = Account(self.plan_id, self.name, self._policy.principal(principal))
         charge = self._ledger.open_charge(account, query, self._counts_others) if self._policy.replay else None
@@ -223,20 +257,51 @@ class BudgetLine:
         return Account(self.plan_id, self.name, self._policy.principal(principal)), wanted
 
     def _claim(
-        self, account: Account, wanted: Sequence[str | None], overdue: Mapping[str, int], units: int
+        self,
+        account: Account,
+        wanted: Sequence[str | None],
+        overdue: Mapping[str, int],
+        units: int,
+        owners: Sequence[Asked | None] | None,
     ) -> Claimed | Pending:
         """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
-        claimed = self._ledger.claim(
-            account,
-            wanted,
-            replay=self._policy.replay,
-            overdue=overdue,
-            others=self._counts_others,
-            advance=self._advance(),
-            units=units,
-        )
+        if self.has_tickets != (owners is not None) or (owners is not None and len(owners) != len(wanted)):
+            words = "needs the owners who are eligible for each" if self.has_tickets else "has no tickets"
+            raise UnsafeConfigurationError(
+                f"a charge on the budget {self._budget_name!r} {words}: a chain on a budget with tickets=True needs a "
+                "PoissonExampleSelector with a threshold (threshold=-1 makes every owner eligible); nothing was charged"
+            )
+
+        asked_all = owners
+
+        def burn(connection: Connection, counter_id: int, first: bool, at: Sequence[int]) -> Sequence[Admitted]:
+            assert self._tickets is not None
+            assert asked_all is not None
+            asked = [asked_all[i] for i in at]
+            if None in asked:  # it was answered when we looked, and is not any more
+                raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
+            return self._tickets.burn(connection, counter_id, asked, units, first=first)  # type: ignore[arg-type]
+
+        while True:
+            try:
+                claimed = self._ledger.claim(
+                    account,
+                    wanted,
+                    replay=self._policy.replay,
+                    overdue=overdue,
+                    others=self._counts_others,
+                    advance=self._advance(),
+                    units=units,
+                    burn=burn if self.has_tickets else None,
+                )
+                break
+            except Stale:  # rolled back
+                asked_all = [None if each is None else self.ask(each.store, each.owners) for each in asked_all or ()]
         if claimed is None:
             raise self._exceeded(account, units * self._needed(account, wanted))
+        if self._tickets is not None:
+            with contextlib.suppress(LedgerError):
+                self._tickets.fold()
         return claimed
 
     def _entries(self, claimed: Claimed, texts: Sequence[str] | None) -> list[Charge | Replayed]:
@@ -345,7 +410,7 @@ class BudgetLine:
 
     def _may_return(self, charge: Charge) -> int:
         """The most that may be given back of a charge that is answered."""
-        return charge.units - 1 if self._counts_tokens else 0
+        return charge.units - 1 if self._counts_tokens and not self.has_tickets else 0
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
         spent = charge.spent - unused
@@ -377,7 +442,9 @@ class BudgetLine:
         spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
         charge = Charge(self.plan_id, self.name, spent[self.name], utc_now(), spent, principal=who)
         none = {"id": "", "number": 0, "tokens": None, "query": None}
-        return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none, "remaining": self.remaining(principal)})
+        return cast(
+            "Receipt", {**self._receipt(charge, ZERO_SHOT), **none, "remaining": self._left_after(charge, charge.spent)}
+        )
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""
@@ -386,8 +453,8 @@ class BudgetLine:
     def _epsilon_of(self, charge: Charge, spent: int) -> float:
         raise NotImplementedError
 
-    def _left_after(self, charge: Charge, spent: int) -> int:
-        return self.count - spent
+    def _left_after(self, charge: Charge, spent: int) -> int | None:
+        return None if self.has_tickets else self.count - spent
 
     @property
     def _unit(self) -> str:
@@ -407,61 +474,8 @@ class BudgetLine:
             raise self._exceeded(Account(self.plan_id, self.name, self._policy.principal(principal)), needed)
 
     def remaining(self, principal: str | None = None) -> int:
-        """Releases (tokens) left on this line."""
-        return self.count - self.spent(principal)
-
-
-class _Waiting:
-    """How long the claims of others were waited for, by the monotonic clock of this process alone."""
-
-    def __init__(self, patience: float) -> None:
-        self.overdue: dict[str, int] = {}
-        self._patience = patience
-        self._seen: dict[str, tuple[int, float]] = {}
-        self._pause = _FIRST_PAUSE
-
-    def still(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
-        """Those that are pending and not waited for long enough. A claim that another caller took over starts anew."""
-        now = time.monotonic()
-        for query, claim in claims.items():
-            if query not in self._seen or self._seen[query][0] != claim.number:
-                self._seen[query] = (claim.number, now)
-            if now - self._seen[query][1] >= self._patience:
-                self.overdue[query] = claim.number
-        return {q: claim for q, claim in claims.items() if claim.pending and self.overdue.get(q) != claim.number}
-
-    def pause(self) -> float:
-        """Seconds until the next look: a little longer each time."""
-        pause, self._pause = self._pause, min(1.5 * self._pause, _LONGEST_PAUSE)
-        return pause
-
-
-class PlannedLine(BudgetLine):
-    """A line of a plan whose schedule is fixed in advance."""
-
-    def __init__(
-        self, budget_name: str, ledger: Ledger, plan_id: int, plan: PrivacyPlan, name: str, policy: Policy
-    ) -> None:
-        super().__init__(budget_name, ledger, plan_id, plan.digest, name, plan.lines[name], policy)
-        self.plan = plan
-
-    @property
-    def _counts_others(self) -> bool:
-        return len(self.plan.lines) > 1
-
-    @property
-    def _target(self) -> tuple[float, float]:
-        return self.plan.epsilon, self.plan.delta
-
-    def _epsilon_of(self, charge: Charge, spent: int) -> float:
-        return self.plan.spent({**charge.others, self.name: spent})
-
-    def epsilon_after(self, releases: int, principal: str | None = None) -> float:
-        """Upper bound on epsilon at the plan's delta after so many releases of this line, and what others spent."""
-        others: Mapping[str, int] = {}
-        if self._counts_others:
-            others = self._ledger.spent(self.plan_id, self._policy.principal(principal))
-        return self.plan.spent({**others, self.name: releases})
+        """Releases (tokens) left on this line; where owners pay with tickets more than can ever be asked."""
+        return (UNLIMITED if self.has_tickets else self.count) - self.spent(principal)
 
 
 def _replayed(claim: Claim) -> Replayed:

@@ -32,8 +32,9 @@ class Receipt(TypedDict):
     """Upper bound for everything released on this budget so far, on all its lines, at the plan's delta."""
     epsilon: float
     delta: float
-    remaining: int
-    """Releases (tokens) left on this line just after this one was charged, without the tokens that it never sampled."""
+    remaining: int | None
+    """Releases (tokens) left on this line just after this one was charged, without the tokens that it never sampled.
+    None where owners pay with tickets: such a line has no end."""
     tokens: int | None
     """How many tokens it counts for, on a line that counts them."""
     outcome: str

@@ -34,6 +34,7 @@ class StoredPlan:
     scope: str
     fingerprint: str | None
     generation: int
+    tickets: int = 0
 
     @property
     def is_filter(self) -> bool:
@@ -168,7 +169,9 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
         else:
             try:
                 plan = PrivacyPlan.from_json(item.content)
-                schedule += [line.line(line.parameter, counts[name]) for name, line in plan.lines.items()]
+                # Where owners pay with tickets, one has paid for each query at most, and never more than it has.
+                most = {name: min(counts[name], line.count) for name, line in plan.lines.items()}
+                schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items()]
             except KeyError:
                 raise LedgerError("the ledger has lost a plan's lines; restore it from a backup") from None
             epsilon, delta = plan.epsilon, plan.delta

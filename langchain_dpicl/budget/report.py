@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.budget import renewal
@@ -11,6 +11,7 @@ from langchain_dpicl.budget.budget import PrivacyBudget
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.receipt import Receipt, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan
+from langchain_dpicl.budget.tickets import WARNING
 from langchain_dpicl.errors import InvalidParameter
 
 FIELDS = (
@@ -90,6 +91,7 @@ class LedgerReport:
                 "name": stored.name,
                 "plan": stored.digest[:16],
                 "kind": "filter" if stored.is_filter else "plan",
+                "tickets": bool(stored.tickets),
                 "epsilon": budget.epsilon,
                 "delta": budget.delta,
                 "scope": stored.scope,
@@ -142,9 +144,41 @@ class LedgerReport:
         finally:
             budget.close()
 
+    def tickets(self, name: str) -> dict[str, Any]:
+        """What owners have burnt on the budget of this name, by line and principal. PRIVATE, for the deployer alone.
+
+        `InvalidParameter` where there is no such budget, or where owners pay for nothing on it.
+        """
+        budget = PrivacyBudget.open(name, self._url)
+        try:
+            found = budget.private_ticket_report()
+        finally:
+            budget.close()
+        lines: dict[str, Any] = {}
+        for line, by_principal in found.items():
+            lines[line] = {}
+            for who, of in by_principal.items():
+                share = 1.0 - of["without"] / of["owners"] if of["owners"] else None
+                lines[line][who] = {**of, "share_with_tickets": share}
+        return {"private": WARNING, "budget": name, "lines": lines}
+
     def close(self) -> None:
         """Close the connections."""
         self._ledger.close()
+
+
+def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
+    """Owners by the tickets that they have burnt: from, to, and how many owners.
+
+    At most ``most`` bins of one width for those who have some left, and a last one for those who have none. Private.
+    """
+    width = -(-tickets // most)
+    used = [(int(number), owners) for number, owners in burnt.items()]
+    bins = []
+    for low in range(0, tickets, width):
+        high = min(low + width, tickets) - 1
+        bins.append((low, high, sum(owners for number, owners in used if low <= number <= high)))
+    return [*bins, (tickets, tickets, sum(owners for number, owners in used if number >= tickets))]
 
 
 def _marks(text: str | None) -> list[str] | None:

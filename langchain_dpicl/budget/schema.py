@@ -9,6 +9,12 @@
 - queries: the latest charge for a query, which is what replay looks up
 - filters: what a filtered budget has spent at each order, as hexadecimal floats
 - acts: fresh starts, with their reasons
+- books, seats: of a plan whose owners pay with tickets, how many owners have a seat, and in pages of fixed size which:
+  an owner's mark (a keyed hash) stands in the row of its seat; ``changes`` counts what was forgotten. A seat is never
+  given again
+- stubs, burns, pages: of each counter of such a plan, which seats burnt a ticket at which charge (``burns``, numbered
+  without a gap), what that adds up to for the earlier ones (``pages``), and by how many numbers and tickets to know
+  that nothing is lost (``stubs``). Private: see `tickets`
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.errors import LedgerError
 
-VERSION = 2
+VERSION = 3
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 _LOCK = 0x6470696C  # a number for PostgreSQL's advisory lock; any would do, as long as all workers use the same
@@ -43,6 +49,7 @@ plans = sa.Table(
     sa.Column("scope", sa.String(20), nullable=False, server_default="shared"),
     sa.Column("fingerprint", sa.Text),
     sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("tickets", sa.Integer, nullable=False, server_default="0"),
 )
 counters = sa.Table(
     "dpicl_counters",
@@ -97,11 +104,51 @@ acts = sa.Table(
     sa.Column("before", sa.Text),
     sa.Column("after", sa.Text),
 )
+books = sa.Table(
+    "dpicl_books",
+    metadata,
+    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), primary_key=True, autoincrement=False),
+    sa.Column("seats", sa.BigInteger, nullable=False),
+    sa.Column("changes", sa.BigInteger, nullable=False, server_default="0"),
+)
+seats = sa.Table(
+    "dpicl_seats",
+    metadata,
+    sa.Column("plan_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("page", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("marks", sa.LargeBinary, nullable=False),
+)
+stubs = sa.Table(
+    "dpicl_stubs",
+    metadata,
+    sa.Column("counter_id", sa.Integer, sa.ForeignKey("dpicl_counters.id"), primary_key=True, autoincrement=False),
+    sa.Column("burns", sa.BigInteger, nullable=False),
+    sa.Column("folded", sa.BigInteger, nullable=False),
+    sa.Column("tickets", sa.BigInteger, nullable=False),
+)
+burns = sa.Table(
+    "dpicl_burns",
+    metadata,
+    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("units", sa.BigInteger, nullable=False),
+    sa.Column("seats", sa.LargeBinary, nullable=False),
+)
+pages = sa.Table(
+    "dpicl_pages",
+    metadata,
+    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("page", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("used", sa.LargeBinary, nullable=False),
+)
 
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
 """What a counter counts against its allowance."""
 
+_VERSION_3 = (books, seats, stubs, burns, pages)
+_VERSION_2 = set(metadata.tables) - {table.name for table in _VERSION_3}
 _VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
+_MIGRATION_2 = "ALTER TABLE dpicl_plans ADD COLUMN tickets INTEGER NOT NULL DEFAULT 0"
 _MIGRATION_1 = (
     "ALTER TABLE dpicl_plans ADD COLUMN scope VARCHAR(20) NOT NULL DEFAULT 'shared'",
     "ALTER TABLE dpicl_plans ADD COLUMN fingerprint TEXT",
@@ -138,16 +185,21 @@ def open_schema(connection: Connection, *, create: bool) -> None:
     version = None
     if "dpicl_meta" in present:
         version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
-    if version is not None and version not in ("1", str(VERSION)):
+    known = {"1": _VERSION_1, "2": _VERSION_2, str(VERSION): set(metadata.tables)}
+    if version is not None and version not in known:
         raise LedgerError(f"the ledger has schema version {version}; this release reads versions 1 to {VERSION}")
-    if version is None or present != (_VERSION_1 if version == "1" else set(metadata.tables)):
+    if version is None or present != known[version]:
         raise LedgerError("the ledger has lost tables; restore it from a backup")
+    if version == str(VERSION):
+        return
     if version == "1":
         metadata.create_all(connection, tables=[counters, charges, queries, filters, acts])
         for statement in _MIGRATION_1:
             connection.exec_driver_sql(statement)
         _make_keys(connection)
-        connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(VERSION)))
+    metadata.create_all(connection, tables=list(_VERSION_3))
+    connection.exec_driver_sql(_MIGRATION_2)
+    connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(VERSION)))
 
 
 def _make_keys(connection: Connection) -> None:

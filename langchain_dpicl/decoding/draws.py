@@ -17,7 +17,7 @@ from scipy.special import bdtrc
 
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import PrivateStore, Reading
 
 OVERFLOW = 2.0**-40
 """How often a token may have more owners than slots."""
@@ -29,7 +29,7 @@ class Keys:
     The keys hold this object itself, so no other store or sampler has equal ones.
     """
 
-    def __init__(self, store: ExemplarStore, model: LogitsModel) -> None:
+    def __init__(self, store: PrivateStore, model: LogitsModel) -> None:
         self._model = model
         self._forgotten: set[int] = set()
         store.on_forget(self._forget)
@@ -58,7 +58,7 @@ class Draw:
 
 
 def draw_steps(
-    store: ExemplarStore,
+    store: PrivateStore,
     rate: float,
     steps: int,
     randomness: Randomness,
@@ -71,10 +71,10 @@ def draw_steps(
     ``render`` makes an exemplar's text, or None for one that cannot be used: it then has no part in any token, which
     its owner's own data decide.
     """
-    with store.lock:
-        rows = [_one_row_each(store, rate, randomness) for _ in range(steps)]
+    with store.reading() as view:
+        rows = [_one_row_each(view, rate, randomness) for _ in range(steps)]
         distinct = np.unique(np.concatenate(rows))
-        exemplars, ids = store.read(distinct), store.ids_of(distinct)
+        exemplars, ids = view.read(distinct), view.ids_of(distinct)
     texts = [render(exemplar) for exemplar in exemplars]
     usable = [i for i, text in enumerate(texts) if text is not None]
     place = {int(distinct[i]): position for position, i in enumerate(usable)}
@@ -82,10 +82,10 @@ def draw_steps(
     return Draw(demonstrations, [[place[row] for row in step.tolist() if row in place] for step in rows])
 
 
-def _one_row_each(store: ExemplarStore, rate: float, randomness: Randomness) -> NDArray[np.int64]:
+def _one_row_each(view: Reading, rate: float, randomness: Randomness) -> NDArray[np.int64]:
     """One exemplar's row for each owner of a fresh sample."""
-    owners = randomness.coin_positions(store.owner_count, rate)
-    rows, owner = store.rows_of(owners)
+    owners = view.owners_at(randomness.coin_positions(view.places, rate))
+    rows, owner = view.rows_of(owners)
     order = np.lexsort((randomness.uniforms(len(rows)), owner))
     return rows[order][np.flatnonzero(np.diff(owner[order], prepend=-1))]
 

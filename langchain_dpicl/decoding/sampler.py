@@ -117,6 +117,8 @@ class DPSampler(SamplerSteps, AnyRelease):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
         if not isinstance(budget, PrivacyBudget) or isinstance(budget, FilteredBudget):
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
+        if selector.threshold is not None or budget.tickets:
+            raise InvalidParameter("threshold", selector.threshold, "None for a DPSampler: every owner may be asked")
         if budget.on_exhausted == "zero_shot" and not return_receipt:
             raise InvalidParameter(
                 "return_receipt", return_receipt, 'True where on_exhausted="zero_shot": the receipt marks such answers'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import PrivateStore
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DemonstrationTemplate:
 
     @classmethod
     def of(
-        cls, store: ExemplarStore, *, input_name: str | None = None, output_name: str | None = None
+        cls, store: PrivateStore, *, input_name: str | None = None, output_name: str | None = None
     ) -> DemonstrationTemplate:
         """One ``Name: value`` line for a store's input and one for its output, which the model is to continue.
 

@@ -126,14 +126,15 @@ def cost_curve(
     Raises
     ------
     InvalidParameter
-        For a number outside its bounds, no rates, or the mechanism `tokens`, whose members are not called once each.
+        For a number outside its bounds, no rates, or a mechanism that does not call each member once (`tokens`,
+        `threshold`).
     InfeasiblePlan
         Where no noise of the mechanism reaches epsilon.
     """
     owners, members, shots = whole("owners", owners), whole("members", members), whole("shots", shots)
     releases = whole("releases", releases)
     public_calls = whole("public_calls", public_calls, at_least=0)
-    called = [name for name in MECHANISMS if name != "tokens"]
+    called = [name for name in MECHANISMS if name not in ("tokens", "threshold")]
     if mechanism not in called:
         raise InvalidParameter("mechanism", mechanism, f"one of {', '.join(called)}")
     if not rates:

@@ -33,9 +33,7 @@ class LocalEmbeddings(Embeddings):
         if not texts:
             return []
         with self._lock:
-            if self._model is None:
-                self._model = self._load()
-            vectors = self._model.encode(
+            vectors = self._loaded().encode(
                 list(texts), batch_size=64, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
             )
         rows: list[list[float]] = vectors.tolist()
@@ -44,6 +42,17 @@ class LocalEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         """The unit vector of one text."""
         return self.embed_documents([text])[0]
+
+    def query_length(self, text: str) -> tuple[int, int]:
+        """How many tokens a text has, and how many of them the model reads: it would pass over the rest."""
+        with self._lock:
+            model = self._loaded()
+            return len(model.tokenizer(text, verbose=False)["input_ids"]), int(model.max_seq_length)
+
+    def _loaded(self) -> Any:
+        if self._model is None:
+            self._model = self._load()
+        return self._model
 
     def _load(self) -> Any:
         if self._path is None:

@@ -251,6 +251,16 @@ MECHANISMS: Mapping[str, Mechanism] = MappingProxyType(
                 "one token from softmax(public logits + terms of range at most {p:g} each)",
                 _bounded,
             ),
+            Mechanism(
+                "threshold",
+                "eps0",
+                1e-6,
+                100.0,
+                -1,
+                "one owner added or removed, at a rate of 1: the utility moves by at most 1",
+                "a threshold of a public grid with probability proportional to exp({p:g} * utility / 2)",
+                _bounded,
+            ),
         )
     }
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -26,6 +26,8 @@ from langchain_dpicl.release import AnyRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.intake import Vectors
 
 CHOICE = 8
 """Owners in a bucket for each document that a member gets, at most, unless told otherwise."""
@@ -33,13 +35,16 @@ CHOICE = 8
 RATE = 0.1
 """Up to about this rate a plan's noise grows more slowly than the rate, beyond it as fast."""
 
-_DOCUMENTS = (Document, BaseRetriever, VectorStore, BaseStore, ExemplarStore, PoissonExampleSelector)
+RELEVANT = 0.35
+"""The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
+
+_DOCUMENTS = (Document, BaseRetriever, VectorStore, BaseStore, PrivateStore, PoissonExampleSelector)
 _GRAPH_STORES = ("langgraph.store.base.BaseStore",)
 
 
 def wrap_rag(
     chain: Any,
-    source: ExemplarStore | VectorStore | VectorStoreRetriever,
+    source: PrivateStore | VectorStore | VectorStoreRetriever,
     aggregator: Aggregator[Any],
     budget: PrivacyBudget,
     *,
@@ -47,6 +52,8 @@ def wrap_rag(
     rate: float | None = None,
     shots: int | None = None,
     documents: int = 4,
+    threshold: float | Callable[[Vectors], float] | None = RELEVANT,
+    eligible: int | None = None,
     asks: Form | None = None,
     question_key: str = "question",
     documents_key: str | None = None,
@@ -66,20 +73,28 @@ def wrap_rag(
         asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
         Its answer must be what the aggregator reads, as a rule a text: ``chain.pick("answer")`` for a mapping.
     source
-        Where the private documents lie: an `ExemplarStore`, or a collection that `ExemplarStore.from_vectorstore` takes
-        over, or its ``as_retriever()``, whose search settings play no part.
+        Where the private documents lie: an `ExemplarStore` (or one in PostgreSQL), or a collection that
+        `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, whose search settings play no part.
     aggregator, budget, line, noise, return_receipt
         As for `DPAggregate`.
     members
         N, the number of copies.
     rate, shots
-        As for `PoissonExampleSelector`. Default: a rate of 1/10, since beyond it the noise grows as fast as the rate;
-        but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a member that chooses its
-        documents among those of eight times as many owners gets near ones already. A higher rate finds nearer
-        documents for more noise. At rate=1 every document of the collection lies in some member's bucket, and nothing
-        is amplified: for the largest collections, or many members.
+        As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
+        question finds ``eligible``. Where that is not given, of all owners, a rate of 1/10, since beyond it the noise
+        grows as fast as the rate; but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a
+        member that chooses its documents among those of eight times as many owners gets near ones already. A higher
+        rate finds nearer documents for more noise. At rate=1 every document of the collection lies in some member's
+        bucket, and nothing is amplified: for the largest collections, or many members.
     documents
         How many documents a member gets, at most.
+    threshold
+        The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
+        take part in an answer, so members get what matters or nothing, and with a budget of ``tickets=True`` an owner
+        pays for the questions alone that its documents are near to. How similar texts are depends on the embedding
+        model: the default suits all-MiniLM-L6-v2, and `suggest_threshold` finds another's. None for no gate.
+    eligible
+        As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate.
     asks
         What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
         prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed where they do not, as where it begins with
@@ -105,7 +120,8 @@ def wrap_rag(
 
     Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and what is near to
     the question is looked for within that bucket: without an owner one member's input differs, and what the aggregator
-    promises for one member's output is the promise here.
+    promises for one member's output is the promise here. Whether an owner takes part at all is decided by its own
+    documents, the question and the public threshold.
 
     Raises `UnsafeConfigurationError` where the chain reaches documents that could not be replaced, in a function, a
     tool or an object: a retriever, a vector store, a document, a LangChain or LangGraph store, a function that names
@@ -120,7 +136,11 @@ def wrap_rag(
     documents = checks.whole("documents", documents)
     members = checks.whole("members", members, at_least=2)
     if rate is None and shots is None:
-        shots = _shots(store.owner_count, members, documents)
+        shots = _shots(store.owner_count, members, documents) if eligible is None else documents
+    if threshold is not None and eligible is None:
+        eligible = store.owner_count  # at most: the rate is then as without a gate
+        if shots is not None and members * shots > eligible:
+            raise InvalidParameter("shots", shots, f"members * shots must not exceed the number of owners ({eligible})")
     selector = PoissonExampleSelector(
         store,
         members,
@@ -128,6 +148,8 @@ def wrap_rag(
         shots=shots,
         max_exemplars=documents,
         exemplars_per_owner=documents,  # one owner's documents may be the nearest: they lie in one bucket anyway
+        threshold=threshold,
+        eligible=eligible,
         nearest_to=question_key,
     )
     replaced = _replaced(chain, documents_key)
@@ -185,8 +207,8 @@ def _shots(owners: int, members: int, documents: int) -> int:
     return max(1, min(wanted, owners // members))
 
 
-def _store(source: object, owner_key: str | None) -> ExemplarStore:
-    if isinstance(source, ExemplarStore):
+def _store(source: object, owner_key: str | None) -> PrivateStore:
+    if isinstance(source, PrivateStore):
         if owner_key is not None:
             raise InvalidParameter("owner_key", owner_key, "None where the source is a store, which knows its owners")
         return source

@@ -30,6 +30,9 @@ class DPRetriever(BaseRetriever):
     k
         At most this many documents; may also be given to `invoke`.
 
+    What `wrap_rag` made lets only documents take part that are near to the query (its ``threshold``); another release
+    does so if its selector has a threshold.
+
     Each query is one release, charged like any other. It gives one document: a label, a sentence, a passage, noisy
     scores as "label: count, ...", keywords as "word, word, ...". With ``k``, keywords give one document each, the first
     k of them; whatever k is, the release is the same and is charged once. Nothing released, as where

@@ -44,6 +44,12 @@ class Arena:
             position += len(item)
         self._replace(grown, np.concatenate([self._ends, len(self._data) + np.cumsum(lengths)]))
 
+    def equal_to(self, item: bytes) -> list[int]:
+        """Where this very content is."""
+        starts = np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])
+        alike = np.flatnonzero(self._ends - starts == len(item))
+        return [int(i) for i in alike if self._data[starts[i] : self._ends[i]] == item]
+
     def keep(self, rows: NDArray[np.int64]) -> Arena:
         """A new arena of these entries alone."""
         starts = np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])[rows]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import ModelUnavailable, StoreError
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, StoreError
 from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
     """The query's embedding, scaled to norm 1 as a store's vectors are; a zero vector stays zero.
 
     Raises `ModelUnavailable` where the model fails or answers with something other than finite numbers, `StoreError`
-    where it has another dimension than the store. Private records play no part.
+    where it has another dimension than the store, `InvalidParameter` where it would not read the whole query. Private
+    records play no part.
     """
+    _check_length(embeddings, text)
     failure: type[Exception] | None = None
     answer: Any = None
     try:
@@ -35,6 +38,7 @@ def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
 
 async def aembed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
     """`embed_query` with the model's ``aembed_query``."""
+    await asyncio.to_thread(_check_length, embeddings, text)
     failure: type[Exception] | None = None
     answer: Any = None
     try:
@@ -42,6 +46,31 @@ async def aembed_query(embeddings: Embeddings, text: str, dimension: int) -> Vec
     except Exception as error:
         failure = type(error)
     return _unit(answer, failure, dimension)
+
+
+def _check_length(embeddings: Embeddings, text: str) -> None:
+    """`InvalidParameter` for a query of which the model would read the beginning alone, as far as it says so.
+
+    A sentence-transformers model cuts without a word. Others refuse by themselves.
+    """
+    length: tuple[int, int] | None = None
+    with contextlib.suppress(Exception):  # a model that cannot say how long is asked for the embedding itself
+        length = _length(embeddings, text)
+    if length is not None and length[0] > length[1]:
+        bound = f"a query of at most {length[1]} tokens, which is what the embedding model reads; nothing was charged"
+        raise InvalidParameter("input", f"{length[0]} tokens", bound)
+
+
+def _length(embeddings: Any, text: str) -> tuple[int, int] | None:
+    """How many tokens a text has, and how many are read; None where the model does not say."""
+    if hasattr(embeddings, "query_length"):
+        found: tuple[int, int] = embeddings.query_length(text)
+        return found
+    model = getattr(embeddings, "_client", None)  # of langchain-huggingface
+    limit, tokenizer = getattr(model, "max_seq_length", None), getattr(model, "tokenizer", None)
+    if not isinstance(limit, int) or tokenizer is None:
+        return None
+    return len(tokenizer(text, verbose=False)["input_ids"]), limit
 
 
 def _unit(answer: Any, failure: type[Exception] | None, dimension: int) -> Vectors:
@@ -64,6 +93,15 @@ def _unit(answer: Any, failure: type[Exception] | None, dimension: int) -> Vecto
         vector = vector / largest  # so that no square overflows, or vanishes
         vector = vector / np.linalg.norm(vector)
     return vector.astype(np.float32)
+
+
+def rounding(dimension: int) -> float:
+    """At most so far apart are two ways of computing the inner product of two vectors of norm 1 in single precision.
+
+    Each is within n u / (1 - n u) of the exact one, with n operations on the way and u = 2^-24, whatever the order of
+    its sum (Higham 2002, section 3.1); norms are 1 up to rounding. Twice as much again covers that.
+    """
+    return 4.0 * (dimension + 4) * 2.0**-24
 
 
 def inner_products(vectors: Vectors, rows: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:

@@ -16,7 +16,8 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,7 +29,9 @@ from langchain_dpicl.errors import InvalidParameter, InvalidRecords, UnknownOwne
 from langchain_dpicl.store import file as store_file
 from langchain_dpicl.store import intake, nearness, takeover
 from langchain_dpicl.store.arena import Arena
+from langchain_dpicl.store.base import Numbers, OwnerWatcher, PrivateStore, Reading
 from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.marks import owner_mark
 from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ SKETCH = 128
 """Marks in a fingerprint."""
 
 
-class ExemplarStore:
+class ExemplarStore(PrivateStore, Reading):
     """Private exemplars with their owners, searchable by exact inner product.
 
     Build one with `from_records` or `from_texts`, take over a collection with `from_documents` or `from_vectorstore`,
@@ -72,10 +75,13 @@ class ExemplarStore:
         self._owner_of: NDArray[np.int32] = np.empty(0, np.int32)
         self._owner_keys = OwnerKeys()
         self._owner_slots = OwnerSlots()
+        self._numbers: Numbers = np.empty(0, np.int64)
         self._next_id = 0
+        self._next_number = 0
         self._by_owner: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._files: list[Path] = []
         self._watchers: list[Callable[[Sequence[int]], None]] = []
+        self._owner_watchers: list[tuple[bytes, OwnerWatcher]] = []
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -259,8 +265,15 @@ class ExemplarStore:
             self._ids = np.concatenate([self._ids, new_ids])
             self._owner_of = np.concatenate([self._owner_of, slots])
             self._next_id = max(self._next_id, int(new_ids.max()) + 1)
+            self._number_the_new()
             self._by_owner = None
         return [int(i) for i in new_ids]
+
+    def _number_the_new(self) -> None:
+        """Give owners at the end, who have no number so far, the next ones."""
+        new = len(self._owner_keys) - len(self._numbers)
+        self._numbers = np.append(self._numbers, np.arange(self._next_number, self._next_number + new, dtype=np.int64))
+        self._next_number += new
 
     def _fresh_ids(self, count: int, ids: Sequence[int] | None) -> Ids:
         if ids is None:
@@ -291,8 +304,37 @@ class ExemplarStore:
         """The number of exemplars."""
         return len(self._ids)
 
-    def rows_of(self, owner_slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of these owners, and for each row the position of its owner in ``owner_slots``. Cost: the rows alone."""
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """This moment of the store: nobody adds or forgets while the ``with`` block lasts. Private."""
+        with self.lock:
+            yield self
+
+    @property
+    def places(self) -> int:
+        """One coin for each owner."""
+        return self.owner_count
+
+    def owners_at(self, places: Numbers) -> Numbers:
+        """The owners' numbers, in order of first appearance."""
+        return self._numbers[places]
+
+    def eligible(self, query: Vectors, threshold: float) -> Numbers:
+        """The numbers of all owners with an exemplar whose similarity to the query reaches the threshold.
+
+        A FAISS range search finds all rows that come within rounding of it, and `similarity`, which computes each from
+        its own row alone, decides. So whether an owner is eligible depends on its own vectors and the query.
+        """
+        with self.lock:
+            flat = _flat(self._index)
+            slack = nearness.rounding(self.dimension)
+            _, _, rows = flat.range_search(query.reshape(1, -1), float(np.float32(threshold - slack)))
+            near = rows[self.similarity(rows, query) >= threshold]
+            found: Numbers = self._numbers[np.unique(self._owner_of[near])]
+            return found
+
+    def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
+        """Rows of these owners, and for each row the position of its owner in ``owners``. Cost: the rows alone."""
         with self.lock:
             if self._by_owner is None:
                 order = np.argsort(self._owner_of, kind="stable")
@@ -300,10 +342,38 @@ class ExemplarStore:
                 np.cumsum(np.bincount(self._owner_of, minlength=len(self._owner_keys)), out=starts[1:])
                 self._by_owner = (order, starts)
             order, starts = self._by_owner
-            counts = starts[owner_slots + 1] - starts[owner_slots]
-            position = np.repeat(np.arange(len(owner_slots)), counts)
+            slots, there = self._slots_of(owners)
+            counts = np.where(there, starts[slots + 1] - starts[slots], 0)
+            position = np.repeat(np.arange(len(slots)), counts)
             offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
-            return order[starts[owner_slots][position] + offset], position
+            return order[starts[slots][position] + offset], position
+
+    def _slots_of(self, owners: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Each owner's slot, and whether it is there at all."""
+        if not len(self._numbers):
+            return np.zeros(len(owners), np.int64), np.zeros(len(owners), np.bool_)
+        slots = np.minimum(np.searchsorted(self._numbers, owners), len(self._numbers) - 1)
+        return slots, self._numbers[slots] == owners
+
+    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
+        """A keyed hash of each of these owners, b"" for one who is gone: of its key, or of the exemplar that it is."""
+        with self.lock:
+            slots, there = self._slots_of(owners)
+            rows, position = self.rows_of(owners)
+            first = np.zeros(len(owners), np.int64)
+            first[position[::-1]] = rows[::-1]
+            found = zip(slots.tolist(), first.tolist(), there.tolist(), strict=True)
+            return [self._mark(slot, row, key) if here else b"" for slot, row, here in found]
+
+    def _mark(self, slot: int, row: int, key: bytes) -> bytes:
+        name = self._owner_keys[slot]
+        if self._is_named(name):
+            return owner_mark(key, name.encode("utf-8", "surrogatepass"), named=True)
+        return owner_mark(key, self._texts[row], named=False)
+
+    def _is_named(self, name: str) -> bool:
+        """Whether this is a key that somebody gave, and not what an exemplar without an owner is called here."""
+        return self.owner_key is not None or not name.startswith("#")
 
     def read(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries. Private."""
@@ -314,14 +384,6 @@ class ExemplarStore:
         """The inner product of each of these rows' vectors with a query's. Private. Reads no text."""
         with self.lock:
             return nearness.inner_products(self._stored_vectors(), rows, query)
-
-    def embed_query(self, text: str) -> Vectors:
-        """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""
-        return nearness.embed_query(self.embeddings, text, self.dimension)
-
-    async def aembed_query(self, text: str) -> Vectors:
-        """`embed_query`, without blocking the event loop."""
-        return await nearness.aembed_query(self.embeddings, text, self.dimension)
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[int]:
         """The stable ids of these rows."""
@@ -338,7 +400,7 @@ class ExemplarStore:
         guesses of an owner's key against it, so it stays beside the ledger's key.
         """
         with self.lock:
-            named = [name for name in self._owner_keys if self.owner_key is not None or not name.startswith("#")]
+            named = [name for name in self._owner_keys if self._is_named(name)]
             content = [name.encode("utf-8", "surrogatepass") for name in named]
             if self.owner_key is None:
                 content += [self._texts[row] for row in range(len(self._ids))]
@@ -355,6 +417,14 @@ class ExemplarStore:
         with self.lock:
             self._watchers.append(watcher)
 
+    def on_owner_forgotten(self, key: bytes, watcher: OwnerWatcher) -> None:
+        """Call ``watcher(mark)`` at the end of every `forget`, with the mark (of this ``key``) of the owner that went.
+
+        Not where an equal exemplar, its own owner too, still has that mark. The store keeps the watcher.
+        """
+        with self.lock:
+            self._owner_watchers.append((key, watcher))
+
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went.
 
@@ -367,6 +437,7 @@ class ExemplarStore:
             slot = self._owner_slots.get(owner)
             if slot is None:
                 raise UnknownOwner("the store holds no such owner")
+            told = [(watcher, mark) for key, watcher in self._owner_watchers if (mark := self._last_mark(slot, key))]
             keep = np.flatnonzero(self._owner_of != slot)
             gone = self.ids_of(np.flatnonzero(self._owner_of == slot))
             owner_of = self._owner_of[keep]
@@ -384,11 +455,23 @@ class ExemplarStore:
                     store_file.write(path, rest, scrub=True)
             self._stored_vectors()[:] = 0.0
             self._texts.wipe()
+            self._numbers = np.delete(self._numbers, slot)
             self._adopt(rest)
             rest.vectors[:] = 0.0  # the index has its own copy
             for watcher in self._watchers:
                 watcher(gone)
+            for owner_watcher, mark in told:
+                owner_watcher(mark)
         return len(gone)
+
+    def _last_mark(self, slot: int, key: bytes) -> bytes:
+        """The mark of an owner that is about to go; b"" if others will have it still."""
+        (mark,) = self.marks(self._numbers[slot : slot + 1], key)
+        if self._is_named(self._owner_keys[slot]):
+            return mark
+        content = self._texts[int(np.flatnonzero(self._owner_of == slot)[0])]
+        others = {int(self._owner_of[row]) for row in self._texts.equal_to(content)} - {slot}
+        return b"" if any(not self._is_named(self._owner_keys[other]) for other in others) else mark
 
     def _adopt(self, contents: store_file.Contents) -> None:
         """Become what these contents are."""
@@ -401,13 +484,14 @@ class ExemplarStore:
         self._owner_keys = OwnerKeys(contents.owner_keys)
         self._owner_slots = OwnerSlots((key, i) for i, key in enumerate(contents.owner_keys))
         self._next_id = contents.next_id
+        self._number_the_new()
         self._by_owner = None
 
     def _stored_vectors(self) -> Vectors:
         """The index's own vectors, as a view: writing to it writes to the index."""
         import faiss
 
-        flat: Any = faiss.downcast_index(self._index.index)
+        flat = _flat(self._index)
         view: Vectors = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * self.dimension)
         return view.reshape(flat.ntotal, self.dimension)
 
@@ -480,3 +564,9 @@ def _new_index(dimension: int) -> Any:
     import faiss
 
     return faiss.IndexIDMap2(faiss.IndexFlatIP(dimension))
+
+
+def _flat(index: Any) -> Any:
+    import faiss
+
+    return faiss.downcast_index(index.index)

@@ -1,15 +1,22 @@
-"""Ledgers on both databases. PostgreSQL is the server at ``DPICL_TEST_POSTGRES``: a database of its own per test."""
+"""Ledgers on both databases. PostgreSQL is the server at ``DPICL_TEST_POSTGRES``: a database of its own per test.
+Exemplars on PostgreSQL need pgvector: see `pgvector_server`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pgvector_server
 import pytest
 import sqlalchemy as sa
+from langchain_core.embeddings import Embeddings
+
+from langchain_dpicl import PostgresExemplarStore
 
 SERVER = os.environ.get("DPICL_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
 
@@ -61,3 +68,50 @@ def terminate(postgres_server: str) -> Any:
         return len(on_server(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"))
 
     return end
+
+
+@pytest.fixture(scope="session")
+def pgvector() -> Iterator[str]:
+    """The address of a server with pgvector."""
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(pgvector_server.server())
+        except pgvector_server.NoServer as error:
+            pytest.skip(str(error))
+        yield url
+
+
+@pytest.fixture
+def pgvector_url(pgvector: str) -> Iterator[str]:
+    """A database of its own on it."""
+    with pgvector_server.database(pgvector) as url:
+        yield url
+
+
+@pytest.fixture
+def shared_store(pgvector_url: str, embeddings: Embeddings) -> Iterator[Callable[..., PostgresExemplarStore]]:
+    """shared_store(records): a collection with owners, in a database of its own."""
+    made: list[PostgresExemplarStore] = []
+
+    def build(records: list[dict[str, Any]], **options: Any) -> PostgresExemplarStore:
+        options = {"owner_key": "owner"} | options
+        made.append(PostgresExemplarStore.from_records(records, embeddings, pgvector_url, **options))
+        return made[-1]
+
+    yield build
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def worker(pgvector_url: str, embeddings: Embeddings) -> Iterator[Callable[..., PostgresExemplarStore]]:
+    """worker(): the collection as another worker opens it."""
+    opened: list[PostgresExemplarStore] = []
+
+    def build(**options: Any) -> PostgresExemplarStore:
+        opened.append(PostgresExemplarStore.open(pgvector_url, embeddings, **options))
+        return opened[-1]
+
+    yield build
+    for store in opened:
+        store.close()

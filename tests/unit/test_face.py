@@ -21,8 +21,8 @@ FLOORS: list[set[str]] = [
     {"_labels", "chains", "durable", "reach", "silence"},
     {"aggregators", "store", "budget", "sealing"},
     {"selection", "boundary"},
-    {"ensemble"},
-    {"release"},
+    {"ensemble", "paying"},
+    {"release", "relevance"},
     {"aggregate", "decoding"},
     {
         "scoring",

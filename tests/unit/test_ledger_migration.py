@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
+from langchain_dpicl import LedgerError, PlanMismatch, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.ledger import Ledger
 
@@ -18,15 +19,30 @@ VERSION_1 = Path(__file__).parent.parent / "data" / "ledger_v1.sql"
 """A dump of a ledger that the first version of the package wrote: 3 of 10 votes charged, 2 of them recorded, under
 "reviews:2025"; all 5 of "other"."""
 
+VERSION_2 = VERSION_1.with_name("ledger_v2.sql")
+"""A dump of a ledger that version 0.2 wrote: under "reviews:2025" three votes on x, y and z charged, the first two
+recorded, the first with an answer; under "callers", per principal, 5 of ann and 2 of bob; 2 votes of a filtered one."""
+
+
+def written(url: str, dump: Path) -> str:
+    """A ledger from a dump; its address."""
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    connection.executescript(dump.read_text())
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+    return url
+
 
 @pytest.fixture
 def old(ledger_url: str) -> str:
     """The address of a ledger of version 1."""
-    connection = sqlite3.connect(ledger_url.removeprefix("sqlite:///"))
-    connection.executescript(VERSION_1.read_text())
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.close()
-    return ledger_url
+    return written(ledger_url, VERSION_1)
+
+
+@pytest.fixture
+def second(ledger_url: str) -> str:
+    """The address of a ledger of version 2."""
+    return written(ledger_url, VERSION_2)
 
 
 def rows(url: str, statement: str) -> list[Any]:
@@ -44,7 +60,7 @@ def test_an_old_ledger_counts_on_where_it_stopped(old: str) -> None:
     assert [charge.number for charge in line.charge(2)] == [4, 5]
     with pytest.raises(PrivacyBudgetExceeded):
         PrivacyBudget.open("other", old).line("joint-em", 0.1).charge()
-    assert rows(old, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("2",)]
+    assert rows(old, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("3",)]
     assert rows(old, "PRAGMA integrity_check") == [("ok",)]
     names = {name for (name,) in rows(old, "SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert names == set(schema.metadata.tables)
@@ -123,16 +139,96 @@ def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str
         Ledger(ledger_url)
 
 
-@pytest.mark.parametrize("version", ["0", "3", "", "two", "-1"])
+@pytest.mark.parametrize("version", ["0", "4", "", "two", "-1"])
 def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
     Ledger(ledger_url).close()
     path = ledger_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
     connection.close()
-    with pytest.raises(LedgerError, match="reads versions 1 to 2"):
+    with pytest.raises(LedgerError, match="reads versions 1 to 3"):
         Ledger(ledger_url)
     assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
+
+
+# -- from version 2 ----------------------------------------------------------------------------------------------------
+
+
+def old_rows(url: str) -> list[Any]:
+    """All that a ledger of version 2 holds, but its version."""
+    columns = "id, name, content, digest, created, scope, fingerprint, generation"
+    tables = sorted(schema._VERSION_2 - {"dpicl_plans"})
+    found = [rows(url, f"SELECT {columns} FROM dpicl_plans")] + [rows(url, f"SELECT * FROM {t}") for t in tables]
+    return [row for table in found for row in table if row[0] != "schema_version"]
+
+
+def test_a_ledger_of_version_2_counts_on_and_replays(second: str) -> None:
+    keys = rows(second, "SELECT key, value FROM dpicl_meta WHERE key LIKE '%_key' ORDER BY key")
+    before = old_rows(second)
+    budget = PrivacyBudget(3.0, 1e-5, 10, second, "reviews:2025", replay_patience=0.0)
+    line = budget.line("vote", 0.2)
+    assert (budget.spent(), budget.remaining(), budget.tickets) == (3, 7, False)
+    assert old_rows(second) == before, "nothing that was there has changed"
+    assert rows(second, "SELECT key, value FROM dpicl_meta WHERE key LIKE '%_key' ORDER BY key") == keys
+    assert rows(second, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("3",)]
+    assert rows(second, "SELECT DISTINCT tickets FROM dpicl_plans") == [(0,)]
+    known = [line.query_id({"input": text}) for text in "xyz"]
+    first, *charged = line.charge(queries=known)
+    assert first.answer == '"Positive"'  # type: ignore[union-attr]
+    assert [charge.number for charge in charged] == [4, 5]  # type: ignore[union-attr]
+    names = {name for (name,) in rows(second, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert names == set(schema.metadata.tables)
+    assert rows(second, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_principals_and_filters_of_version_2_stand(second: str) -> None:
+    callers = PrivacyBudget.open("callers", second)
+    assert callers.principals() == {"ann": {"joint-em": 5}, "bob": {"joint-em": 2}}
+    line = callers.line("joint-em", 0.1)
+    with pytest.raises(PrivacyBudgetExceeded):
+        line.charge(principal="ann")
+    assert [charge.number for charge in line.charge(principal="bob")] == [3]
+    assert callers.receipt("callers:joint-em:4.2") is not None
+    filtered = PrivacyBudget.open("filter", second)
+    assert filtered.spent("vote") == 2
+    assert filtered.epsilon_spent() > 0.0
+
+
+@pytest.mark.parametrize("dump", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
+def test_a_migrated_ledger_takes_a_plan_with_tickets(dump: Path, ledger_url: str, store_of: Any, records: Any) -> None:
+    """And a plan without them, frozen before, cannot be opened with them."""
+    url = written(ledger_url, dump)
+    with pytest.raises(PlanMismatch, match="tickets"):
+        PrivacyBudget(3.0, 1e-5, 10, url, "reviews:2025", tickets=True)
+    store = store_of(records(3))
+    budget = PrivacyBudget(1000, 1e-5, 2, url, "with tickets", tickets=True)
+    line = budget.line("vote", 0.5)
+    for numbers in ([0, 1], [0], [0]):
+        line.charge(owners=[line.ask(store, np.array(numbers))])
+    budget.close()
+    (report,) = PrivacyBudget.open("with tickets", url).private_ticket_report().values()
+    assert report[""]["burnt"] == {"1": 1, "2": 1}
+
+
+def test_a_migration_from_version_2_that_fails_leaves_it(second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, names = old_rows(second), rows(second, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "_MIGRATION_2", "INSERT INTO no_such_table VALUES (1)")
+        with pytest.raises(LedgerError):
+            Ledger(second)
+    assert old_rows(second) == before
+    assert rows(second, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name") == names
+    assert rows(second, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("2",)]
+    assert PrivacyBudget.open("reviews:2025", second).spent() == 3
+
+
+@pytest.mark.parametrize("table", sorted(schema._VERSION_2))
+def test_a_ledger_of_version_2_that_lost_a_table_is_not_made_anew(table: str, second: str) -> None:
+    connection = sqlite3.connect(second.removeprefix("sqlite:///"))
+    connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    with pytest.raises(LedgerError, match="lost tables"):
+        Ledger(second)
 
 
 def test_keys_are_random_and_stay(ledger_url: str, tmp_path: Path) -> None:

@@ -402,7 +402,7 @@ def test_forgetting_leaves_the_others_as_they_are(records: Any, store_of: Any) -
     for i, vector in zip(store._ids, store._stored_vectors(), strict=True):
         assert (vectors[int(i)] == vector).all()
     for slot, owner in enumerate(store.owners):
-        found, _ = store.rows_of(np.array([slot]))
+        found, _ = store.rows_of(store.owners_at(np.array([slot])))
         assert [left[int(row)]["owner"] for row in found] == [owner] * 3
 
 
@@ -416,7 +416,7 @@ def test_the_last_owner_can_be_forgotten_and_the_store_used_again(records: Any, 
     assert len(reloaded) == 0
     for each in (store, reloaded):
         assert each.add(records(2), owner_key="owner") == [2, 3]
-        assert each.rows_of(np.array([0, 1]))[0].tolist() == [0, 1]
+        assert each.rows_of(each.owners_at(np.array([0, 1])))[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("owner", ["nobody", "owner-1 ", "", "OWNER-1"])
@@ -468,7 +468,7 @@ def test_threads_that_add_forget_and_read_see_whole_changes_only(records: Any, s
     def read(_: random.Random) -> None:
         with store.lock:
             slots = np.arange(store.owner_count)
-            rows, position = store.rows_of(slots)
+            rows, position = store.rows_of(store.owners_at(slots))
             exemplars = store.read(rows)
             if len(exemplars) != 3 * len(slots) or (np.bincount(position) != 3).any():
                 faults.append("a reader saw half a change")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -36,7 +37,7 @@ from langchain_dpicl import (
     wrap_rag,
 )
 from langchain_dpicl.boundary import run_private
-from langchain_dpicl.retrieval.rag import BucketRetriever
+from langchain_dpicl.retrieval.rag import RELEVANT, BucketRetriever
 from langchain_dpicl.selection import Examples
 
 QUESTION = "which desk renews a prescription?"
@@ -97,7 +98,7 @@ def wrap(budget_of: Any, collection: InMemoryVectorStore) -> Callable[..., Seale
         source = collection if source is None else source
         if not isinstance(source, ExemplarStore):
             options.setdefault("owner_key", "patient")
-        options = {"members": 4, "rate": 1.0} | options
+        options = {"members": 4, "rate": 1.0, "threshold": None} | options
         return wrap_rag(chain, source, NoisyVote(LABELS), budget_of() if budget is None else budget, **options)
 
     return make
@@ -136,6 +137,37 @@ def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection
         near = [float(store._stored_vectors()[document.metadata["page"]] @ query) for document in documents]
         assert len(near) == 5
         assert near == sorted(near, reverse=True)
+
+
+def test_by_default_documents_that_are_not_near_to_the_question_reach_no_member(
+    collection: Any, budget_of: Any
+) -> None:
+    seen: list[str] = []
+    keep = RunnableLambda(lambda documents: (seen.extend(each.page_content for each in documents), "porch")[1])
+    store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
+    near = store.similarity(np.arange(len(store)), store.embed_query(QUESTION))
+    for threshold, options in ((RELEVANT, {}), (0.7, {"threshold": 0.7})):
+        seen.clear()
+        every: dict[str, Any] = {"members": 4, "rate": 1.0, "documents": 400, **options}
+        wrap_rag(collection.as_retriever() | keep, store, NoisyVote(LABELS), budget_of(), **every).invoke(QUESTION)
+        owners = {row // 2 for row in np.flatnonzero(near >= threshold)}
+        assert {int(text.split()[1]) // 2 for text in seen} == owners, "all documents of those who have a near one"
+        assert 0 < len(owners) < 200
+
+
+def test_how_many_are_eligible_sizes_the_rate(collection: Any, budget_of: Any) -> None:
+    def rate(**options: Any) -> float:
+        chain = collection.as_retriever() | format_docs
+        every: dict[str, Any] = {"members": 4, "documents": 2, "owner_key": "patient", **options}
+        return wrap_rag(chain, collection, NoisyVote(LABELS), budget_of(), **every).selector.rate
+
+    assert rate(eligible=40) == 4 * 2 / 40
+    assert rate(eligible=5) == 1.0
+    assert rate(eligible=40, shots=1) == 4 / 40
+    assert rate(eligible=40, rate=0.3) == 0.3
+    assert rate() == rate(threshold=None) == 4 * 5 / 200
+    with pytest.raises(InvalidParameter, match="eligible"):
+        rate(eligible=40, threshold=None)
 
 
 def test_metadata_reaches_the_member_without_the_owner(wrap: Any, collection: Any) -> None:

@@ -1,0 +1,157 @@
+"""A threshold from public texts: where on average a query finds the wanted share of owners eligible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.store import intake, nearness
+from langchain_dpicl.store.intake import Vectors
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True, repr=False)
+class SuggestedThreshold:
+    """A threshold found with public texts alone, and what to expect of it.
+
+    Attributes
+    ----------
+    threshold, eligible
+        For the selector: the gate, and how many owners it lets through for a query, on average. ``eligible`` is also
+        what ``dpicl plan --gated`` asks for.
+    share, owners
+        The share of owners that is eligible on average, and of how many ``eligible`` was taken.
+    low, high
+        A tenth of the queries found fewer than ``low`` owners (scaled to ``owners``), a tenth more than ``high``.
+    queries, texts
+        How many were looked at.
+    """
+
+    threshold: float
+    eligible: int
+    share: float
+    owners: int
+    low: int
+    high: int
+    queries: int
+    texts: int
+
+    def __repr__(self) -> str:
+        return (
+            f"SuggestedThreshold(threshold={self.threshold}, eligible={self.eligible}: {self.share:.3g} of "
+            f"{self.owners} owners on average, {self.low} to {self.high} for 8 of 10 queries; from {self.queries} "
+            f"public queries and {self.texts} public texts)"
+        )
+
+
+def suggest_threshold(
+    embeddings: Embeddings,
+    queries: Sequence[str],
+    texts: Sequence[str],
+    *,
+    share: float | None = None,
+    eligible: int | None = None,
+    owners: int | None = None,
+    owner_of: Sequence[str | int] | None = None,
+) -> SuggestedThreshold:
+    """The threshold at which on average a query finds the wanted share of owners eligible.
+
+    Nothing private goes in and nothing is charged: queries and texts are public, or synthetic, and should resemble what
+    will be asked and what the store holds. The answer is as good as this resemblance. Give the records of the store
+    here and the threshold is private, and its use breaks the guarantee: that is what `release_threshold` is for.
+
+    Parameters
+    ----------
+    embeddings
+        The model that embeds the store's records and queries.
+    queries, texts
+        Public queries, and public texts in the place of the records.
+    share, eligible
+        Give one: the share of all owners that a query should find, or their number, which needs ``owners``.
+    owners
+        How many owners the store has, as a public number. Default: as many as the texts have.
+    owner_of
+        The owner of each text, where owners have several: an owner counts once, by its best text. Default: each text
+        has its own.
+
+    The threshold is rounded down to four digits, and ``share`` and ``eligible`` of the answer are counted at what is
+    answered, so they are at least what was wanted, and more where many texts are equally near. Raises
+    `InvalidParameter`, `ModelUnavailable` where the model fails on a query, and what a store raises on texts that
+    cannot be embedded.
+    """
+    asked, shown = public_texts("queries", queries), public_texts("texts", texts)
+    slots = _slots(owner_of, len(shown))
+    held = int(slots.max()) + 1
+    crowd = held if owners is None else checks.whole("owners", owners)
+    wanted = _share(share, eligible, None if owners is None else crowd)
+    pairs = wanted * len(asked) * held
+    if pairs < 1.0:
+        raise InvalidParameter(
+            "share", wanted, f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
+        )
+    matrix = intake.embed(embeddings, shown, progress=False)
+    best = np.stack([_best(matrix, slots, _embedded(embeddings, text, matrix)) for text in asked])
+    last = min(best.size, math.ceil(pairs - 1e-9))
+    nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
+    threshold = max(-1.0, math.floor(min(1.0, nearest) * 10**_DIGITS) / 10**_DIGITS)
+    shares = (best >= threshold).mean(axis=1)
+    found = float(shares.mean())
+    low, high = (round(float(np.quantile(shares, level)) * crowd) for level in (0.1, 0.9))
+    return SuggestedThreshold(
+        threshold, max(1, round(found * crowd)), found, crowd, low, high, queries=len(asked), texts=len(shown)
+    )
+
+
+def public_texts(name: str, texts: object) -> list[str]:
+    """The texts, checked. Raises `InvalidParameter`, which shows a position and no text."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+        raise InvalidParameter(name, type(texts).__name__, "a list of at least one text")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidParameter(f"{name}[{i}]", type(text).__name__, "a text that is not empty")
+    return list(texts)
+
+
+def _slots(owner_of: Sequence[str | int] | None, count: int) -> NDArray[np.int64]:
+    """For each text the position of its owner."""
+    if owner_of is None:
+        return np.arange(count, dtype=np.int64)
+    if isinstance(owner_of, str) or not isinstance(owner_of, Sequence) or len(owner_of) != count:
+        raise InvalidParameter("owner_of", type(owner_of).__name__, f"a list with one owner for each of {count} texts")
+    for i, owner in enumerate(owner_of):
+        if isinstance(owner, bool) or not isinstance(owner, (str, int)):
+            raise InvalidParameter(f"owner_of[{i}]", type(owner).__name__, "a text or a whole number")
+    places: dict[str, int] = {}
+    return np.array([places.setdefault(str(owner), len(places)) for owner in owner_of], np.int64)
+
+
+def _share(share: float | None, eligible: int | None, owners: int | None) -> float:
+    if (share is None) == (eligible is None):
+        raise InvalidParameter("share", share, "exactly one of share and eligible")
+    if share is not None:
+        return checks.probability("share", share)
+    if owners is None:
+        raise InvalidParameter("owners", None, "given with eligible: of how many owners that is")
+    return checks.whole("eligible", eligible, at_most=owners) / owners
+
+
+def _embedded(embeddings: Embeddings, text: str, matrix: Vectors) -> Vectors:
+    return nearness.embed_query(embeddings, text, matrix.shape[1])
+
+
+def _best(matrix: Vectors, slots: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:
+    """The similarity of each owner's best text to the query."""
+    best = np.full(int(slots.max()) + 1, -np.inf, np.float32)
+    np.maximum.at(best, slots, nearness.inner_products(matrix, np.arange(len(matrix)), query))
+    return best
