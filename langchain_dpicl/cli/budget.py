@@ -1,4 +1,4 @@
-"""``dpicl budget``: what a ledger has spent, its history, its receipts."""
+"""``dpicl budget``: what a ledger has spent, its history, its receipts; and, for the deployer alone, its tickets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _EPILOG = """examples:
   dpicl budget history --name reviews --last 20
   dpicl budget receipt reviews:vote:17
   dpicl budget export --format csv > releases.csv
+  dpicl budget tickets --name reviews --plot private.png
 """
 
 
@@ -38,12 +39,18 @@ def add_parser(commands: Any) -> None:
     receipt.add_argument("id", metavar="ID", help="as in the receipt: budget:line:number")
     export = _action(actions, "export", "every release, for other programs", _export)
     export.add_argument("--format", choices=("csv", "json"), default="csv")
+    tickets = _action(
+        actions, "tickets", "PRIVATE, for the deployer alone: how many tickets owners have burnt", _tickets
+    )
+    tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets burnt; as private")
 
 
 def _action(actions: Any, name: str, words: str, run: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=words, description=words.capitalize() + ".")
     parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="the ledger's address")
-    parser.add_argument("--name", help="one budget of the ledger (default: all)")
+    whole = name != "tickets"
+    which = "one budget of the ledger (default: all)" if whole else "the budget, one whose owners pay with tickets"
+    parser.add_argument("--name", help=which, required=not whole)
     add_common(parser)
     parser.set_defaults(run=run)
     return parser
@@ -111,8 +118,59 @@ def _words(found: dict[str, Any]) -> list[str]:
 def _line(name: str, state: dict[str, Any], kind: str) -> str:
     if kind == "filter":
         return f"{name:20s} {state['spent']:>9,} releases"
+    if state["remaining"] is None:  # owners pay with tickets
+        return f"{name:20s} {_queries(state)} so far; each owner takes part in at most {state['count']:,}"
     share = state["spent"] / state["count"]
     return f"{name:20s} {state['spent']:>9,} of {state['count']:,} releases ({share:.1%}), {state['remaining']:,} left"
+
+
+def _queries(state: dict[str, Any]) -> str:
+    unit = "tokens" if state["mechanism"] == "tokens" else "query" if state["spent"] == 1 else "queries"
+    return f"{state['spent']:>9,} {unit}"
+
+
+def _tickets(options: argparse.Namespace) -> int:
+    report = _open(options)
+    try:
+        found = report.tickets(options.name)
+    finally:
+        report.close()
+    if options.plot:
+        from langchain_dpicl.cli.budget_plot import draw_tickets
+
+        draw_tickets(found, options.plot)
+        found["plot"] = options.plot
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(_private_words(found)))
+    return 0
+
+
+def _private_words(found: dict[str, Any]) -> list[str]:
+    from langchain_dpicl.budget.report import ticket_bins
+
+    lines = [found["private"]]
+    for line, by_principal in found["lines"].items():
+        if not by_principal:
+            lines.append(f"{found['budget']}, {line}: no query so far, every owner has all its tickets")
+        for who, of in by_principal.items():
+            whose = f", {who}" if who else ""
+            lines.append(f"{found['budget']}, {line}{whose}: {of['tickets']:,} tickets for every owner")
+            if not of["owners"]:
+                lines.append("  nobody was ever eligible: every owner has all its tickets")
+                continue
+            holding = f"{of['owners'] - of['without']:,} ({of['share_with_tickets']:.1%})"
+            lines.append(f"  owners ever eligible: {of['owners']:,}, of whom {holding} still hold tickets")
+            lines.append("  owners never eligible have all their tickets")
+            bins = ticket_bins(of["burnt"], of["tickets"], 10)
+            highest = max(owners for *_, owners in bins)
+            lines.append(f"  {'burnt':>21s} {'owners':>9s}")
+            for low, high, owners in bins:
+                burnt = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+                burnt = f"all {low:,}" if low == of["tickets"] else burnt
+                lines.append(f"  {burnt:>21s} {owners:>9,}  {'#' * -(-40 * owners // highest)}".rstrip())
+    return lines
 
 
 def _history(options: argparse.Namespace) -> int:

@@ -27,6 +27,10 @@ a configuration:
   budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
   keys:     {mobile-app: 64 hex digits, as --new-key prints them}
   server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
+
+answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
+  selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
+  budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
 """
 
 
@@ -118,8 +122,16 @@ def _show(settings: Settings, budgets: list[dict[str, Any]], as_json: bool) -> N
         state = "" if budget["frozen"] else ", not frozen yet"
         print(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
         for line in budget["lines"]:
-            left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
-            print(f"  {line['line']}: {line['releases']:,} {line['unit']}, {left}; rate {line['rate']:.4g}")
+            print(f"  {line['line']}: {_counted(line, budget['tickets'])}; rate {line['rate']:.4g}")
             print(f"  each: {line['mechanism']}")
     callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
     print(f"{where} (workers: {server.workers}; {callers})", flush=True)
+
+
+def _counted(line: dict[str, Any], tickets: bool) -> str:
+    """How many there are and how many are left. With tickets there is no end."""
+    if tickets:
+        so_far = " for each caller" if line["spent"] is None else f", {line['spent']:,} so far"
+        return f"no last answer{so_far}; each owner takes part in at most {line['releases']:,}"
+    left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
+    return f"{line['releases']:,} {line['unit']}, {left}"

@@ -80,9 +80,10 @@ class Session:
 
     def say_receipt(self, receipt: Receipt) -> None:
         """The receipt in one line."""
+        left = "no last answer" if receipt["remaining"] is None else f"{receipt['remaining']} answers left"
         self.say(
             f"    receipt              {receipt['id']}: epsilon {receipt['epsilon_spent']:.3g} of "
-            f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {receipt['remaining']} answers left"
+            f"{receipt['epsilon']:g} spent at delta {receipt['delta']:.2g}, {left}"
         )
 
     def _test(self, questions: Sequence[Question]) -> None:

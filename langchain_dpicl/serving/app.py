@@ -128,10 +128,12 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
 def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
     budget = releases[0].budget
     facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
+    facts["tickets"] = budget.tickets
     if isinstance(budget, FilteredBudget) or budget.plan is not None:
         return {**facts, "frozen": budget.plan is not None, "lines": _lines(releases, budget)}
     with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder:
-        trial = PrivacyBudget(budget.epsilon, budget.delta, budget.releases, f"sqlite:///{folder}/plan.db", budget.name)
+        where, tickets = f"sqlite:///{folder}/plan.db", budget.tickets
+        trial = PrivacyBudget(budget.epsilon, budget.delta, budget.releases, where, budget.name, tickets=tickets)
         tried = [copy.copy(release) for release in releases]
         try:
             for release in tried:
@@ -147,7 +149,7 @@ def _lines(releases: Iterable[AnyRelease], budget: PrivacyBudget) -> list[dict[s
     found = []
     for line in {line.name: line for line in (release.line() for release in releases)}.values():
         spent = line.spent() if shared else None  # each principal has a counter
-        left = None if spent is None else line.count - spent
+        left = None if spent is None or line.has_tickets else line.count - spent
         noise = {"mechanism": line.plan_line.describe(), "rate": line.rate, "parameter": line.parameter}
         counted = {"unit": unit_of(line.mechanism), "releases": line.count, "spent": spent, "left": left}
         found.append({"line": line.name, **counted, **noise})

@@ -91,11 +91,21 @@ class PTRSection(_TextSection):
 
 
 class SelectorSection(_Section):
-    """Members and shots, or a rate."""
+    """Members and shots, or a rate; and the relevance gate."""
 
     members: int = 20
     shots: int | None = None
     rate: float | None = None
+    threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
+    """How near an owner's best example must be to a question, to take part in its answer. Public."""
+    eligible: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """How many owners are that near to a typical question. A public estimate, never a count of the store's."""
+
+    @model_validator(mode="after")
+    def _gate(self) -> SelectorSection:
+        if (self.threshold is None) != (self.eligible is None):
+            raise ValueError("threshold and eligible (a public estimate of the owners who reach it) go together")
+        return self
 
     @property
     def amount(self) -> dict[str, Any]:
@@ -103,13 +113,24 @@ class SelectorSection(_Section):
         given = {name: value for name in ("shots", "rate") if (value := getattr(self, name)) is not None}
         return given or {"shots": 2}
 
+    def gate(self, input_key: str) -> dict[str, Any]:
+        """For the selector: the gate on the question, which stands under this key."""
+        if self.threshold is None:
+            return {}
+        return {"threshold": self.threshold, "eligible": self.eligible, "nearest_to": input_key}
+
 
 class BudgetSection(_Section):
-    """What is promised, and the ledger that counts."""
+    """What is promised, and the ledger that counts.
+
+    With ``tickets`` owners pay, each for itself: ``releases`` is what one owner takes part in at most, and there is no
+    last answer.
+    """
 
     epsilon: float
     delta: float
     releases: int
+    tickets: bool = False
     ledger: str = "sqlite:///dpicl-budget.db"
     name: str = "default"
     scope: Literal["shared", "per_principal"] = "shared"
@@ -117,6 +138,12 @@ class BudgetSection(_Section):
     keep_queries: bool = False
     on_exhausted: Literal["raise", "zero_shot"] = "raise"
     soft_limit: float | None = None
+
+    @model_validator(mode="after")
+    def _endless(self) -> BudgetSection:
+        if self.tickets and self.soft_limit is not None:
+            raise ValueError("soft_limit is left out where tickets are true: there is no end to be near to")
+        return self
 
 
 class ServerSection(_Section):
@@ -163,6 +190,10 @@ class Settings(_Section):
                 raise ValueError(f"chain stands alone: leave out {', '.join(extra)}")
         elif missing := [name for name, part in parts.items() if part is None]:
             raise ValueError(f"missing: {', '.join(missing)} (or chain)")
+        if self.budget is not None and self.budget.tickets and self.selector.threshold is None:
+            raise ValueError(
+                "budget.tickets needs selector.threshold and selector.eligible (-1 makes every owner eligible)"
+            )
         return self
 
     def check_access(self) -> None:
@@ -191,7 +222,8 @@ class Settings(_Section):
         assert self.store is not None
         assert self.budget is not None
         store = self._store(self.store)
-        selector = PoissonExampleSelector(store, self.selector.members, **self.selector.amount)
+        gate = self.selector.gate(store.input_key)
+        selector = PoissonExampleSelector(store, self.selector.members, **self.selector.amount, **gate)
         given = self.budget.model_dump()
         given["ledger"] = self._ledger(given["ledger"])
         budget = PrivacyBudget(**given)

@@ -2,19 +2,22 @@
 
 Read from the ledger, without charging or freezing anything. All of it is public to the caller who asks: where callers
 share one counter, everybody's releases; where each has a counter, that caller's alone. Neither names a caller, nor a
-question, nor the receipt of somebody else.
+question, nor the receipt of somebody else. Where owners pay with tickets, what is shown follows from the plan and from
+the number of questions alone: nothing here reads who was eligible, or who has tickets left.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.budget.ledger import Release
+from langchain_dpicl.budget.planned import at_most
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
@@ -27,13 +30,16 @@ MOST = 1000
 
 class LineBudget(TypedDict):
     """One line: how many releases (or tokens: ``unit``) it is for, what is spent and left, and how it adds noise, in
-    words. ``count`` is None for a filter; what is not known before the first release is None."""
+    words. ``count`` is None for a filter and where owners pay with tickets: both have no count in advance. What is not
+    known before the first release is None."""
 
     unit: str
     count: int | None
     spent: int
     remaining: int | None
     mechanism: str | None
+    tickets: NotRequired[int]
+    """Where owners pay with tickets: the most questions that one owner's examples are used for. A part of the plan."""
 
 
 class BudgetState(TypedDict):
@@ -108,7 +114,8 @@ def _state(budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str
     if filtered:
         spent = budget.epsilon_spent()
     else:  # of the counts that are shown
-        spent = 0.0 if budget.plan is None else budget.plan.spent({name: line["spent"] for name, line in lines.items()})
+        plan, counts = budget.plan, {name: line["spent"] for name, line in lines.items()}
+        spent = 0.0 if plan is None else plan.spent(at_most(plan, counts) if budget.tickets else counts)
     return {
         "name": budget.name,
         "epsilon": budget.epsilon,
@@ -129,16 +136,17 @@ def _state(budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str
 def _planned_lines(
     budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str | None
 ) -> dict[str, LineBudget]:
+    line = _endless_line if budget.tickets else _line
     states, plan = budget.lines(principal), budget.plan
     if plan is not None:
-        words = {name: line.describe() for name, line in plan.lines.items()}
+        words = {name: planned.describe() for name, planned in plan.lines.items()}
         return {
-            name: _line(item["mechanism"], item["count"], item["spent"], words[name]) for name, item in states.items()
+            name: line(item["mechanism"], item["count"], item["spent"], words[name]) for name, item in states.items()
         }
     if isinstance(budget.releases, int):  # one line, which takes its mechanism's name when the plan is frozen
         mechanism = releases[0].mechanism
-        return {mechanism: _line(mechanism, budget.releases, 0)}
-    return {name: _line(item["mechanism"], item["count"], item["spent"]) for name, item in states.items()}
+        return {mechanism: line(mechanism, budget.releases, 0)}
+    return {name: line(item["mechanism"], item["count"], item["spent"]) for name, item in states.items()}
 
 
 def _filtered_lines(budget: PrivacyBudget, releases: Sequence[AnyRelease]) -> dict[str, LineBudget]:
@@ -158,6 +166,11 @@ def _filtered_lines(budget: PrivacyBudget, releases: Sequence[AnyRelease]) -> di
 def _line(mechanism: str | None, count: int | None, spent: int, words: str | None = None) -> LineBudget:
     remaining = None if count is None else count - spent
     return {"unit": unit_of(mechanism), "count": count, "spent": spent, "remaining": remaining, "mechanism": words}
+
+
+def _endless_line(mechanism: str | None, tickets: int, spent: int, words: str | None = None) -> LineBudget:
+    """A line whose owners pay, each for itself."""
+    return {**_line(mechanism, None, spent, words), "tickets": tickets}
 
 
 def unit_of(mechanism: str | None) -> str:

@@ -64,7 +64,8 @@ def put(tmp_path_factory: pytest.TempPathFactory, store_of: Any, records: Any) -
         **policy: Any,
     ) -> PrivacyBudget:
         budget = PrivacyBudget(epsilon, 1e-5, releases, f"sqlite:///{folder / name}.db", name, **policy)
-        selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
+        everybody = {"threshold": -1.0} if budget.tickets else {}
+        selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8, **everybody)
         aggregate = DPAggregate(aggregator or NoisyVote(LABELS), budget, return_receipt=return_receipt)
         chain = PrivateEnsemble(selector, RunnableLambda(member)) | aggregate
         principal_from = caller if needs_key else lambda request: "anyone"
@@ -104,6 +105,7 @@ def budgets(put: Put, gate: threading.Event) -> tuple[Any, dict[str, PrivacyBudg
         "bare": put(app, "bare", return_receipt=False),
         "slow": put(app, "slow", lambda values: gate.wait(20) and "Negative", replay=False),
         "down": put(app, "down", sometimes),
+        "endless": put(app, "endless", releases=2, replay=False, tickets=True),
     }
     return app, made
 
@@ -343,6 +345,28 @@ def test_a_budget_of_ones_own_is_spent_for_oneself(page: Page) -> None:
     page.until_text("#lines", "1 of 1")
     assert page.text("#spent") == ""
     assert page["#send"].get_attribute("aria-disabled") == "false"
+
+
+def test_a_budget_whose_owners_pay_has_no_last_answer_and_no_bar(page: Page, budgets: Any) -> None:
+    page.open("endless")
+    page.until_text("#lines", "0 answers so far")
+    for number in (1, 2, 3):  # the third, when no owner has a ticket, looks like the others
+        page.ask(f"question {number}")
+        page.until_text("#lines", f"{number} answer{'' if number == 1 else 's'} so far")
+        assert page.text("#answer .said") == "Positive"
+        assert page.text("#answer .small") == "A new answer, charged to the budget."
+    assert page.text("#h-budget") == "So far"
+    assert page.text("#uses") == "There is no last answer."
+    assert page.run("return document.querySelectorAll('#lines [role=meter]').length") == 0
+    assert "at most 1000" in page.text("#loss")
+    assert page.text("#spent") == ""
+    assert page["#send"].get_attribute("aria-disabled") == "false"
+    promise = page["#promise details"].text
+    said = "There is no last answer: all examples of one “owner” are used for at most 2 questions near to them."
+    assert said in promise
+    assert len(promise.split()) <= 130
+    left = page.run("return [...document.querySelectorAll('#receipt dt')].map((each) => each.textContent)")
+    assert "Left" not in left
 
 
 def test_a_model_that_is_down_is_said_to_be_down(page: Page) -> None:

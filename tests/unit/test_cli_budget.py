@@ -5,13 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from langchain_dpicl import PrivacyBudget
+from langchain_dpicl import InvalidParameter, PrivacyBudget
+from langchain_dpicl.budget.report import LedgerReport, ticket_bins
 from langchain_dpicl.cli import main
+from langchain_dpicl.cli.budget_plot import _losses
+from langchain_dpicl.cli.session import Session
 
 
 @pytest.fixture
@@ -151,3 +156,180 @@ def test_an_empty_ledger_is_shown_as_such(ledger_url: str, capsys: Any, tmp_path
     assert "no budget" in run(capsys, ledger_url, "show", "--plot", str(tmp_path / "spent.png"))[1]
     assert json.loads(run(capsys, ledger_url, "export", "--format", "json")[1]) == []
     assert "nothing was released" in run(capsys, ledger_url, "history")[1]
+
+
+# -- where owners pay with tickets -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paid(store_of: Any, records: Any) -> Callable[..., None]:
+    """paid(budget, [[0, 3], [3]]): a query for which the owners 0 and 3 are eligible, and one for which 3 is."""
+    store = store_of(records(8))
+
+    def pay(budget: PrivacyBudget, queries: Sequence[Sequence[int]], principal: str | None = None) -> None:
+        line = budget.line("vote", 0.2)
+        for i, owners in enumerate(queries):
+            asked = line.ask(store, np.array(owners, np.int64))
+            (charge,) = line.charge(1, principal, [f"{i}"], owners=[asked])
+            line.record(charge)  # type: ignore[arg-type]
+
+    return pay
+
+
+@pytest.fixture
+def endless(ledger_url: str, paid: Any) -> str:
+    """A budget of three tickets an owner that was asked five times: owner 3 has none left, others some."""
+    budget = PrivacyBudget(3.0, 1e-5, 3, ledger_url, "near", tickets=True)
+    paid(budget, [[0, 3], [3], [], [1, 2, 3], [0, 3, 4]])
+    PrivacyBudget(1.0, 1e-5, 10, ledger_url, "plain").line("vote", 0.2).charge()
+    return ledger_url
+
+
+def test_a_ticket_budget_is_shown_without_an_end(endless: str, capsys: Any) -> None:
+    code, out, _ = run(capsys, endless, "show", "--name", "near")
+    assert code == 0
+    assert "epsilon 3 of 3 spent" in out, "after five queries of three: no more than the plan's"
+    assert "5 queries so far; each owner takes part in at most 3" in out
+    assert " left" not in out
+    assert "10 releases (10.0%), 9 left" in run(capsys, endless, "show")[1], "others as ever"
+
+
+def test_a_ticket_budget_as_json_has_nothing_left_and_nothing_private(endless: str, capsys: Any) -> None:
+    near, plain = json.loads(run(capsys, endless, "show", "--json")[1])["budgets"]
+    assert (near["tickets"], plain["tickets"]) == (True, False)
+    assert near["lines"] == {"vote": {"count": 3, "spent": 5, "remaining": None, "mechanism": "vote"}}
+    assert plain["lines"]["vote"]["remaining"] == 9
+    rows = json.loads(run(capsys, endless, "history", "--json", "--name", "near")[1])
+    assert [(row["spent"], row["remaining"], row["outcome"]) for row in rows] == [
+        (number, None, "released") for number in range(1, 6)
+    ]
+    assert [row["epsilon_spent"] for row in rows[2:]] == [3.0] * 3
+    receipt = json.loads(run(capsys, endless, "receipt", "near:vote:5", "--json")[1])
+    assert receipt["remaining"] is None
+    exported = run(capsys, endless, "export", "--name", "near")[1]
+    assert [row["remaining"] for row in csv.DictReader(io.StringIO(exported))] == [""] * 5
+
+
+@pytest.mark.parametrize(
+    ("id_", "said"), [("near:vote:5", "no last answer"), ("reviews:classify:1", "19 answers left")]
+)
+def test_a_receipt_in_one_line_says_what_is_left(id_: str, said: str, endless: str, url: str, capsys: Any) -> None:
+    report = LedgerReport(url)
+    receipt = report.receipt(id_)
+    report.close()
+    assert receipt is not None
+    chain: Any = None  # it is not asked
+    Session(chain, "input", as_json=False).say_receipt(receipt)
+    assert capsys.readouterr().out.endswith(f", {said}\n")
+
+
+def test_what_is_not_the_private_report_does_not_depend_on_who_was_eligible(
+    tmp_path: Path, paid: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_dpicl.budget.ledger.utc_now", lambda: "2026-01-01T00:00:00+00:00")
+    monkeypatch.setattr("langchain_dpicl.budget.line.utc_now", lambda: "2026-01-01T00:00:00+00:00")
+    seen: list[list[str]] = []
+    for name, owners in (("nobody", []), ("everybody", list(range(8)))):
+        url = f"sqlite:///{tmp_path / name}.db"
+        paid(PrivacyBudget(3.0, 1e-5, 3, url, "near", tickets=True), [owners] * 5)
+        actions = (["show"], ["show", "--json"], ["history"], ["receipt", "near:vote:5"], ["export"])
+        outs = [run(capsys, url, *action) for action in actions]
+        assert all(code == 0 for code, *_ in outs)
+        seen.append([out.replace(name, "") for _, out, _ in outs])
+    assert seen[0] == seen[1]
+
+
+def test_the_private_report_says_so_first_and_counts_owners(endless: str, capsys: Any, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, endless, "tickets", "--name", "near")
+    first, *rest = out.splitlines()
+    assert code == 0
+    assert first.startswith("PRIVATE: for the deployer alone")
+    assert "owners ever eligible: 5, of whom 4 (80.0%) still hold tickets" in out
+    table = [line.split() for line in rest if "#" in line or line.split()[-1] == "0"]
+    assert [row[:-1] if row[-1][0] == "#" else row for row in table] == [
+        ["0", "0"],
+        ["1", "3"],
+        ["2", "1"],
+        ["all", "3", "1"],
+    ]
+    path = tmp_path / "private.png"
+    found = json.loads(run(capsys, endless, "tickets", "--name", "near", "--json", "--plot", str(path))[1])
+    assert next(iter(found)) == "private"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    line = found["lines"]["vote"][""]
+    assert (line["tickets"], line["owners"], line["without"], line["share_with_tickets"]) == (3, 5, 1, 0.8)
+    assert line["burnt"] == {"1": 3, "2": 1, "3": 1}
+
+
+def test_each_principal_has_tickets_of_its_own_and_none_is_no_error(
+    ledger_url: str, paid: Any, capsys: Any, tmp_path: Path
+) -> None:
+    each = PrivacyBudget(2.0, 1e-5, 1, ledger_url, "desk", tickets=True, scope="per_principal")
+    each.line("vote", 0.2)
+    arguments = ("tickets", "--name", "desk", "--plot", str(tmp_path / "private.png"))
+    code, out, _ = run(capsys, ledger_url, *arguments)
+    assert (code, "no query so far" in out) == (0, True)
+    paid(each, [[]], "bob")
+    assert "nobody was ever eligible" in run(capsys, ledger_url, *arguments)[1]
+    paid(each, [[0, 1], [0]], "alice")
+    out = run(capsys, ledger_url, *arguments)[1]
+    assert "desk, vote, alice: 1 tickets for every owner" in out
+    assert "owners ever eligible: 2, of whom 0 (0.0%) still hold tickets" in out, "of alice's tickets"
+    assert "owners ever eligible: 2, of whom 2 (100.0%) still hold tickets" in out, "of bob's, whom alice cost nothing"
+    assert "2 queries so far; each owner takes part in at most 1" in run(capsys, ledger_url, "show")[1]
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--plot", "private.png"]], ids=str)
+@pytest.mark.parametrize(("name", "parameter"), [("plain", "tickets"), ("absent", "name")])
+def test_a_budget_without_tickets_has_no_private_report(
+    name: str, parameter: str, more: list[str], endless: str, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, endless, "tickets", "--name", name, *more)
+    assert code == 1
+    assert err.startswith(f"dpicl budget: {parameter}=")
+    assert (json.loads(out)["error"] == "InvalidParameter") if "--json" in more else out == ""
+    assert not (tmp_path / "private.png").exists()
+    with pytest.raises(InvalidParameter) as caught:
+        LedgerReport(endless).tickets(name)
+    assert caught.value.parameter == parameter
+
+
+def test_a_filter_has_no_tickets(url: str, capsys: Any) -> None:
+    code, _, err = run(capsys, url, "tickets", "--name", "free")
+    assert (code, err.startswith("dpicl budget: tickets=False")) == (1, True)
+
+
+def test_the_private_report_is_of_one_budget(endless: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(capsys, endless, "tickets")
+    assert caught.value.code == 2
+
+
+def test_the_picture_of_a_ticket_budget_rises_to_the_plans_epsilon_and_stays(
+    endless: str, capsys: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "spent.png"
+    assert run(capsys, endless, "show", "--plot", str(path))[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    report = LedgerReport(endless)
+    ((losses, counts),) = _losses(report, report.chosen("near")[0]).values()
+    report.close()
+    assert counts == {"vote": 5}
+    epsilons = [epsilon for _, epsilon in losses]
+    assert epsilons == sorted(epsilons)
+    assert (epsilons[0] > 0.0, epsilons[-1]) == (True, 3.0)
+    history = json.loads(run(capsys, endless, "history", "--json", "--name", "near")[1])
+    assert losses[-1][0].isoformat() == history[-1]["time"], "the curve goes on to the latest query"
+    assert set(epsilons) == {row["epsilon_spent"] for row in history}
+
+
+@pytest.mark.parametrize(("tickets", "most"), [(1, 10), (3, 10), (10, 10), (11, 10), (100, 10), (101, 50)])
+def test_bins_hold_every_owner_once(tickets: int, most: int) -> None:
+    burnt = {str(number): number + 1 for number in range(tickets + 1)}
+    bins = ticket_bins(burnt, tickets, most)
+    assert len(bins) <= most + 1
+    assert [number for low, high, _ in bins for number in range(low, high + 1)] == list(range(tickets + 1))
+    for low, high, owners in bins:
+        assert owners == sum(burnt[str(number)] for number in range(low, high + 1))
+    assert bins[-1] == (tickets, tickets, tickets + 1)

@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableLambda
 import langchain_dpicl
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
 from langchain_dpicl.cli import main
-from langchain_dpicl.release import releases_in
+from langchain_dpicl.release import acting_for, releases_in
 from langchain_dpicl.serving import app as serving_app
 from langchain_dpicl.serving.app import create_app, freeze, plans
 from langchain_dpicl.serving.config import read
@@ -266,6 +266,107 @@ def test_per_principal_budgets_have_no_common_number(tmp_path: Path) -> None:
     freeze(chain)
     (plan,) = plans(chain)
     assert plan["lines"][0]["left"] is None
+
+
+# -- where owners pay with tickets -------------------------------------------------------------------------------------
+
+NEAR: dict[str, Any] = {
+    "selector.threshold": -1,  # everybody is near to everything
+    "selector.eligible": 20,
+    "budget.tickets": True,
+    "budget.name": "near",
+}
+
+
+def test_yaml_and_toml_say_the_same_of_tickets(tmp_path: Path) -> None:
+    toml = f"""
+store = {{data = "tickets.jsonl", owner_key = "who"}}
+release = {{kind = "vote", labels = ["a", "b"]}}
+selector = {{members = 10, shots = 2, threshold = -1, eligible = 20}}
+[budget]
+epsilon = 300
+delta = 1e-5
+releases = 30
+ledger = "sqlite:///budget.db"
+name = "near"
+tickets = true
+[keys]
+mobile = "{hash_of(KEY)}"
+"""
+    settings = read(file_of(tmp_path, toml, "server.toml"))
+    assert settings == read(file_of(tmp_path, merged(VOTE, NEAR)))
+    (release,) = releases_in(settings.build())
+    assert release.budget.tickets
+    assert (release.selector.threshold, release.selector.nearest_to, release.selector.rate) == (-1.0, "text", 1.0)
+
+
+def test_questions_have_no_end_and_each_answer_says_nothing_of_tickets(tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, merged(VOTE, {**NEAR, "budget.releases": 2, "budget.replay": False})))
+    headers = {"authorization": f"Bearer {KEY}"}
+    with TestClient(create_app(settings)) as client:
+        states = [client.get("/answer/budget", headers=headers).json()]
+        for _ in range(4):  # after two, no owner has a ticket
+            answered = client.post("/answer/invoke", json={"input": {"text": "a question"}}, headers=headers)
+            assert answered.status_code == 200, answered.text
+            assert answered.json()["output"]["receipt"]["remaining"] is None
+            assert "ticket" not in json.dumps(answered.json())
+            states.append(client.get("/answer/budget", headers=headers).json())
+        blank = client.post("/answer/invoke", json={"input": {"text": "  "}}, headers=headers)
+        assert blank.status_code == 422, "nothing is near to it"
+        assert client.get("/answer/budget", headers=headers).json() == states[-1], "and it cost nothing"
+    for number, state in enumerate(states):
+        public = {**state, "epsilon_spent": 0, "share_spent": 0}
+        first = {**states[0], "epsilon_spent": 0, "share_spent": 0}
+        line = {**first["lines"]["vote"], "spent": number}
+        assert public == {**first, "lines": {"vote": line}}
+    assert [state["epsilon_spent"] for state in states[2:]] == [300.0] * 3
+    budget = PrivacyBudget.open("near", f"sqlite:///{tmp_path / 'budget.db'}")
+    assert budget.private_ticket_report()["vote"][""]["burnt"] == {"2": 60}
+    budget.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"selector.threshold": 1.01}, "selector.threshold"),
+        ({"selector.threshold": -1.01}, "selector.threshold"),
+        ({"selector.threshold": "near"}, "selector.threshold"),
+        ({"selector.threshold": True}, "selector.threshold"),
+        ({"selector.threshold": float("nan")}, "selector.threshold"),
+        ({"selector.eligible": 0}, "selector.eligible"),
+        ({"selector.eligible": 2.5}, "selector.eligible"),
+        ({"selector.eligible": None}, "selector"),
+        ({"selector.threshold": None}, "selector"),
+        ({"selector.threshold": None, "selector.eligible": None}, "server.yaml"),
+        ({"budget.tickets": "many"}, "budget.tickets"),
+        ({"budget.soft_limit": 0.8}, "budget"),
+    ],
+)
+def test_tickets_and_gates_that_cannot_work_are_refused(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+    content = json.dumps(merged(merged(VOTE, NEAR), changes)).replace("NaN", ".nan")
+    with pytest.raises(InvalidParameter) as caught:
+        read(file_of(tmp_path, content))
+    assert caught.value.parameter == field
+
+
+@pytest.mark.parametrize("scope", ["shared", "per_principal"])
+def test_the_plan_of_a_ticket_budget_is_shown_without_an_end(scope: str, tmp_path: Path, capsys: Any) -> None:
+    path = file_of(tmp_path, merged(VOTE, {**NEAR, "budget.scope": scope, "budget.releases": 2}))
+    chain = read(path).build()
+    (before,) = plans(chain)
+    freeze(chain)
+    with acting_for("mobile"):
+        for i in range(5):
+            chain.invoke({"text": f"a question {i}"})
+    (after,) = plans(chain)
+    assert (before["tickets"], after["tickets"], before["frozen"], after["frozen"]) == (True, True, False, True)
+    assert (before["lines"][0]["left"], after["lines"][0]["left"]) == (None, None)
+    assert before["lines"][0]["parameter"] == after["lines"][0]["parameter"]
+    code, out, _ = run(capsys, "--config", str(path), "--check")
+    assert code == 0
+    said = "no last answer, 5 so far" if scope == "shared" else "no last answer for each caller"
+    assert f"vote: {said}; each owner takes part in at most 2; rate 1" in out
+    assert " left" not in out
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -55,6 +55,14 @@ def test_the_page_is_small_and_names_no_other_origin() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\sstyle=|\son\w+=", text)
 
 
+def test_the_page_has_plain_words_for_a_budget_without_an_end() -> None:
+    text = fetched().text
+    assert "There is no last answer: ${who} used for at most" in text
+    assert "questions near to ${them}" in text
+    assert '<span id="uses">New questions use up the budget.</span>' in text, "what the others say, and it replaces"
+    assert 'receipt.remaining === null ? ""' in text, "a receipt without an end has no number left"
+
+
 def test_a_title_and_a_key_cannot_bring_in_a_tag() -> None:
     attack = "</script><script>alert(1)</script>{{settings}}{{title}}\u2028&amp;"
     response = fetched(title=attack, input_key=attack, line=attack)

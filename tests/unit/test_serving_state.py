@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
-from langchain_dpicl import InvalidParameter, NoisyVote, PrivacyBudget
+from langchain_dpicl import InvalidParameter, NoisyVote, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
 from langchain_dpicl.aggregate import DPAggregate
 from langchain_dpicl.release import acting_for, releases_in
 from langchain_dpicl.serving.state import budget_state, release_history
@@ -145,6 +145,85 @@ def test_a_filter_has_no_count_and_says_how_many_more_fit(sealed_of: Make, tmp_p
     assert not state["exhausted"]
     assert release_history([chain], None)["total"] == 2
     budget.close()
+
+
+# -- where owners pay with tickets -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless_of(budget_of: Make, store_of: Make) -> Make:
+    """endless_of(["question 0"]): a chain whose store holds these texts, on a budget of two tickets an owner.
+
+    The fake model embeds equal texts equally and others anywhere: an owner is eligible for its own text alone.
+    """
+
+    def make(texts: list[str], **options: Any) -> Any:
+        records = [{"input": text, "output": "Positive", "owner": f"owner-{i}"} for i, text in enumerate(texts)]
+        selector = PoissonExampleSelector(store_of(records), 4, rate=0.5, threshold=0.999, eligible=4)
+        budget = budget_of(**{"epsilon": 30.0, "releases": 2, "tickets": True, "name": "near", **options})
+        return PrivateEnsemble(selector, MEMBER) | DPAggregate(
+            NoisyVote(["Positive", "Negative"]), budget, return_receipt=True
+        )
+
+    return make
+
+
+def test_a_ticket_budget_has_no_end_and_its_loss_stays_at_the_plans(endless_of: Make) -> None:
+    chain = endless_of(["question 0", "question 1"])
+    before = budget_state([chain], None)
+    counted = {"unit": "releases", "count": None, "spent": 0, "remaining": None, "mechanism": None, "tickets": 2}
+    assert before["lines"] == {"vote": counted}
+    assert chain.budget.plan is None, "reading a budget does not freeze its plan"
+    for asked_for in (1, 2, 5):
+        asked(chain, asked_for)
+        state = budget_state([chain], None)
+        line = state["lines"]["vote"]
+        assert json.loads(json.dumps(state)) == state
+        assert (line["count"], line["remaining"], line["tickets"]) == (None, None, 2)
+        assert line["spent"] == chain.budget.spent()
+        assert state["epsilon_spent"] == chain.budget.epsilon_spent() <= 30.0
+        assert not state["exhausted"]
+    assert (line["spent"], state["epsilon_spent"], state["share_spent"]) == (8, 30.0, 1.0)
+    history = release_history([chain], None)
+    assert [past["epsilon_spent"] for past in history["releases"]][1:] == [30.0] * 7
+
+
+def test_a_question_changes_the_number_of_questions_and_what_follows_from_it(endless_of: Make) -> None:
+    chain = endless_of(["question 0"] * 6, releases=3)
+    chain.line()
+    states = [budget_state([chain], None)]
+    for _ in range(5):
+        asked(chain, 1)
+        states.append(budget_state([chain], None))
+    for number, state in enumerate(states):
+        loss = chain.budget.plan.spent({"vote": min(number, 3)})
+        line = {**states[0]["lines"]["vote"], "spent": number}
+        assert state == {
+            **states[0],
+            "epsilon_spent": loss,
+            "share_spent": loss / 30.0,
+            "lines": {"vote": line},
+        }
+
+
+@pytest.mark.parametrize("scope", ["shared", "per_principal"])
+def test_a_caller_sees_the_same_whoever_is_eligible_and_whoever_has_tickets(endless_of: Make, scope: str) -> None:
+    seen: list[list[Any]] = []
+    for texts in (["question 0"] * 8, ["question 0"] * 4 + ["elsewhere"] * 4, ["elsewhere"] * 8):
+        chain = endless_of(texts, scope=scope)
+        shown: list[Any] = [budget_state([chain], "alice")]
+        for _ in range(4):  # after two, nobody who is near has a ticket
+            with acting_for("alice"):
+                receipt = chain.invoke({"input": "question 0"})["receipt"]
+            history = release_history([chain], "alice")
+            shown += [budget_state([chain], "alice"), budget_state([chain], "bob"), history["total"]]
+            shown += [{**past, "time": "", "outcome": ""} for past in history["releases"]]  # of the answer's own noise
+            shown.append({**receipt, "time": "", "outcome": ""})
+        report = chain.budget.private_ticket_report()["vote"]
+        shown.append(sorted(report))
+        assert sum(each["owners"] for each in report.values()) == texts.count("question 0"), "the stores do differ"
+        seen.append(shown)
+    assert seen[0] == seen[1] == seen[2]
 
 
 # -- the history -------------------------------------------------------------------------------------------------------
