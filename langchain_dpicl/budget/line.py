@@ -441,10 +441,9 @@ class BudgetLine:
         """
         spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
         charge = Charge(self.plan_id, self.name, spent[self.name], utc_now(), spent, principal=who)
-        none = {"id": "", "number": 0, "tokens": None, "query": None}
-        return cast(
-            "Receipt", {**self._receipt(charge, ZERO_SHOT), **none, "remaining": self._left_after(charge, charge.spent)}
-        )
+        left = None if self.has_tickets else self.remaining(principal)
+        none = {"id": "", "number": 0, "tokens": None, "query": None, "remaining": left}
+        return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none})
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""

@@ -9,7 +9,7 @@ read; what is written it learns by reading it again, once it is committed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -97,29 +97,38 @@ class Seats:
 
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
-    def take(self, connection: Connection, asked: Asked) -> NDArray[np.int64]:
-        """A seat for every owner: those that have none get the next ones, with all their tickets. Raises `Stale`."""
-        if not asked.new:
-            return asked.seats
+    def take(self, connection: Connection, asked: Sequence[Asked]) -> list[NDArray[np.int64]]:
+        """A seat for every owner of every query: those that have none get the next ones, with all their tickets.
+
+        Once in a transaction, for all its queries: what it gives is written after the last reading, so that nothing is
+        remembered that may yet be rolled back. Raises `Stale`.
+        """
+        wanted = list(dict.fromkeys(mark for query in asked for mark in query.new.values()))
+        if not wanted:
+            return [query.seats for query in asked]
         with self._lock:
             self._read(connection)
-            has_new = not all(mark in self._of for mark in asked.new.values())
+            has_new = not all(mark in self._of for mark in wanted)
         if has_new:
             self._hold(connection)
         with self._lock:
             count = self._read(connection)
-            if self._changes != asked.changes:
+            if any(query.new and query.changes != self._changes for query in asked):
                 raise Stale
-            fresh = [mark for mark in dict.fromkeys(asked.new.values()) if mark not in self._of]
+            fresh = [mark for mark in wanted if mark not in self._of]
             given = {mark: count + i for i, mark in enumerate(fresh)}
             if given:
                 self._append(connection, count, fresh)
-            seats, known = asked.seats.copy(), self._numbered(asked.store, 0)
-            for position, mark in asked.new.items():
-                seats[position] = seat = self._of.get(mark, given.get(mark, UNKNOWN))
-                if mark in self._of:  # committed: it may be remembered
-                    known[asked.owners[position]] = seat
-            return seats
+            return [self._seated(query, given) for query in asked]
+
+    def _seated(self, query: Asked, given: Mapping[bytes, int]) -> NDArray[np.int64]:
+        """The seats of one query's owners; those that are committed are remembered."""
+        seats, known = query.seats.copy(), self._numbered(query.store, 0)
+        for position, mark in query.new.items():
+            seats[position] = seat = self._of[mark] if mark in self._of else given[mark]
+            if mark in self._of:
+                known[query.owners[position]] = seat
+        return seats
 
     def _hold(self, connection: Connection) -> None:
         """Let no other transaction give or take seats until this one ends. Waits, so it is called without the lock."""

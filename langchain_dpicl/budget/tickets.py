@@ -214,8 +214,8 @@ class Tickets:
             used, burnt = mine.used, 0
             admitted: list[Admitted] = []
             rows: list[dict[str, object]] = []
-            for query in asked:
-                seats, first_of = np.unique(self._seats.take(connection, query), return_index=True)
+            for query, taken in zip(asked, self._seats.take(connection, asked), strict=True):
+                seats, first_of = np.unique(taken, return_index=True)
                 used = _grown(used, int(seats.max(initial=-1)) + 1)
                 pays = used[seats] + units <= self._count
                 paid = seats[pays]

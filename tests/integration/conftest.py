@@ -23,13 +23,7 @@ SERVER = os.environ.get("DPICL_TEST_POSTGRES", "postgresql+psycopg://postgres@12
 
 def on_server(*statements: str) -> list[Any]:
     """Run statements on the server itself, outside of any transaction; what the last one gives."""
-    engine = sa.create_engine(SERVER, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 5})
-    try:
-        with engine.connect() as connection:
-            results = [connection.exec_driver_sql(statement) for statement in statements]
-            return list(results[-1].all()) if results and results[-1].returns_rows else []
-    finally:
-        engine.dispose()
+    return pgvector_server.ask(SERVER, *statements)
 
 
 @pytest.fixture(scope="session")

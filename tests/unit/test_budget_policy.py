@@ -183,6 +183,12 @@ def test_a_callback_that_fails_does_not_lose_the_charge(budget_of: Make, caplog:
 # -- the filter --------------------------------------------------------------------------------------------------------
 
 
+def test_a_filters_public_answer_says_how_many_releases_would_still_fit(ledger_url: str) -> None:
+    line = PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "public").line("vote", 0.1, parameter=9.0)
+    line.charge()
+    assert line.unreleased_receipt()["remaining"] == line.remaining() > 0
+
+
 def test_a_filter_admits_until_it_is_full_and_keeps_the_rest(ledger_url: str) -> None:
     budget = PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "free")
     loud, quiet = budget.line("vote", 0.2, parameter=4.0), budget.line("vote", 0.2, parameter=40.0)

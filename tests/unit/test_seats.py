@@ -20,6 +20,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.budget import seats
+from langchain_dpicl.budget.tickets import Tickets
 from langchain_dpicl.store.marks import MARK
 
 
@@ -272,6 +273,23 @@ def test_a_seat_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, store_
         paid += charge(one, store, f"owner-{i}", f"owner-{i + 1}")
         paid += charge(other, other_store, f"owner-{i + 1}", f"owner-{19 - i}")
     assert len(paid) == len(set(paid)) == 20
+
+
+def test_nothing_is_remembered_of_a_charge_that_was_rolled_back(
+    budget: Any, store_of: Any, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two queries of one charge meet new owners, and its transaction fails: seats go to others then, once each."""
+    store = store_of(records(6))
+    own = budget(tickets=1)
+    line = own.line("vote", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tickets, "_count_on", lambda *_: (_ for _ in ()).throw(LedgerError("the disk is full")))
+        with pytest.raises(LedgerError, match="full"):
+            line.charge(owners=[line.ask(store, np.array([0, 1])), line.ask(store, np.array([2, 3]))], count=2)
+    other = budget(tickets=1)
+    assert charge(other, store, "owner-5", "owner-4") == ["owner-4", "owner-5"]
+    assert charge(own, store) == ["owner-0", "owner-1", "owner-2", "owner-3"], "the others' seats are theirs"
+    assert own.private_ticket_report()["vote"][""]["burnt"] == {"1": 6}
 
 
 def test_what_was_asked_shows_nothing(budget: Any, store_of: Any, records: Any) -> None:
