@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import copy
 import math
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +14,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
@@ -75,9 +74,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
         self._member: Runnable[Any, Any] = boundary.seal(coerce_to_runnable(member))
         self._needed = _first_keys(self._member)
-        self._suspect = False
-        self._answered_at = -math.inf  # when the member last answered a public question, on the monotonic clock
-        self._lock = threading.Lock()
+        self.doubts = Doubts()
 
     @property
     def variant(self) -> str:
@@ -115,45 +112,51 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
 
     # -- the member's health, from public facts alone -----------------------------------------------------------------
 
-    def mark_suspect(self) -> None:
-        """A release said that the members abstain: ask a public question before the next charge."""
-        self._suspect = True
+    def mark_suspect(self, caller: str = "") -> None:
+        """A caller's release said that the members abstain: ask a public question before that caller's next charge."""
+        self.doubts.of(caller).suspected = True
 
-    def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
-        """Where there is doubt about the member, call it on the query without examples before charging.
+    def check_health(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any], tells: bool = True, caller: str = ""
+    ) -> None:
+        """Where a caller has doubt about the member, call it on the query without examples before charging.
 
-        Doubt comes from a release, or, where releases do not tell, from a minute without such a call. Both the doubt
-        and the call (no private example) are public. Raises `ModelUnavailable`, also where the aggregator could not
-        use any answer of this kind.
+        Doubt comes from a release to this caller, or, where releases do not tell, from a minute without such a call
+        for this caller (see `doubt`). Both the doubt and the call (no private example) are public to the caller. Raises
+        `ModelUnavailable`, also where the aggregator could not use any answer of this kind.
         """
-        if self.doubtful(aggregator.tells_abstention):
-            with self._lock:
-                if self.doubtful(aggregator.tells_abstention):
-                    self._judge(boundary.probe(self._member, self.public_request(values), aggregator.check_public))
+        if self.doubtful(tells, caller):
+            with self.doubts.of(caller).lock:
+                if self.doubtful(tells, caller):
+                    failure = boundary.probe(self._member, self.public_request(values), aggregator.check_public)
+                    self._judge(caller, failure)
 
-    async def acheck_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
+    async def acheck_health(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any], tells: bool = True, caller: str = ""
+    ) -> None:
         """`check_health`, without blocking the event loop."""
-        if self.doubtful(aggregator.tells_abstention):
-            self._judge(await boundary.aprobe(self._member, self.public_request(values), aggregator.check_public))
+        if self.doubtful(tells, caller):
+            failure = await boundary.aprobe(self._member, self.public_request(values), aggregator.check_public)
+            self._judge(caller, failure)
 
-    def doubtful(self, tells_abstention: bool = True) -> bool:
-        """Whether `check_health` would ask a public question now."""
-        return self._suspect or (not tells_abstention and time.monotonic() - self._answered_at > _PROOF_SECONDS)
+    def doubtful(self, tells: bool = True, caller: str = "") -> bool:
+        """Whether `check_health` would ask a public question now. ``tells``: whether a release would (see
+        `Aggregator.tells`). ``caller``: as `BudgetLine.caller` names them."""
+        return self.doubts.of(caller).is_due(math.inf if tells else _PROOF_SECONDS)
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.Request:
         """The query with no example at all."""
         store = self.selector.store
         return values, Examples((), store.input_key, store.output_key)
 
-    def _judge(self, failure: type[BaseException] | None) -> None:
-        self._suspect = failure is not None
+    def _judge(self, caller: str, failure: type[BaseException] | None) -> None:
+        self.doubts.of(caller).judge(failure is None)
         if failure is not None:
             raise ModelUnavailable(
                 "the member, or the reading of its answer, fails on the query without examples "
                 f"({failure.__module__}.{failure.__qualname__}); nothing was charged. "
                 "Invoke the member chain alone with examples=[] to see the whole error"
             )
-        self._answered_at = time.monotonic()
 
     # -- private runs, for DPAggregate ---------------------------------------------------------------------------------
 

@@ -244,23 +244,30 @@ class ReleaseSteps(AnyRelease):
         boundary.check_surroundings()
         line = self.line()
         self._has_asked = True
-        known = line.query_id(request, self._variant) if self.budget.replay or self.budget.keep_queries else None
+        known, principal = None, acting_principal()
+        self.ensemble.doubts.asked(line.caller(principal))
+        if self.budget.replay or self.budget.keep_queries:
+            known = line.query_id(request, self._variant, principal)
         text = json.dumps(request, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
-        return Query(request, line, acting_principal(), known, text)
+        return Query(request, line, principal, known, text)
 
     async def _aquery(self, values: Any) -> Query:
         """`_query`, which takes a fifth of a millisecond: in the event loop, but the first, which may solve a plan."""
         return self._query(values) if self._has_asked else await asyncio.to_thread(self._query, values)
 
-    @property
-    def _calls_public(self) -> bool:
+    def _calls_public(self, query: Query) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""
         near = self.ensemble.selector.nearest_to is not None
-        return self._public is not None or near or self.ensemble.doubtful(self.aggregator.tells_abstention)
+        return self._public is not None or near or self.ensemble.doubtful(*self._health(query))
+
+    def _health(self, query: Query) -> tuple[bool, str]:
+        """Whether a release would tell that the members fail; and whose doubt about them counts."""
+        line = query.line
+        return self.aggregator.tells(self.ensemble.members, line.parameter), line.caller(query.principal)
 
     def _ahead(self, queries: Sequence[Query]) -> list[Replayed | None]:
         """Before any public call: what the ledger can answer; `PrivacyBudgetExceeded` where the charge would fail."""
-        if not self._calls_public:
+        if not self._calls_public(queries[0]):
             return [None] * len(queries)
         line, principal = queries[0].line, queries[0].principal
         known = line.replayed([query.id for query in queries], principal)
@@ -283,7 +290,8 @@ class ReleaseSteps(AnyRelease):
 
     async def _abegin(self, queries: Sequence[Query], at_once: int = 1) -> list[Begun]:
         boundary.check_loop()
-        known = await asyncio.to_thread(self._ahead, queries) if self._calls_public else [None] * len(queries)
+        asks = self._calls_public(queries[0])
+        known = await asyncio.to_thread(self._ahead, queries) if asks else [None] * len(queries)
         gate = asyncio.Semaphore(at_once)
 
         async def prepare(query: Query, answer: Replayed | None) -> Prepared | None:
@@ -313,7 +321,7 @@ class ReleaseSteps(AnyRelease):
             at_once = self.ensemble.max_concurrency
             answers = boundary.run_private(self._public.chain, requests, max_concurrency=at_once)
         aggregator = self.aggregator.prepare(query.values, query.line.options, answers)
-        self.ensemble.check_health(query.values, aggregator)
+        self.ensemble.check_health(query.values, aggregator, *self._health(query))
         return Prepared(aggregator, vector)
 
     async def _aprepared(self, query: Query) -> Prepared:
@@ -326,7 +334,7 @@ class ReleaseSteps(AnyRelease):
         aggregator = self.aggregator
         if self._prepares:
             aggregator = await asyncio.to_thread(aggregator.prepare, query.values, query.line.options, answers)
-        await self.ensemble.acheck_health(query.values, aggregator)
+        await self.ensemble.acheck_health(query.values, aggregator, *self._health(query))
         return Prepared(aggregator, vector)
 
     # -- private: sample, call, aggregate -----------------------------------------------------------------------------
@@ -399,7 +407,7 @@ class ReleaseSteps(AnyRelease):
         answer = None if private.release is None else self.aggregator.dump(private.release)
         receipt = query.line.record(charge, outcome, answer)
         if outcome != "released":
-            self.ensemble.mark_suspect()
+            self.ensemble.mark_suspect(query.line.caller(query.principal))
         if private.release is None:
             raise MembersAbstained
         return private.release, receipt

@@ -42,6 +42,10 @@ class Aggregator(ABC, Generic[T]):
     tells_abstention: bool = True
     """Whether a release shows that the members fail. Where it does not, the ensemble asks a public question first."""
 
+    def tells(self, members: int, parameter: float) -> bool:
+        """Whether a release of so many members at this noise shows that they fail. A function of public numbers."""
+        return self.tells_abstention
+
     @property
     def options(self) -> Mapping[str, float]:
         """Further public parameters of the mechanism, which the plan freezes."""

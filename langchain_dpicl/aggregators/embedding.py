@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
 from langchain_dpicl.privacy.noise import Randomness
 
 STEPS = 1 << 16
@@ -36,8 +37,9 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     most 1 are exchanged, so the sum moves by at most 2 (not 1: they may point in opposite directions). The profile is
     that of discrete Gaussian noise at L2 sensitivity 2.
 
-    "The members abstain" is released (as None) where the noisy number of abstentions is at least half of N and
-    3 sigma: a function of the noisy sum, so at no further cost.
+    "The members abstain" is released (as None) where the noisy number of abstentions reaches a threshold that depends
+    on N and sigma alone: a function of the noisy sum, so at no further cost. Where fewer than half of the members
+    abstain, noise brings it about with a probability of at most 1e-6 a release (`privacy.abstaining` has the proof).
 
     Parameters
     ----------
@@ -207,12 +209,15 @@ class EmbeddingMean(Aggregator[str | list[float]]):
                 total[-1] += STEPS
         noisy = total + randomness.discrete_gaussian(parameter * STEPS, len(total))
         # From here on everything is a function of the noisy sum.
-        if noisy[-1] >= max(len(outputs) / 2, 3 * parameter) * STEPS:
+        if noisy[-1] >= abstention_threshold(len(outputs), parameter, STEPS):
             return None
         mean = noisy[:-1] / (STEPS * len(outputs))
         if self._units is None:
             return [float(number) for number in mean]
         return self._texts[int(np.argmax(self._units @ mean))]
+
+    def tells(self, members: int, parameter: float) -> bool:
+        return tells_abstention(members, parameter, 0, STEPS)
 
     @property
     def variant(self) -> str:

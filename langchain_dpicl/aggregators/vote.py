@@ -10,6 +10,7 @@ import numpy as np
 
 from langchain_dpicl._labels import check_labels, normal
 from langchain_dpicl.aggregators.base import Aggregator, text_of
+from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
 from langchain_dpicl.privacy.noise import Randomness
 
 
@@ -24,9 +25,11 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
     another rises by 1 (or nothing moves), so the L2 sensitivity is sqrt(2) and the loss is exactly that of the 2-fold
     composition of a sensitivity-1 discrete Gaussian. Counting abstentions as one more coordinate does not change this.
 
-    The answer "the members abstain" is released (as None) where the noisy count of abstentions beats every label and is
-    at least half of N and 2 sigma: a function of the noisy counts, so at no further cost. A model that is down is thus
-    noticed without looking at anything private.
+    The answer "the members abstain" is released (as None) where the noisy count of abstentions beats every label and
+    reaches a threshold that depends on N and sigma alone: a function of the noisy counts, so at no further cost. Where
+    fewer than half of the members abstain, noise brings it about with a probability of at most 1e-6 a release
+    (`privacy.abstaining` has the proof). So few members under much noise do not tell (`tells`; `PrivacyPlan.explain`
+    says so): then the ensemble finds a model that is down by public questions instead.
 
     An output is read as a label if it is one, up to case, surrounding spaces and punctuation; else as the longest label
     that it begins with, as a whole word; else as the only label that occurs in it as a whole word. Everything else
@@ -73,12 +76,15 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
         noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
         # From here on everything is a function of the noisy counts.
         best = int(noisy[:-1].max())
-        if noisy[-1] > best and noisy[-1] >= max(len(outputs) / 2, 2 * parameter):
+        if noisy[-1] > best and noisy[-1] >= abstention_threshold(len(outputs), parameter):
             return None
         if self.scores:
             return {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
         winners = np.flatnonzero(noisy[:-1] == best)
         return self.labels[int(winners[int(randomness.integers(len(winners), 1)[0])])]
+
+    def tells(self, members: int, parameter: float) -> bool:
+        return tells_abstention(members, parameter, len(self.labels))
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | dict[str, int] | None:
         index = self.parse(output)

@@ -14,7 +14,7 @@ from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.ledger import Ledger, Release
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.planned import PlannedLine, at_most
-from langchain_dpicl.budget.policy import OnExhausted, Policy, Scope, SoftLimit
+from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.receipt import Receipt, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
 from langchain_dpicl.budget.schedule import Declaration, Releases, Schedule, against
@@ -78,7 +78,14 @@ class PrivacyBudget:
         plan.
     replay, replay_patience
         Whether an equal query on the same line is answered from the ledger at no cost (post-processing of a released
-        answer), and how many seconds it waits for a caller who is answering the same query just now.
+        answer), and how many seconds it waits for a caller who is answering the same query just now. None of these
+        choices costs an owner privacy; they differ in what callers who share a counter see of each other. ``True``:
+        whoever asks what another asked gets that caller's answer, with its number and the second of its charge; waits
+        if the other is being answered just now; and once the budget is spent still gets it, where an unknown question
+        is refused. ``"principal"``: an answer is replayed to the caller who asked for it (see `acting_for`; needed
+        then), and for everybody else the question is a new one, in what it costs, in how long it takes and in what is
+        refused. ``False``: nobody is, and every question is charged. With ``scope="per_principal"`` callers share no
+        answers, so ``True`` and ``"principal"`` are the same.
     keep_queries
         Keep the queries' texts in the receipts, instead of keyed hashes.
     on_exhausted
@@ -106,7 +113,7 @@ class PrivacyBudget:
         *,
         tickets: bool = False,
         scope: Scope = "shared",
-        replay: bool = True,
+        replay: Replay = True,
         replay_patience: float = 300.0,
         keep_queries: bool = False,
         on_exhausted: OnExhausted = "raise",
@@ -198,8 +205,8 @@ class PrivacyBudget:
         return self._policy.on_exhausted
 
     @property
-    def replay(self) -> bool:
-        """Whether equal queries are answered from the ledger."""
+    def replay(self) -> Replay:
+        """Whether equal queries are answered from the ledger: to everybody, or to the principal who asked."""
         return self._policy.replay
 
     @property
@@ -421,8 +428,11 @@ class PrivacyBudget:
     def receipt(self, release_id: str, principal: str | None = None) -> Receipt | None:
         """The receipt of an earlier release of this budget, from the ledger; None if there is none.
 
-        With ``principal`` only if it is that principal's.
+        With ``principal`` only if it is that principal's; a shared budget does not keep whose it is, so with
+        ``replay="principal"`` it refuses to say (`InvalidParameter`).
         """
+        if principal is not None and self.scope == "shared" and self.replay == "principal":
+            raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
         name, line, number = ["", "", "", *str(release_id).rsplit(":", 2)][-3:]
         counter, _, of_counter = number.rpartition(".")
         stored = self._find()

@@ -78,15 +78,22 @@ class BudgetLine:
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
-    def query_id(self, request: Mapping[str, object], variant: str = "") -> str | None:
+    def query_id(self, request: Mapping[str, object], variant: str = "", principal: str | None = None) -> str | None:
         """The keyed hash by which an equal request on this line is known again, by every worker of the ledger.
 
         Equal means equal in value and type, everywhere in the request. ``variant`` is whatever else decides the answer
-        (the form of the release). None for a request that cannot be serialised: it is charged and never replayed.
+        (the form of the release). With ``replay="principal"`` the ``principal`` decides too (`InvalidParameter` if it
+        is not given): another caller's equal request has another hash, and is another question in every respect. None
+        for a request that cannot be serialised: it is charged and never replayed.
         """
         if self._key is None:
             self._key = self._ledger.key("query_key")
-        return query_id(self._key, self._where(), request, variant)
+        whose = ("principal", self.caller(principal)) if self._policy.replay == "principal" else ()
+        return query_id(self._key, (*self._where(), *whose), request, variant)
+
+    def caller(self, principal: str | None = None) -> str:
+        """Who sees what comes of a principal's requests: that principal, or "" where callers share what they see."""
+        return self._policy.caller(principal)
 
     def replayed(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
         """What the ledger can answer of these queries, now. Charges nothing and waits for nobody."""
@@ -287,7 +294,7 @@ class BudgetLine:
                 claimed = self._ledger.claim(
                     account,
                     wanted,
-                    replay=self._policy.replay,
+                    replay=bool(self._policy.replay),
                     overdue=overdue,
                     others=self._counts_others,
                     advance=self._advance(),

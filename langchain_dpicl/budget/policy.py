@@ -14,6 +14,7 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 
 Scope = Literal["shared", "per_principal"]
+Replay = bool | Literal["principal"]
 OnExhausted = Literal["raise", "zero_shot"]
 
 logger = logging.getLogger("langchain_dpicl.budget")
@@ -35,7 +36,7 @@ class Policy:
     """The parameters of `PrivacyBudget` that are not part of its plan, checked. ``scope`` alone is frozen with it."""
 
     scope: Scope = "shared"
-    replay: bool = True
+    replay: Replay = True
     replay_patience: float = 300.0
     keep_queries: bool = False
     on_exhausted: OnExhausted = "raise"
@@ -47,9 +48,10 @@ class Policy:
             raise InvalidParameter("scope", self.scope, '"shared" or "per_principal"')
         if self.on_exhausted not in ("raise", "zero_shot"):
             raise InvalidParameter("on_exhausted", self.on_exhausted, '"raise" or "zero_shot"')
-        for name in ("replay", "keep_queries"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(name, getattr(self, name), "True or False")
+        if self.replay != "principal" and not isinstance(self.replay, bool):
+            raise InvalidParameter("replay", self.replay, 'True, False or "principal"')
+        if not isinstance(self.keep_queries, bool):
+            raise InvalidParameter("keep_queries", self.keep_queries, "True or False")
         object.__setattr__(self, "replay_patience", checks.real("replay_patience", self.replay_patience, at_least=0.0))
         if self.soft_limit is not None:
             limit = checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0)
@@ -59,12 +61,13 @@ class Policy:
 
     def principal(self, principal: str | None) -> str:
         """Whose counter a request uses: "" where all callers share one. `InvalidParameter` where it is not said."""
-        if self.scope == "shared":
-            return ""
-        if not isinstance(principal, str) or not principal or len(principal) > 255:
-            bound = "the authenticated caller, a string of 1 to 255 characters: this budget counts each one's releases"
-            raise InvalidParameter("principal", principal, bound)
-        return principal
+        return "" if self.scope == "shared" else _checked(principal, "counts each one's releases")
+
+    def caller(self, principal: str | None) -> str:
+        """Who sees what comes of a request: "" where all callers do. `InvalidParameter` where it is not said."""
+        if self.scope == "shared" and self.replay == "principal":
+            return _checked(principal, "replays an answer to whoever asked for it")
+        return self.principal(principal)
 
     def warn(self, facts: SoftLimit, before: int) -> None:
         """At the charge that crosses the soft limit: a warning in the log, and the callback.
@@ -91,3 +94,10 @@ class Policy:
                 self.on_soft_limit(facts)
             except Exception:
                 logger.exception("on_soft_limit failed; the charge stands")
+
+
+def _checked(principal: str | None, reason: str) -> str:
+    if not isinstance(principal, str) or not principal or len(principal) > 255:
+        bound = f"the authenticated caller, a string of 1 to 255 characters (see acting_for): this budget {reason}"
+        raise InvalidParameter("principal", principal, bound)
+    return principal

@@ -22,6 +22,7 @@ from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Wri
 from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
 from langchain_dpicl.decoding.template import DemonstrationTemplate
+from langchain_dpicl.doubt import Doubt, Doubts
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ModelUnavailable, PrivacyBudgetExceeded, ReleaseFailed
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.release import acting_principal
@@ -95,7 +96,7 @@ class SamplerSteps:
         self._padding = Demonstration(self._keys.key("padding"), template.padding)
         self._randomness: Randomness = SecureRandomness()
         self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {settings!r}"
-        self._doubtful = True  # until the model answered a public request, and after every failure
+        self._doubts = Doubts()
 
     def line(self) -> BudgetLine:
         """The budget's line of these tokens; solves and freezes the plan at first use."""
@@ -124,11 +125,15 @@ class SamplerSteps:
         values, shared = self._asked(input)
         line, principal = self.line(), acting_principal()
         request = {"prompt": shared} if job is None else {"prompt": shared, "job": job}
-        known = line.query_id(request, self._variant) if self.budget.replay or self.budget.keep_queries else None
+        known = None
+        if self.budget.replay or self.budget.keep_queries:
+            known = line.query_id(request, self._variant, principal)
         text = json.dumps(values, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
         query = Query(shared, line, principal, known, text)
-        if self._doubtful and line.replayed([known], principal) == [None] and line.remaining(principal):
-            self._check_health(shared)
+        doubt = self._doubts.asked(line.caller(principal))  # until the model answered this caller, and after a failure
+        doubtful = doubt.never_answered or doubt.suspected
+        if doubtful and line.replayed([known], principal) == [None] and line.remaining(principal):
+            self._check_health(shared, doubt)
         return query
 
     def _check_fits(self, shared: str) -> None:
@@ -136,7 +141,7 @@ class SamplerSteps:
             bound = f"a query that leaves room for {self.settings.max_tokens} tokens and a demonstration"
             raise InvalidParameter("input", f"{len(shared)} characters", bound)
 
-    def _check_health(self, shared: str) -> None:
+    def _check_health(self, shared: str, doubt: Doubt) -> None:
         """Ask the model a public question before charging."""
         failure: type[BaseException] | None = None
         try:
@@ -148,7 +153,7 @@ class SamplerSteps:
                 "the model gives no logits for the query without demonstrations "
                 f"({failure.__module__}.{failure.__qualname__}); nothing was charged"
             )
-        self._doubtful = False
+        doubt.judge(answered=True)
 
     def _probe(self, shared: str) -> None:
         session = self.model.session(shared, [], steps=1)
@@ -207,10 +212,10 @@ class SamplerSteps:
                     yield piece
             if not writer.ended and len(writer.tokens) < units:
                 sampling = self._sampling(query, entry, units, passed=len(writer.tokens))
-                self._settled(guarded(answer.open, query.shared, sampling))
+                self._settled(query, guarded(answer.open, query.shared, sampling))
             step = answer.token if begun is None else partial(begun.next_token, answer)
             while not writer.ended and len(writer.tokens) < units:
-                piece = writer.add(self._settled(guarded(step, writer.tokens)))
+                piece = writer.add(self._settled(query, guarded(step, writer.tokens)))
                 if piece:
                     yield piece
             rest = writer.finish()
@@ -225,10 +230,10 @@ class SamplerSteps:
                 with contextlib.suppress(LedgerError):
                     query.line.give_up(open_charge)
 
-    def _settled(self, result: T | Failed) -> T:
-        """The result of a guarded call. A failure is public, and so is the question that follows it."""
+    def _settled(self, query: Query, result: T | Failed) -> T:
+        """The result of a guarded call. A failure is public to its caller, and so is the question that follows it."""
         if isinstance(result, Failed):
-            self._doubtful = True
+            self._doubts.of(query.line.caller(query.principal)).suspected = True
             raise ReleaseFailed if result.interrupt is None else result.interrupt()
         return result
 

@@ -160,7 +160,7 @@ def _settings(sampler: DPSampler) -> str:
         "template": [template.demonstration, template.query],
         "output": _output_key(sampler),
     }
-    return str(sampler.line().query_id(request, sampler._variant))
+    return str(sampler.line().query_id(request, sampler._variant, acting_principal()))
 
 
 class _Job:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.abstaining import abstention_threshold
 from langchain_dpicl.privacy.noise import Randomness
 
 Ints = NDArray[np.int64]
@@ -166,4 +167,5 @@ def released(counts: Ints, members: int, sigma: float, randomness: Randomness) -
     best = labels.max(axis=1)
     # Among equal ones any is as likely: the largest of independent numbers below 1.
     order = (labels == best[:, None]) * randomness.uniforms(labels.size).reshape(labels.shape)
-    return np.where((down > best) & (down >= max(members / 2, 2 * sigma)), -1, order.argmax(axis=1)).astype(np.int64)
+    abstains = (down > best) & (down >= abstention_threshold(members, sigma))
+    return np.where(abstains, -1, order.argmax(axis=1)).astype(np.int64)

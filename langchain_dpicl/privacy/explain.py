@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, told_probability
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import positive, real, whole
 
@@ -107,6 +108,8 @@ def explain(
         if line.mechanism in VOTES:
             entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
             entry["flips"] = _flips(line, members, shots, margins, labels)
+        if members is not None and line.mechanism in (*VOTES, "embedding"):
+            entry["abstention"] = _abstention(line, members, labels)
         if len(plan.lines) == 1:
             counts = sorted({min(10**power, line.count) for power in range(9)})
             entry["curve"] = [{"releases": n, "epsilon": plan.spent({name: n})} for n in counts]
@@ -117,6 +120,14 @@ def explain(
                 point["cost"] = calls.cost(members) * point["releases"]
         answer["lines"][name] = entry
     return answer
+
+
+def _abstention(line: PlanLine, members: int, labels: int) -> dict[str, Any]:
+    """How likely a release says that the members abstain where all do, and whether that is likely enough to count."""
+    embedding = line.mechanism == "embedding"
+    unit = round(1 / line.options["step"]) if embedding else 1
+    told = told_probability(members, line.parameter, 0 if embedding else labels, unit)
+    return {"members": members, "told_probability": told, "false_rate": FALSE_RATE, "tells": told >= TOLD}
 
 
 def _flips(
@@ -167,6 +178,18 @@ def words(numbers: dict[str, Any]) -> str:
                     f"    The same share of {row['single_shot_members']} members with one exemplar each, at the same "
                     f"privacy: {row['single_shot_flip_probability']:.3g}."
                 )
+        if "abstention" in line:
+            text.append(_abstention_words(line["abstention"]))
         if "cost_per_answer" in line:
             text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
     return "\n".join(text)
+
+
+def _abstention_words(found: dict[str, Any]) -> str:
+    told, members = found["told_probability"], found["members"]
+    if found["tells"]:
+        return f"  If all {members} members fail, a release says so with probability {told:.3g}."
+    return (
+        f"  {members} members are too few to tell failing members from noise (a release says so with probability "
+        f"{told:.2g}), so a public question goes before a charge, once a minute for each caller."
+    )

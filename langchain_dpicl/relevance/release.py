@@ -41,6 +41,7 @@ from langchain_dpicl.paying import Payment, pay
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.sampling import choose_exponential
+from langchain_dpicl.release import acting_principal
 from langchain_dpicl.relevance.suggest import public_texts
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
@@ -119,7 +120,7 @@ def release_threshold(
     request = {"queries": asked, "eligible": wanted, "grid": list(steps)}
     known = None
     if budget.replay or budget.keep_queries:
-        known = chosen_line.query_id(request, f"{MECHANISM} {store.dimension}")
+        known = chosen_line.query_id(request, f"{MECHANISM} {store.dimension}", acting_principal())
     (answered,) = chosen_line.replayed([known])
     if answered is not None:
         return _again(answered, wanted)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.cli.members import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.serving.keys import Keys
@@ -124,7 +125,8 @@ class BudgetSection(_Section):
     """What is promised, and the ledger that counts.
 
     With ``tickets`` owners pay, each for itself: ``releases`` is what one owner takes part in at most, and there is no
-    last answer.
+    last answer. The default of ``replay`` is "principal", where `PrivacyBudget` has True: keys to a server are given to
+    callers who are not meant to learn what others asked (`PrivacyBudget` says what each choice shows).
     """
 
     epsilon: float
@@ -134,7 +136,7 @@ class BudgetSection(_Section):
     ledger: str = "sqlite:///dpicl-budget.db"
     name: str = "default"
     scope: Literal["shared", "per_principal"] = "shared"
-    replay: bool = True
+    replay: Replay = "principal"
     keep_queries: bool = False
     on_exhausted: Literal["raise", "zero_shot"] = "raise"
     soft_limit: float | None = None

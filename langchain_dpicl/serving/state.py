@@ -18,6 +18,7 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.budget.ledger import Release
 from langchain_dpicl.budget.planned import at_most
+from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
@@ -58,8 +59,8 @@ class BudgetState(TypedDict):
     exhausted: bool
     """No line has anything left."""
     on_exhausted: str
-    replay: bool
-    """Whether an equal question is answered again at no cost."""
+    replay: Replay
+    """Whether an equal question is answered again at no cost: to everybody, or to its caller ("principal")."""
     lines: dict[str, LineBudget]
     others: list[BudgetState]
 

@@ -24,6 +24,7 @@ from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, U
 from langchain_dpicl.aggregators.embedding import STEPS
 from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, SecureRandomness
+from langchain_dpicl.privacy.abstaining import abstention_threshold
 from langchain_dpicl.privacy.families import Gaussian
 
 FALSE_ALARM = 1e-7  # of the one statistical test below
@@ -287,7 +288,7 @@ def test_the_noise_drawn_has_the_plans_deviation_on_every_coordinate() -> None:
     outputs = [mean.encode("east"), mean.encode("north"), mean.encode("north")]
     for _ in range(rounds):
         released = mean.aggregate(outputs, parameter, Recorded())
-        assert (released is None) == (drawn[-1][-1] >= 3 * parameter * STEPS)
+        assert (released is None) == (drawn[-1][-1] >= abstention_threshold(3, parameter, STEPS))
         if released is not None:
             noise = np.array(released) * 3 * STEPS - np.array([STEPS, 2 * STEPS])
             assert np.round(noise).tolist() == drawn[-1][:-1].tolist(), "what is released holds exactly the noise drawn"
@@ -304,7 +305,7 @@ def test_the_noise_drawn_has_the_plans_deviation_on_every_coordinate() -> None:
 def test_abstention_is_decided_by_its_noisy_count_alone(abstentions: int, parameter: float) -> None:
     mean = vector_mean(Table())
     outputs = [ABSTAIN] * abstentions + [mean.encode("east")] * (8 - abstentions)
-    threshold = max(4, 3 * parameter) * STEPS
+    threshold = abstention_threshold(8, parameter, STEPS)
     for noise, silent in ((threshold - abstentions * STEPS, True), (threshold - abstentions * STEPS - 1, False)):
         released = mean.aggregate(outputs, parameter, Noise(0, 0, noise))  # type: ignore[arg-type]
         assert (released is None) is silent

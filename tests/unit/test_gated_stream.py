@@ -146,7 +146,7 @@ class Prepared:
 
 
 def test_a_release_is_what_the_noisy_vote_releases_from_the_same_noise(seeded: Any) -> None:
-    labels, members, sigma = ["a", "b", "c"], 8, 3.0
+    labels, members, sigma = ["a", "b", "c"], 8, 0.5
     counts = seeded(4).generator.multinomial(members, [0.3, 0.1, 0.1, 0.5], size=400)
     noise = np.rint(seeded(6).generator.normal(0, sigma, counts.shape)).astype(np.int64)
     found = released(counts, members, sigma, Prepared(noise))  # type: ignore[arg-type]

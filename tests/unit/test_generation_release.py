@@ -38,7 +38,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     ReleasedKeywords,
     SealedRelease,
-    ensemble,
+    doubt,
 )
 from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.aggregators.embedding import STEPS
@@ -365,7 +365,7 @@ async def test_joint_em_asks_in_public_first_where_the_last_proof_is_old(
     """Its releases cannot show that the members fail: without the question each would cost a charge for nothing."""
     failing, seen = True, []
     now = 1000.0
-    monkeypatch.setattr(ensemble.time, "monotonic", lambda: now)
+    monkeypatch.setattr(doubt.time, "monotonic", lambda: now)
 
     def member(values: dict[str, Any]) -> str:
         seen.append(len(values["examples"]))

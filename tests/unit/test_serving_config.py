@@ -369,6 +369,31 @@ def test_the_plan_of_a_ticket_budget_is_shown_without_an_end(scope: str, tmp_pat
     assert " left" not in out
 
 
+def test_a_server_replays_an_answer_to_the_caller_who_asked_unless_told_otherwise(tmp_path: Path) -> None:
+    """Two keys on one shared budget: by default the second caller's equal question is a new one, and refused when the
+    budget is spent, as an unknown one is. With ``replay: true`` he gets the first one's answer, number and second."""
+    other = new_key()
+    two = {"keys": {"mobile": hash_of(KEY), "web": hash_of(other)}, "budget.epsilon": 100}
+
+    def answers(name: str, changes: dict[str, Any]) -> list[Any]:
+        ledger = {"budget.ledger": f"sqlite:///{name}.db", "budget.releases": 2}
+        seen = []
+        with TestClient(create_app(read(file_of(tmp_path, merged(VOTE, {**two, **ledger, **changes}))))) as client:
+            for key, text in ((KEY, "a"), (other, "a"), (KEY, "a"), (KEY, "b"), (other, "b"), (other, "c")):
+                got = client.post(
+                    "/answer/invoke", json={"input": {"text": text}}, headers={"authorization": f"Bearer {key}"}
+                )
+                receipt = got.json().get("output", {}).get("receipt", {})
+                seen.append((got.status_code, receipt.get("number"), receipt.get("replayed")))
+            state = client.get("/answer/budget", headers={"authorization": f"Bearer {KEY}"}).json()
+        return [*seen, state["replay"]]
+
+    new, known, no = (200, 2, False), (200, 1, True), (429, None, None)
+    assert answers("apart", {}) == [(200, 1, False), new, known, no, no, no, "principal"]
+    assert answers("all", {"budget.replay": True}) == [(200, 1, False), known, known, new, (200, 2, True), no, True]
+    assert answers("none", {"budget.replay": False}) == [(200, 1, False), new, no, no, no, no, False]
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 

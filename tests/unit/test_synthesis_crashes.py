@@ -225,7 +225,7 @@ def test_a_record_that_a_power_failure_undid_is_made_again_from_the_journal(samp
     ledger.close()
     assert sampler.budget.spent() == 6
     sampler.model.table = no_more
-    sampler._doubtful = False
+    sampler._doubts.asked("").judge(answered=True)
     written = output.read_bytes()
     made = synthesize_demonstrations(sampler, ["one"], output=output)
     assert output.read_bytes() == written

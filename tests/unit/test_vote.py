@@ -18,6 +18,7 @@ from ways import shown
 from langchain_dpicl import InvalidParameter, NoisyVote
 from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS
+from langchain_dpicl.privacy.abstaining import abstention_threshold
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are fewer than ten
 
@@ -199,11 +200,10 @@ def test_a_tie_between_labels_is_even(seeded: Callable[[int], Any]) -> None:
     ("counts", "noise", "released"),
     [
         ((0, 0, 0, 10), (0, 0, 0, 0), None),
-        ((4, 0, 0, 6), (0, 0, 0, 0), None),
-        ((4, 0, 0, 6), (3, 0, 0, 0), "a"),
-        ((5, 0, 0, 5), (0, 0, 0, 0), "a"),  # abstentions must win
-        ((3, 3, 0, 4), (0, 0, 0, 0), "a"),  # and be half of the members
-        ((0, 0, 0, 10), (0, 0, 0, -6), "a"),
+        ((4, 0, 0, 6), (0, 0, 0, 4), None),  # 10, which is more than half of the members by 6
+        ((4, 0, 0, 6), (0, 0, 0, 3), "a"),  # 9
+        ((4, 0, 0, 6), (6, 0, 0, 4), "a"),  # abstentions must win
+        ((0, 0, 0, 10), (0, 0, 0, -1), "a"),
     ],
 )
 def test_abstention_is_released_only_where_its_noisy_count_wins(
@@ -213,11 +213,14 @@ def test_abstention_is_released_only_where_its_noisy_count_wins(
     assert NoisyVote(LABELS).aggregate(outputs, 1.0, FixedNoise(noise)) == released  # type: ignore[arg-type]
 
 
-def test_abstention_needs_two_sigma_so_that_noise_alone_rarely_gives_it() -> None:
-    vote = NoisyVote(LABELS)
-    outputs = outputs_with((0, 0, 0, 10), LABELS)
-    assert vote.aggregate(outputs, 5.1, FixedNoise((0, 0, 0, 0))) is not None  # type: ignore[arg-type]
-    assert vote.aggregate(outputs, 5.0, FixedNoise((0, 0, 0, 0))) is None  # type: ignore[arg-type]
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 9.6])
+def test_abstention_is_reported_from_the_threshold_on(sigma: float) -> None:
+    """`test_abstaining.py` has the rate at which noise alone reaches it."""
+    vote, outputs = NoisyVote(LABELS), outputs_with((0, 0, 0, 10), LABELS)
+    reach = abstention_threshold(10, sigma) - 10
+    assert vote.aggregate(outputs, sigma, FixedNoise((-99, -99, -99, reach))) is None  # type: ignore[arg-type]
+    assert vote.aggregate(outputs, sigma, FixedNoise((-99, -99, -99, reach - 1))) is not None  # type: ignore[arg-type]
+    assert vote.tells(10, sigma) is (sigma < 1)
 
 
 def test_no_output_makes_counting_fail() -> None:
@@ -253,7 +256,7 @@ def release_law(counts: tuple[int, ...], sigma: float, members: int, reach: int)
         noisy = [count + int(noise[i]) for count, i in zip(label_counts, draw, strict=True)]
         probability = math.prod(weights[i] for i in draw)
         best = max(noisy)
-        silent = (abstentions + noise > best) & (abstentions + noise >= max(members / 2, 2 * sigma))
+        silent = (abstentions + noise > best) & (abstentions + noise >= abstention_threshold(members, sigma))
         none = float(weights[silent].sum())
         law[None] += probability * none
         winners = [i for i, count in enumerate(noisy) if count == best]
@@ -262,7 +265,7 @@ def release_law(counts: tuple[int, ...], sigma: float, members: int, reach: int)
     return law
 
 
-@pytest.mark.parametrize("counts", [(2, 1, 0, 0), (0, 0, 0, 3), (1, 1, 1, 0), (2, 0, 0, 2)])
+@pytest.mark.parametrize("counts", [(2, 1, 0, 0), (0, 0, 0, 13), (1, 1, 1, 0), (2, 0, 0, 2)])
 @pytest.mark.parametrize("source", ["injected", "secure"])
 def test_the_release_has_the_mechanisms_exact_distribution(
     counts: tuple[int, ...], source: str, seeded: Callable[[int], Any]
