@@ -244,7 +244,8 @@ def secret_selector(store: ExemplarStore, members: int = 4) -> PoissonExampleSel
 class Babbling(TableModel):
     """A model of logits that answers "Positive", and tells of every private prompt in its logs, warnings and failures.
 
-    ``fares`` is how its calls on private prompts fare: "success", "fails" or "hangs".
+    ``fares`` is how its calls on private prompts fare: "success", "rows fail" or "hangs"; with "all fail" the public
+    prompt fails as well, once a private one did.
     """
 
     def __init__(self, fares: str = "success", patience: float = 0.5) -> None:
@@ -256,6 +257,8 @@ class Babbling(TableModel):
     def _logits(self, demonstration: str, released: str) -> list[float]:
         if EXEMPLAR in demonstration:
             self._tell(f"{PROMPT} {demonstration} {OUTPUT}")
+        elif self.fares == "all fail" and self.private_calls:
+            raise ValueError(f"{FAILURE} {EXEMPLAR}")
         return [0.0, 100.0] if released else [100.0, 0.0]
 
     def _tell(self, said: str) -> None:
@@ -263,7 +266,7 @@ class Babbling(TableModel):
         warnings.warn(f"a model's warning: {said}", stacklevel=1)
         _announce(said)
         self.private_calls += 1
-        if self.fares == "fails":
+        if self.fares in ("rows fail", "all fail"):
             raise ValueError(f"{FAILURE} {said}")
         if self.fares == "hangs":
             time.sleep(self.patience)

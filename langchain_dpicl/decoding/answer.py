@@ -12,7 +12,8 @@ import numpy as np
 from langchain_dpicl import boundary
 from langchain_dpicl.decoding.draws import Draw
 from langchain_dpicl.decoding.mixing import FloatArray, IntArray, base_scores, candidates, clipped_terms, draw
-from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession
+from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel
+from langchain_dpicl.decoding.rows import Rows
 from langchain_dpicl.privacy.noise import Randomness
 
 T = TypeVar("T")
@@ -87,11 +88,12 @@ def possible(model: LogitsModel, settings: Settings, released: Sequence[int], ze
 
 
 class PrivateAnswer:
-    """The model's session, the demonstrations, and who takes part in which token. Private: ``repr`` shows nothing.
+    """The model's rows, the demonstrations, and who takes part in which token. Private: ``repr`` shows nothing.
 
     Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
     every call of the model has that many rows, filled up with the public ``padding``, and a token one call: a further
-    one for every ``slots`` owners that its sample has above that (see `draws.slots_for`).
+    one for every ``slots`` owners that its sample has above that (see `draws.slots_for`). A row that the model cannot
+    answer adds nothing and moves no other (see `rows`); the zero-shot row alone may fail the answer.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class PrivateAnswer:
         self._slots = slots
         self._padding = padding
         self._steps: Sequence[Sequence[int]] = ()
-        self._session: LogitsSession | None = None
+        self._rows: Rows | None = None
 
     def open(self, shared: str, sample: Callable[[], Draw]) -> None:
         """Flip the coins of all tokens, and let the model read the demonstrations."""
@@ -120,17 +122,14 @@ class PrivateAnswer:
         self.demonstrations = drawn.demonstrations
         self._steps = drawn.steps
         shown = [*drawn.demonstrations, self._padding] if self._slots else list(drawn.demonstrations)
-        self._session = self._model.session(shared, shown, steps=len(drawn.steps))
+        self._rows = Rows(self._model, shared, shown, len(drawn.steps))
 
     def token(self, released: Sequence[int]) -> int:
         """Draw the next token."""
-        settings, session = self._settings, self._session
-        assert session is not None
+        settings, read = self._settings, self._rows
+        assert read is not None
         rows = self._steps[len(released)]
-        calls = [session.logits(batch, list(released)) for batch in self._batches(rows)]
-        for logits, batch in zip(calls, self._batches(rows), strict=True):
-            if logits.shape != (1 + len(batch), self._model.vocabulary):
-                raise ValueError("the model's logits have another shape")
+        calls = [read.logits(batch, released) for batch in self._batches(rows)]
         one_shot = np.concatenate([logits[1:] for logits in calls])[: len(rows)]
         terms = partial(clipped_terms, bound=self._bound, temperature=settings.temperature, cap=settings.cap)
         return choose(self._model, settings, released, calls[0][0], one_shot, terms, self._randomness)
@@ -144,10 +143,10 @@ class PrivateAnswer:
         return [filled[start : start + self._slots] for start in range(0, len(filled), self._slots)]
 
     def close(self) -> None:
-        """Drop the session."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        """Drop the rows."""
+        read, self._rows = self._rows, None
+        if read is not None:
+            read.close()
 
     def __repr__(self) -> str:
         return "<private answer>"

@@ -63,7 +63,8 @@ def base_scores(zero_shot: FloatArray, shots: float, temperature: float) -> IntA
 def mixing_weights(difference: FloatArray, bound: float, cap: float) -> FloatArray:
     """lambda for each row: the largest number <= ``cap`` at which the row's range is at most ``bound``.
 
-    0 for a row whose range is not finite (an infinity or NaN in it): nothing of it can be used.
+    0 for a row whose range is not finite (an infinity or NaN in it, or all NaN, as a row that failed): nothing of it
+    can be used.
     """
     with np.errstate(all="ignore"):
         reach = difference.max(axis=1) - difference.min(axis=1)

@@ -40,8 +40,10 @@ class LogitsSession(Protocol):
         shared text. Each prompt ends with the ``released`` tokens, which only grow from call to call, or stay. A row
         may be asked for twice, in one call or in several.
 
-        A row must not depend, to the last bit, on which other rows are asked for or were: the others are what an
-        owner's absence changes, and the proof charges an owner for its own term alone.
+        A row must not depend, to the last bit, on which other rows are asked for or were, nor on whether they fail: the
+        others are what an owner's absence changes, and the proof charges an owner for its own term alone.
+
+        A row whose prompt the model cannot answer is all NaN, and counts nothing. Only row 0 may raise.
         """
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Network:
         if packed:
             pack(model)
         self._busy = threading.Lock()
+        self._embedded: int | None = getattr(model.get_input_embeddings(), "num_embeddings", None)
         self.end_tokens = _end_tokens(model, tokenizer)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.first = self._in_front()
@@ -67,9 +68,15 @@ class Network:
                     torch.set_num_threads(before)
 
     def read(self, tokens: list[int], cache: Any) -> tuple[Any, Any]:
-        """The vector after these tokens, and the state then. ``cache`` itself is left as it was."""
+        """The vector after these tokens, and the state then. ``cache`` itself is left as it was.
+
+        `ValueError` for a token that the model has no embedding of, before an accelerator sees it: after such an
+        error one answers nothing any more, to nobody.
+        """
         import torch
 
+        if self._embedded is not None and max(tokens, default=0) >= self._embedded:
+            raise ValueError("a token that the model does not know")
         ids = torch.tensor([tokens], device=self.model.device)
         state = _empty(self.model) if cache is None else _fork(cache)
         if self._head is None:
@@ -78,11 +85,12 @@ class Network:
         out = self._body(input_ids=ids, past_key_values=state, use_cache=True)
         return out.last_hidden_state[0, -1].clone(), state
 
-    def scores(self, vectors: list[Any]) -> Logits:
-        """One row of scores for each vector, in blocks of constant shape."""
+    def scores(self, vectors: Sequence[Any]) -> Logits:
+        """One row of scores for each vector, in blocks of constant shape; NaN for None. The first is never None."""
         import torch
 
-        rows = torch.stack(vectors)
+        nothing = torch.zeros_like(vectors[0])
+        rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
             blocks = []
             for start in range(0, len(rows), self._block):
@@ -92,6 +100,7 @@ class Network:
                 blocks.append(self._head(block)[: len(some)])
             rows = torch.cat(blocks)
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
+        result[[vector is None for vector in vectors]] = np.nan
         return result
 
     def _take_apart(self) -> int:

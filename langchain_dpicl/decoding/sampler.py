@@ -85,9 +85,10 @@ class DPSampler(SamplerSteps, AnyRelease):
     line, return_receipt
         As for `DPAggregate`.
 
-    A demonstration that does not fit the context, or that the template cannot render, has no part in any token. As
-    everywhere, answers are replayed from the ledger for equal queries, callers are named with `acting_for`, and errors
-    before the charge cost nothing.
+    A demonstration that does not fit the context, or that the template cannot render, has no part in any token; one on
+    which the model fails adds nothing to this token, and the answer goes on. Only the zero-shot prompt, which is
+    public, may fail an answer. As everywhere, answers are replayed from the ledger for equal queries, callers are named
+    with `acting_for`, and errors before the charge cost nothing.
     """
 
     comes_in_pieces = True

@@ -17,6 +17,10 @@ four seconds a row on two cores. This backend is for checking and for servers wi
 What holds: a row depends on that row's prompt alone as far as the server keeps requests apart. The requests ask it not
 to reuse what it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several
 clients in one batch may move the last digits of a row; give the sampler a server of its own.
+
+A demonstration that the server refuses, or answers without all tokens, adds nothing to the token. After such a row the
+public prompt is asked again, and fails the answer if the server is down: else all later rows would fail for one. So a
+demonstration that ends the server itself, or keeps it busy beyond ``timeout``, does fail the answer.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 
 __all__ = ["ServerLogits"]
@@ -252,12 +257,19 @@ class _ServerSession:
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
         """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
         rest = [*self._shared, *released]
-        prompts = [[*self._first, *rest]]
+        zero_shot = self._server.row([*self._first, *rest])
+        found = [zero_shot]
         for row in rows:
-            if row not in self._tokens:
-                self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
-            prompts.append([*self._first, *self._tokens[row], *rest])
-        return np.stack([self._server.row(prompt) for prompt in prompts])
+            one = attempt(self._row, row, rest)
+            if one is None:
+                self._server.row([*self._first, *rest])  # raises if the server is down, or still busy with that row
+            found.append(np.full_like(zero_shot, np.nan) if one is None else one)
+        return np.stack(found)
+
+    def _row(self, row: int, rest: list[int]) -> Logits:
+        if row not in self._tokens:
+            self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
+        return self._server.row([*self._first, *self._tokens[row], *rest])
 
     def close(self) -> None:
         """Drop the demonstrations."""

@@ -21,6 +21,7 @@ from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, R
 from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
 from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
+from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.doubt import Doubt, Doubts
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ModelUnavailable, PrivacyBudgetExceeded, ReleaseFailed
@@ -252,15 +253,13 @@ class SamplerSteps:
         if entry is None:
             return lambda: Draw((), [()] * units)
 
-        def render(exemplar: dict[str, Any]) -> str | None:
-            try:
-                text = self.template.show(exemplar)
-                return text if self.model.fits(text, query.shared, self.settings.max_tokens) else None
-            except Exception:  # this owner's own data: it must not fail the others' answer
-                return None
+        def shown(exemplar: dict[str, Any]) -> str | None:
+            text = self.template.show(exemplar)
+            return text if self.model.fits(text, query.shared, self.settings.max_tokens) else None
 
         def flip() -> Draw:
             store, key = self.selector.store, self._keys.key
+            render = partial(attempt, shown)  # this owner's own data: it must not fail the others' answer
             drawn = draw_steps(store, query.line.rate, units - passed, self._randomness, key=key, render=render)
             return replace(drawn, steps=[*[()] * passed, *drawn.steps])
 

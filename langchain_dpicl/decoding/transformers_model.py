@@ -13,6 +13,7 @@ depend on how a product is laid out: with two threads, a row of a batch of five 
 - The output layer, which is slow for single rows, gets blocks of constant shape: eight rows, padded with zeros. When
   the model is loaded it is checked that a row of such a block depends neither on its place nor on the other rows, bit
   by bit; if it does, the blocks have one row.
+- A row that cannot be read leaves zeros at its place in a block, and is NaN in the end.
 
 This holds for one machine, one version of torch and one number of threads.
 
@@ -31,6 +32,7 @@ from typing import Any, Literal, NoReturn
 from langchain_dpicl.decoding.loading import load
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.decoding.network import Network, compact
+from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.decoding.states import StateCache
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 
@@ -161,8 +163,8 @@ class _Session:
         """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
         after = [int(token) for token in released]
         with self._network.working():
-            vectors = [self._without(after), *(self._row(self._demonstrations[row], after) for row in rows)]
-            return self._network.scores(vectors)
+            zero_shot = self._without(after)
+            return self._network.scores([zero_shot, *(attempt(self._row, row, after) for row in rows)])
 
     def _without(self, released: list[int]) -> Any:
         """The zero-shot prompt's last vector; only the tokens that are new are read."""
@@ -175,8 +177,9 @@ class _Session:
             self._read, self._zero_shot = whole, (cache, vector)
         return vector
 
-    def _row(self, demonstration: Demonstration, released: list[int]) -> Any:
+    def _row(self, row: int, released: list[int]) -> Any:
         """A demonstration's last vector: always from its own state, in one piece, whatever was read before."""
+        demonstration = self._demonstrations[row]
         state = self._states.get(demonstration)
         if state is None:
             tokens = [*self._network.first, *self._network.tokens(demonstration.text)]

@@ -410,13 +410,16 @@ async def test_a_model_of_logits_in_the_open_shows_secrets() -> None:
     heard = await hear(callbacks_of("invoke"), Babbling().in_the_open())
     assert EXEMPLAR in found_in("\n".join(heard.told))
     assert EXEMPLAR in found_in("\n".join(heard.around))
-    heard = await hear(callbacks_of("stream"), Babbling("fails").in_the_open())
+    heard = await hear(callbacks_of("stream"), Babbling("rows fail").in_the_open())
     assert EXEMPLAR in found_in("\n".join(heard.told))
 
 
+@pytest.mark.parametrize("fares", ["success", "rows fail"])
 @pytest.mark.parametrize("channel", CHANNELS, ids=name_of)
-async def test_a_sampler_shows_released_text_and_no_secret(channel: Channel, tokens: PrivacyBudget, store: Any) -> None:
-    model = Babbling()
+async def test_a_sampler_shows_released_text_and_no_secret(
+    channel: Channel, fares: str, tokens: PrivacyBudget, store: Any
+) -> None:
+    model = Babbling(fares)
     heard = await hear(channel, a_sampler(store, model, tokens))
     assert heard.error is None
     assert model.private_calls > 0, "the model did see the examples"
@@ -429,7 +432,7 @@ async def test_a_sampler_shows_released_text_and_no_secret(channel: Channel, tok
 async def test_a_sampler_that_fails_shows_one_constant_error(
     channel: Channel, tokens: PrivacyBudget, store: Any
 ) -> None:
-    model = Babbling("fails")
+    model = Babbling("all fail")
     heard = await hear(channel, a_sampler(store, model, tokens))
     assert model.private_calls > 0
     if name_of(channel) != "behind_a_retry":  # which then finds the model down on a public question, or up

@@ -26,6 +26,12 @@ def log_probabilities(prompt: list[int]) -> Any:
     return scores - np.log(np.exp(scores).sum())
 
 
+def is_secret(request: dict[str, Any]) -> bool:
+    """Whether a completion's prompt holds the secret."""
+    prompt = request.get("prompt")
+    return isinstance(prompt, list) and SECRET in "".join(map(chr, prompt))
+
+
 class FakeServer:
     """A completion server in the shape of llama.cpp's or vLLM's, with a fault if a test wants one."""
 
@@ -43,7 +49,11 @@ class FakeServer:
 
             def answer(self, request: dict[str, Any]) -> None:
                 outer.requests.append((self.path, request))
-                status, made = outer.respond(self.path, request, self.headers.get("Authorization"))
+                try:
+                    status, made = outer.respond(self.path, request, self.headers.get("Authorization"))
+                except ConnectionAbortedError:
+                    self.close_connection = True
+                    return
                 body = json.dumps(made).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -61,8 +71,13 @@ class FakeServer:
         llama = self.shape == "llama.cpp"
         if authorization != "Bearer key":
             return 401, {"error": "no"}
-        if self.fault == "breaks on a secret" and SECRET in json.dumps(request):
-            return 500, {"error": f"cannot read {request}"}
+        if self.fault.endswith("on a secret") and is_secret(request):
+            if status := next((int(word) for word in self.fault.split() if word.isdigit()), 0):
+                return status, {"error": f"cannot read {request}"}
+            if self.fault.startswith("hangs up"):
+                raise ConnectionAbortedError
+            if self.fault.startswith("no object"):
+                return 200, [f"cannot read {request}"]
         if path == "/v1/models":
             facts = {"meta": {"n_vocab": VOCABULARY, "n_ctx": 64}} if llama else {"max_model_len": 64}
             return 200, {"data": [{"id": "other", "max_model_len": 7}, {"id": "tiny", **facts}]}
@@ -83,7 +98,8 @@ class FakeServer:
             values = values + 1e-6 * len(self.requests)
         if self.fault == "does not add up":
             values = values - 1.0
-        asked = 5 if self.fault == "likeliest five" else request["logprobs"]
+        few = "likeliest five" in self.fault and (not self.fault.endswith("on a secret") or is_secret(request))
+        asked = 5 if few else request["logprobs"]
         order = [int(token) for token in np.argsort(-values)[:asked]]
         if self.shape == "llama.cpp":
             top = [{"id": token, "token": "x", "logprob": float(values[token])} for token in order]
@@ -203,15 +219,45 @@ def test_a_server_that_is_away_or_wants_another_key_is_unavailable(serve: Callab
         connect(serve(), api_key="another")
 
 
-def test_a_server_that_fails_on_a_private_prompt_shows_nothing_of_it(serve: Callable[..., FakeServer]) -> None:
-    logits = connect(serve("llama.cpp", "breaks on a secret"))
-    session = logits.session("ask:", [Demonstration(0, SECRET)], steps=5)
-    with pytest.raises(ModelUnavailable) as caught:
-        session.logits([0], [])
-    assert SECRET not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
+@pytest.mark.parametrize("shape", ["llama.cpp", "vLLM"])
+@pytest.mark.parametrize("fault", ["400", "422", "500", "no object", "likeliest five", "hangs up"])
+def test_a_prompt_that_the_server_does_not_answer_is_a_row_of_no_numbers(
+    serve: Callable[..., FakeServer], shape: str, fault: str
+) -> None:
+    """The others are those of a server without the fault, to the last bit, for every token of the answer."""
+    some = [Demonstration(0, "one\n"), Demonstration(1, SECRET), Demonstration(2, "two\n")]
+    logits = connect(serve(shape, f"{fault} on a secret"))
+    session = logits.session("ask:", some, steps=5)
+    plain = connect(serve(shape)).session("ask:", some, steps=5)
+    for rows, released in (([0, 1, 2], []), ([1], [72]), ([2, 1, 0], [72, 105])):
+        found = session.logits(rows, released)
+        without = plain.logits([row for row in rows if row != 1], released)
+        assert np.array_equal(np.delete(found, 1 + rows.index(1), axis=0), without)
+        assert np.isnan(found[1 + rows.index(1)]).all()
     assert SECRET not in repr(session) + repr(logits)
+
+
+def test_a_server_that_is_away_fails_the_zero_shot_row_and_shows_nothing(serve: Callable[..., FakeServer]) -> None:
+    """Also where it goes away between two rows: the rows that follow must not be taken for nothing one by one."""
+    server = serve("llama.cpp")
+    logits = connect(server)
+    session = logits.session("ask:", [Demonstration(0, SECRET), Demonstration(1, "one")], steps=5)
+    answered = server.respond
+
+    def ends(path: str, request: dict[str, Any], authorization: str | None) -> Any:
+        if is_secret(request):
+            server.fault = "gone"
+        if server.fault == "gone":
+            raise ConnectionAbortedError
+        return answered(path, request, authorization)
+
+    server.respond = ends  # type: ignore[method-assign]
+    for rows in ([0, 1], [1], []):
+        with pytest.raises(ModelUnavailable) as caught:
+            session.logits(rows, [])
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
     for thing in (logits, session):
         with pytest.raises(UnsafeConfigurationError):
             pickle.dumps(thing)

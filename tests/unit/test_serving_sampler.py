@@ -212,8 +212,8 @@ def test_a_failure_after_the_first_piece_is_an_event_that_tells_nothing(
     sampler_of: Make, serve: Serve, canary: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def table(demonstration: str, released: str) -> list[float]:
-        if canary in demonstration and len(released) == 2:
-            raise ValueError(demonstration)
+        if len(released) == 2:  # the zero-shot row too, which alone may fail an answer
+            raise ValueError(f"{canary} {demonstration}")
         return spelling(demonstration, released)
 
     sampler = sampler_of(table)

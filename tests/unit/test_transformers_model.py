@@ -179,6 +179,46 @@ def test_the_zero_shot_row_does_not_depend_on_the_rows_beside_it(threads: int) -
     assert all(np.array_equal(other, found[0]) for other in found)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["its tokeniser raises", "its forward raises", "a token that is not embedded"])
+def test_a_row_that_fails_is_no_number_and_moves_no_bit_of_another(kind: str, fault: str, threads: int) -> None:
+    """One demonstration ("~") at which the tokeniser or the model raises, among eleven, from the first step on."""
+    model, shared, some = network(kind), "name[Blue Spice]\n", demonstrations(11)
+    expected = TransformersLogits((model, characters()), threads=threads)
+    tokenizer, bad = characters(), 6
+    some[bad] = Demonstration("bad", "name[~]\n\n")
+    if fault == "its tokeniser raises":
+
+        class Panicking(type(tokenizer)):  # type: ignore[misc]
+            def __call__(self, text: str, **options: Any) -> Any:
+                if "~" in text:
+                    raise type("PanicException", (BaseException,), {})(text)
+                return super().__call__(text, **options)
+
+        tokenizer.__class__ = Panicking
+    elif fault == "its forward raises":
+        mark = tokenizer("~", add_special_tokens=False)["input_ids"][0]
+
+        def refuse(_: Any, values: Any) -> None:
+            if (values[0] == mark).any():
+                raise RuntimeError(f"cannot read {SECRET}")
+
+        model.get_input_embeddings().register_forward_pre_hook(refuse)
+    else:
+        tokenizer.add_tokens(["[~]"])
+        tokenizer.add_tokens([f"<more{i}>" for i in range(VOCABULARY)])
+        tokenizer.add_tokens(["~]"])
+        some[bad] = Demonstration("bad", "name~]\n\n")
+    logits = TransformersLogits((model, tokenizer), threads=threads)
+    session, plain = (each.session(shared, some, steps=9) for each in (logits, expected))
+    for rows, released in (([0, bad, 1], []), ([bad], []), ([10, 3, bad, 4, 8, 2, 7, 9, 1, 0, 5], [40, 70])):
+        found = session.logits(rows, released)
+        without = plain.logits([row for row in rows if row != bad], released)
+        assert np.array_equal(np.delete(found, 1 + rows.index(bad), axis=0), without)
+        assert np.isnan(found[1 + rows.index(bad)]).all()
+    assert logits.states.get(some[bad]) is None
+
+
 def test_where_blocks_would_carry_one_row_into_another_they_have_one_row() -> None:
     """An output layer whose rows feel their neighbours in the last digits, as a careless kernel's do."""
 
