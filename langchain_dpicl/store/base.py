@@ -57,7 +57,7 @@ class Reading(ABC):
 
     @abstractmethod
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        """The exemplars at these rows, as fresh dictionaries."""
+        """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
 
     @abstractmethod
     def ids_of(self, rows: Numbers) -> list[int]:

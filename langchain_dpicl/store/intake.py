@@ -22,6 +22,9 @@ Vectors = NDArray[np.float32]
 
 _EMBED_BATCH = 512
 
+_DEEPEST = 64
+"""Levels of a record's metadata. JSON that is written near to Python's recursion limit cannot be read further down."""
+
 
 def check_records(
     rows: Sequence[Mapping[str, Any]], input_key: str, output_key: str | None, owner_key: str | None
@@ -62,11 +65,31 @@ def pack(rows: Sequence[Mapping[str, Any]], owner_key: str | None) -> list[bytes
         text: str | None = None
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             fields = {key: value for key, value in row.items() if key != owner_key}
+            if _is_deeper(fields, _DEEPEST):
+                raise RecursionError
             text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         if text is None:
-            raise InvalidRecords(f"record {i} holds metadata that JSON cannot represent")
+            raise InvalidRecords(
+                f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
+            )
         packed.append(text.encode("utf-8", "surrogatepass"))
     return packed
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, (dict, list, tuple)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def unpack(content: bytes) -> dict[str, Any]:
+    """A record that `pack` made. Empty if it cannot be read: a bucket is read as a whole, and one owner's record must
+    not fail the others'."""
+    with contextlib.suppress(Exception):
+        fields = json.loads(content.decode("utf-8", "surrogatepass"))
+        return fields if isinstance(fields, dict) else {}
+    return {}
 
 
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:

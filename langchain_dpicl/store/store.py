@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import hmac
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from langchain_dpicl.store import file as store_file
 from langchain_dpicl.store import intake, nearness, takeover
 from langchain_dpicl.store.arena import Arena
 from langchain_dpicl.store.base import Numbers, OwnerWatcher, PrivateStore, Reading
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.intake import Vectors, unpack
 from langchain_dpicl.store.marks import owner_mark
 from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots
 
@@ -378,7 +377,7 @@ class ExemplarStore(PrivateStore, Reading):
     def read(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries. Private."""
         with self.lock:
-            return [json.loads(self._texts[int(row)].decode("utf-8", "surrogatepass")) for row in rows]
+            return [unpack(self._texts[int(row)]) for row in rows]
 
     def similarity(self, rows: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:
         """The inner product of each of these rows' vectors with a query's. Private. Reads no text."""

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,12 @@ def bad_records(secret: str) -> dict[str, list[Any]]:
         "None": [good, None],
         "metadata that is an object": [good, good | {"meta": object()}],
         "metadata that is bytes": [good, good | {"meta": secret.encode()}],
+        "metadata of too many levels": [good, good | {"meta": nested(64)}],
     }
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else "deep"
 
 
 BAD = list(bad_records(""))
@@ -484,3 +490,45 @@ def test_threads_that_add_forget_and_read_see_whole_changes_only(records: Any, s
     assert faults == []
     assert len(store) == 3 * store.owner_count == store._index.ntotal
     assert sorted(store._ids.tolist()) == sorted(set(store._ids.tolist()))
+
+
+# -- one owner's record, and the others' release -----------------------------------------------------------------------
+
+
+UNREADABLE = {
+    "no JSON": b"{",
+    "no UTF-8": b'{"input": "\xff"}',
+    "no mapping": b"[1]",
+    "deeper than Python reads": b"[" * 5000 + b"]" * 5000,
+    "a number of too many digits": b'{"input": 1' + b"0" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_record_that_cannot_be_read_fails_no_release(kind: str, store_of: Any, records: Any, sealed_of: Any) -> None:
+    """It is an empty exemplar: its owner's member may fail on it, and nobody else's."""
+    store = store_of(records(8))
+    contents = [store._texts[i] for i in range(8)]
+    store._texts.wipe()
+    store._texts.extend([*contents[:3], UNREADABLE[kind], *contents[4:]])
+    assert store.read(np.array([3])) == [{}]
+    assert sum(map(bool, store.read(np.arange(8)))) == 7
+    failed: list[int] = []
+
+    def member(values: dict[str, Any]) -> str:
+        failed.append(len(values["examples"]))
+        [each["input"] for each in values["examples"]]
+        failed.pop()
+        return "Positive"
+
+    assert sealed_of(member, store=store).invoke({"input": "?"}) == "Positive"
+    assert len(failed) == 1
+
+
+def test_metadata_of_so_many_levels_is_read_from_a_deep_stack(embeddings: Embeddings) -> None:
+    store = ExemplarStore.from_records([{"input": "a", "meta": nested(63)}], embeddings, output_key=None)
+
+    def further(frames: int) -> Any:
+        return further(frames - 1) if frames else store.read(np.array([0]))
+
+    assert further(sys.getrecursionlimit() - 250) == [{"input": "a", "meta": nested(63)}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError
 from langchain_dpicl.store.base import Numbers, Reading
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.intake import Vectors, unpack
 from langchain_dpicl.store.marks import owner_mark
 from langchain_dpicl.store.postgres.changes import array
 from langchain_dpicl.store.postgres.connections import Snapshot
@@ -66,7 +65,7 @@ class Moment(Reading):
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries."""
-        return [json.loads(content.decode("utf-8", "surrogatepass")) for content in self._contents(rows)]
+        return [unpack(content) for content in self._contents(rows)]
 
     def ids_of(self, rows: Numbers) -> list[int]:
         """They are the rows."""
