@@ -88,8 +88,9 @@ def law(run: Callable[[Draws], Any]) -> dict[Any, float]:
 @lru_cache(maxsize=64)
 def vote_law(said: tuple[str, ...]) -> dict[str, float]:
     """The law of the product's noisy vote."""
-    outputs = [ABSTAIN if answer == "" else answer for answer in said]
-    return law(lambda draws: str(NoisyVote(LABELS).aggregate(outputs, SIGMA, draws)))
+    vote = NoisyVote(LABELS)
+    outputs = [ABSTAIN if answer == "" else vote.encode(answer) for answer in said]
+    return law(lambda draws: str(vote.aggregate(outputs, SIGMA, draws)))
 
 
 def records(owners: Owners) -> list[dict[str, str]]:

@@ -33,8 +33,8 @@ class Aggregator(ABC, Generic[T]):
     parameter, valid when one member's output is replaced by any other, or by an abstention.
 
     One release takes three steps. `prepare` settles what depends on the query alone, before anything is charged.
-    `encode` reads ONE member's output, within that member's own call, so that whatever it does depends on this output
-    and touches no other. `aggregate` is the mechanism.
+    `encode` reads ONE member's output, within that member's own call, so that whatever it does, or raises, depends on
+    this output and touches no other. `aggregate` is the mechanism; it gets what `encode` made, and looks at no output.
     """
 
     mechanism: str
@@ -64,7 +64,11 @@ class Aggregator(ABC, Generic[T]):
         """Raise where the member's answer without examples shows that none of its answers could be used."""
 
     def encode(self, output: object) -> object:
-        """What `aggregate` needs of one member's output. Raising makes this member abstain."""
+        """What `aggregate` needs of one member's output. Raising makes this member abstain.
+
+        Return plain numbers, texts and arrays that are made here: an output is any object at all, whose methods may
+        raise, and in `aggregate` they would fail the release for all.
+        """
         return output
 
     async def aencode(self, output: object) -> object:
@@ -75,8 +79,8 @@ class Aggregator(ABC, Generic[T]):
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> T | None:
         """One release, or None where the release is that the members abstain.
 
-        ``outputs`` holds one encoded entry per member, `ABSTAIN` for a failed one; ``parameter`` is the plan's noise.
-        Nothing that an output holds may make this raise.
+        ``outputs`` holds what `encode` made of each member's output, `ABSTAIN` for a failed one; ``parameter`` is the
+        plan's noise. Nothing that an output holds may make this raise.
         """
 
     def outcome(self, release: T | None) -> Outcome:
@@ -113,7 +117,9 @@ class Aggregator(ABC, Generic[T]):
 
 
 def text_of(output: object) -> str | None:
-    """The text of a model's answer; None where there is none."""
-    if isinstance(output, BaseMessage):
-        output = str(output.text)
-    return output if isinstance(output, str) else None
+    """The text of a model's answer, as a plain string of its own; None where there is none, or none can be read."""
+    try:
+        text = output.text if isinstance(output, BaseMessage) else output
+        return str.__str__(text) if isinstance(text, str) else None  # a subclass may have methods of any kind
+    except Exception:
+        return None

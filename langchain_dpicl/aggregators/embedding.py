@@ -228,6 +228,8 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         if not text or self.release == "text":
             return text or None
         (vector,) = self._embed_public([text])
+        if not np.isfinite(vector).all():
+            return None
         return [float(number) for number in vector / max(1.0, float(np.linalg.norm(vector)))]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from langchain_dpicl._labels import check_labels, normal
 from langchain_dpicl.aggregators.base import Aggregator, text_of
 from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
 from langchain_dpicl.privacy.noise import Randomness
+
+_LONG = 1 << 14  # characters: a millisecond or so
 
 
 class NoisyVote(Aggregator[str | dict[str, int]]):
@@ -49,7 +52,7 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
         self._words = [re.compile(rf"(?<!\w){re.escape(normal(label))}(?!\w)") for label in self.labels]
 
     def parse(self, output: object) -> int | None:
-        """The index of the label that one output names, or None. Never raises."""
+        """The index of the label that one output names, or None. Raises for no output."""
         text = text_of(output)
         if text is None:
             return None
@@ -63,11 +66,23 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
         found = [i for i, word in enumerate(self._words) if word.search(text)]
         return found[0] if len(found) == 1 else None
 
+    def encode(self, output: object) -> int:
+        """The label's index. Raises `ValueError` for an output that names none."""
+        index = self.parse(output)
+        if index is None:
+            raise ValueError("no label")
+        return index
+
+    async def aencode(self, output: object) -> int:
+        """`encode`; a long text is read aside, so that it delays no other member."""
+        text = text_of(output)
+        return await asyncio.to_thread(self.encode, text) if text and len(text) > _LONG else self.encode(text)
+
     def counts(self, outputs: Sequence[object]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """PRIVATE: votes per label, and abstentions last."""
-        votes = [self.parse(output) for output in outputs]
-        indices = [len(self.labels) if vote is None else vote for vote in votes]
-        return np.bincount(indices, minlength=len(self.labels) + 1).astype(np.int64)
+        """PRIVATE: of encoded outputs, votes per label, and abstentions last."""
+        known = range(len(self.labels))
+        indices = [vote if type(vote) is int and vote in known else len(known) for vote in outputs]
+        return np.bincount(indices, minlength=len(known) + 1).astype(np.int64)
 
     def aggregate(
         self, outputs: Sequence[object], parameter: float, randomness: Randomness

@@ -53,7 +53,7 @@ class Words:
 
     def keys(self, text: str) -> frozenset[str]:
         """The keys of a text's words: each counts once."""
-        return frozenset(filter(None, map(self._stemmed, set(self._split(text)))))
+        return frozenset(str.__str__(key) for key in map(self._stemmed, set(self._split(text))) if key)
 
     def _splitter(self) -> Callable[[str], list[str]]:
         from sklearn.feature_extraction.text import CountVectorizer

@@ -42,7 +42,7 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> Comparison:
     line = sealed.line()
     query = sealed.ensemble.selector.embed_query(request)
     (charge,) = line.charge()
-    outputs = sealed.ensemble.run(request, line.rate, query=query)
+    outputs = sealed.ensemble.run(request, line.rate, vote, query)
     release = vote.aggregate(outputs, line.parameter, sealed._randomness)
     receipt = line.record(charge)
     counts = vote.counts(outputs)[:-1]

@@ -117,7 +117,7 @@ class LabelStudy:
         sigma = schedule.parameter(epsilon, vote.mechanism)
         place = {label: i for i, label in enumerate(self.labels)} | {None: -1}
         outputs = [
-            [[ABSTAIN if i < 0 else self.labels[i] for i in members] for members in queries]
+            [[ABSTAIN if i < 0 else i for i in members] for members in queries]
             for queries in self._votes(schedule.members).tolist()
         ]
         released = np.array(

@@ -51,7 +51,7 @@ def bucket_law(kind: SelectorKind, owners: Owners, rate: float) -> dict[Hashable
 def vote_law(said: tuple[str, ...]) -> Law:
     """The law of the noisy vote's winner, where the members say this."""
     vote = NoisyVote(LABELS)
-    outputs: Sequence[object] = [ABSTAIN if answer == "" else answer for answer in said]
+    outputs: Sequence[object] = [ABSTAIN if answer == "" else vote.encode(answer) for answer in said]
     return law(lambda randomness: str(vote.aggregate(outputs, SIGMA, randomness)))
 
 

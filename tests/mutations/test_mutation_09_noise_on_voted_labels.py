@@ -17,7 +17,7 @@ from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 
 SIGMA, MEMBERS = 0.5, 2
-ANSWERS: list[object] = ["yes", "no", ABSTAIN]
+ANSWERS: list[object] = [0, 1, ABSTAIN]
 
 
 class NoiseOnVotedLabels(NoisyVote):

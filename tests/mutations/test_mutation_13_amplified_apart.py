@@ -54,7 +54,7 @@ def vote_pairs() -> Pairs:
 
         return law(run)
 
-    found = {said: scores(said) for said in itertools.combinations_with_replacement(["yes", "no", ABSTAIN], 2)}
+    found = {said: scores(said) for said in itertools.combinations_with_replacement([0, 1, ABSTAIN], 2)}
     return [(found[a], found[b]) for a, b in itertools.permutations(found, 2) if set(a) & set(b)]
 
 

@@ -79,7 +79,7 @@ def within_the_except_block(self: ReleaseSteps, begun: Begun) -> Private:
 
 def a_members_own_answer(self: ReleaseSteps, begun: Begun) -> Private:
     """The mutant: where no label can be released, what a member said."""
-    outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, begun.ready.aggregator, begun.ready.vector)
+    outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, query=begun.ready.vector)  # not encoded
     release = self._aggregate(begun, outputs)
     said = [output for output in outputs if isinstance(output, str)]
     return Private(said[0] if release is None and said else release)

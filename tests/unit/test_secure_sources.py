@@ -129,7 +129,7 @@ def test_a_selectors_priorities_and_orders_are_even_with_the_secure_generator(st
 def test_a_tie_between_labels_is_even_with_the_secure_generator() -> None:
     """Chi-square of 3000 winners among three labels with a vote each, at a sigma without noise (below 1e-80)."""
     vote = NoisyVote(["a", "b", "c"])
-    winners = [vote.aggregate(["a", "b", "c"], 0.05, secure) for _ in range(3000)]
+    winners = [vote.aggregate([0, 1, 2], 0.05, secure) for _ in range(3000)]
     assert stats.chisquare([winners.count(label) for label in vote.labels]).pvalue > FALSE_ALARM
 
 
