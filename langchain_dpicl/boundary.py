@@ -38,6 +38,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_dpicl import silence
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.sealing import check_public as check_public
 from langchain_dpicl.sealing import seal as seal
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
@@ -45,11 +45,20 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         release, whatever was sampled. A member that raises, or whose answer is not usable, abstains.
     max_concurrency
         How many calls run at once. Default: all N, at most 64.
+    public
+        The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
+        private text is in them. Any other is refused: every member would find the same owners' documents there.
+    allow_state
+        What members may share although they change it, such as a rate limiter: objects, or names as the refusal shows
+        them. A chain that reads there what another call wrote voids the guarantee; name nothing that holds prompts,
+        examples, answers or facts about them.
 
     ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
     `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
-    caches, verbosity and callbacks off. A member that reaches a memory, a chat history, a graph's store or an
-    `ExemplarStore` is refused: members would read each other's text there.
+    caches, verbosity and callbacks off. A member that reaches a callback handler, a cache, checkpoints, a memory, a
+    chat history, a graph's store or an `ExemplarStore`, by whatever way, is refused: text would leave there, or members
+    would read each other's. So is a cached function with arguments; one without is called when the ensemble is made,
+    and what it gives is looked into.
 
     The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
     the values that the member was made with.
@@ -65,6 +74,8 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         member: Any,
         *,
         max_concurrency: int | None = None,
+        public: Sequence[object] = (),
+        allow_state: Sequence[object] = (),
     ) -> None:
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
@@ -72,7 +83,12 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         if max_concurrency is None:
             max_concurrency = min(selector.members, 64)
         self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
-        self._member: Runnable[Any, Any] = boundary.seal(coerce_to_runnable(member))
+        self.public = boundary.check_public(public)
+        if not isinstance(allow_state, (list, tuple)):
+            raise InvalidParameter("allow_state", type(allow_state).__name__, "a list of objects or names")
+        self.allow_state = tuple(allow_state)
+        chain = coerce_to_runnable(member)
+        self._member: Runnable[Any, Any] = boundary.seal(chain, public=self.public, allow_state=self.allow_state)
         self._needed = _first_keys(self._member)
         self.doubts = Doubts()
 

@@ -6,17 +6,23 @@ chain can be refused. It follows whatever an object refers to (fields, slots, co
 bound objects, caches, iterators, weak references), and of functions and classes that are no known library's also the
 globals and the modules' attributes that they name, through submodules.
 
-It does not look into models, embeddings, vector stores, exemplar stores and sealed releases. It cannot see what a
+Of models only the Runnables in their fields are looked at. It does not look into embeddings, vector stores, exemplar
+stores, sealed releases and libraries' cached functions. A cached function of the user's own that takes no argument is
+called once, if it has no value yet: what it gives is part of what the chain can get at. It cannot see what another
 function computes when it runs, looks up by a string, or imports for the first time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import functools
 import gc
+import inspect
 import logging
 import sys
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -24,20 +30,22 @@ from typing import Any
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
 
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
+_SEVERAL = (list, tuple, dict)
 _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
-_CLOSED = (BaseLanguageModel, Embeddings, VectorStore)
-_OWN_CLOSED = frozenset(
+_CLOSED = (Embeddings, VectorStore)
+_CACHED = type(functools.cache(lambda: None))
+OWN_CLOSED = frozenset(
     {
         "langchain_dpicl.store.base.PrivateStore",
         "langchain_dpicl.selection.PoissonExampleSelector",
         "langchain_dpicl.budget.budget.PrivacyBudget",
         "langchain_dpicl.ensemble.PrivateEnsemble",
         "langchain_dpicl.release.AnyRelease",
-        "langchain_dpicl.retrieval.retriever.DPRetriever",
     }
 )
 """By name: these classes live on floors above this one."""
@@ -63,16 +71,37 @@ _LIBRARIES = sys.stdlib_module_names | frozenset(
 def reachable(chain: Any) -> Iterator[Any]:
     """Every object that a chain can get at, itself included, each once; numbers, texts and arrays left out."""
     seen: dict[int, Any] = {}  # keeps what it has seen alive, so that no id is used twice
-    waiting = [chain]
+    waiting = deque([chain])
     while waiting:
-        item = waiting.pop()
+        item = waiting.popleft()
         kind = type(item)
         if kind in _ATOMS or id(item) in seen or issubclass(kind, _PLAIN):
             continue
         seen[id(item)] = item
         yield item
-        if kind in _CONTAINERS or not (is_one(item, _CLOSED) or is_named(item, _OWN_CLOSED)):
+        if kind in _CONTAINERS or not (is_one(item, _CLOSED) or is_named(item, OWN_CLOSED)):
             waiting += _inside(item)
+
+
+def is_library(module: object) -> bool:
+    """Whether a module of this name belongs to Python or to a known library, whose own globals are not followed."""
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+def is_cached(item: Any) -> bool:
+    """Whether an object is ``functools.lru_cache`` or ``functools.cache`` around anything but a library's function."""
+    if type(item) is not _CACHED:
+        return False
+    inner = item.__wrapped__
+    return not (type(inner) is FunctionType and is_library(inner.__globals__.get("__name__")))
+
+
+def takes_nothing(cached: Any) -> bool:
+    """Whether a cached function takes no argument, so that it keeps one value, which no call decides."""
+    try:
+        return not inspect.signature(cached).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def is_one(item: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -93,14 +122,34 @@ def _inside(item: Any) -> list[Any]:
         return _of_class(item)
     if type(item) is FunctionType:
         return _named_by(item)
+    if type(item) is _CACHED:
+        return _cached_by(item)
+    if is_one(item, BaseLanguageModel):
+        return _of_model(item)
     if issubclass(type(item), weakref.ref):
         return [weakref.ref.__call__(item), *gc.get_referents(item)]
     return gc.get_referents(item)  # runs no code of the object's, whatever it is; its class is among them
 
 
+def _cached_by(function: Any) -> list[Any]:
+    if not is_cached(function):
+        return []
+    if takes_nothing(function) and not function.cache_info().currsize:
+        with contextlib.suppress(Exception):  # `sealing` refuses one that stays empty
+            function()
+    return gc.get_referents(function)
+
+
+def _of_model(model: Any) -> list[Any]:
+    """The Runnables that a model holds, as one that stands before another does; the rest of it is the model's own."""
+    held = vars(model) | (getattr(model, "__pydantic_private__", None) or {})
+    lists = (item if type(item) in (list, tuple) else item.values() for item in held.values() if type(item) in _SEVERAL)
+    return [item for item in (*held.values(), *(each for some in lists for each in some)) if is_one(item, Runnable)]
+
+
 def _of_class(kind: type) -> list[Any]:
     """What the user's own class holds and inherits, its annotations and other descriptions of itself left out."""
-    if _is_library(kind.__module__):
+    if is_library(kind.__module__):
         return []
     held = [
         value
@@ -118,27 +167,61 @@ def _named_by(function: FunctionType) -> list[Any]:
         except ValueError:  # a variable that has no value yet
             continue
     around = function.__globals__
-    if _is_library(around.get("__name__")):
+    if is_library(around.get("__name__")):
         return held
-    names: dict[str, set[str]] = {"global": set(), "module": set(), "attribute": set()}
+    names = named_in(function)
+    held += [around[name] for name in names["global"] if name in around]
+    return [*held, *_attributes(_modules(function, held, names["module"]), names["attribute"])]
+
+
+def _modules(function: FunctionType, held: list[Any], imported: set[str]) -> list[ModuleType]:
+    """The modules that a function holds or imports."""
+    modules = [item for item in held if type(item) is ModuleType or is_one(item, ModuleType)]
+    for name in imported:
+        paths = {name, name.partition(".")[0], f"{function.__globals__.get('__package__')}.{name}"}
+        modules += [sys.modules[path] for path in paths if path in sys.modules]
+    return modules
+
+
+def named_in(function: FunctionType) -> dict[str, set[str]]:
+    """What a function's code names: globals, modules that it imports, attributes.
+
+    Beside these, as "assigned" the variables around it, and as "stored" the attributes, that it assigns to.
+    """
+    names: dict[str, set[str]] = {how: set() for how in ("global", "module", "attribute", "assigned", "stored")}
     for how, name in _names(function.__code__):
         names[how].add(name)
-    held += [around[name] for name in names["global"] if name in around]
-    modules = [item for item in held if type(item) is ModuleType or is_one(item, ModuleType)]
-    for name in names["module"]:
-        imported = {name, name.partition(".")[0], f"{around.get('__package__')}.{name}"}
-        modules += [sys.modules[found] for found in imported if found in sys.modules]
-    return [*held, *_attributes(modules, names["attribute"])]
+    return names
+
+
+def modules_in(function: FunctionType) -> list[ModuleType]:
+    """The modules that a function names or imports, and the submodules of these that it names."""
+    names = named_in(function)
+    named = [function.__globals__[name] for name in names["global"] if name in function.__globals__]
+    found: list[ModuleType] = []
+    waiting = _modules(function, named, names["module"])
+    while waiting:
+        module = waiting.pop()
+        if any(module is each for each in found):
+            continue
+        found.append(module)
+        inner = (vars(module)[name] for name in names["attribute"] & vars(module).keys())
+        waiting += [each for each in inner if type(each) is ModuleType]
+    return found
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, str]]:
     """What a function's code names, and how; also in the functions written within it."""
     for step in dis.get_instructions(code):
         if step.opcode in dis.hasname:
-            how = {"IMPORT_NAME": "module", "LOAD_GLOBAL": "global", "LOAD_NAME": "global"}.get(
-                step.opname, "attribute"
-            )
+            how = "module" if step.opname == "IMPORT_NAME" else "attribute"
+            if step.opname.endswith(("_GLOBAL", "LOAD_NAME")):
+                how = "global"
             yield how, step.argval
+        if step.opname.startswith(("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")):
+            yield "assigned", step.argval
+        elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            yield "stored", step.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
@@ -157,7 +240,3 @@ def _attributes(modules: list[ModuleType], names: set[str]) -> list[Any]:
             value = vars(module)[name]
             (modules if type(value) is ModuleType else found).append(value)
     return found
-
-
-def _is_library(module: object) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES

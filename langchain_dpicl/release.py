@@ -23,7 +23,6 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
-from langchain_dpicl.chains import parts
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -36,6 +35,7 @@ from langchain_dpicl.errors import (
 )
 from langchain_dpicl.paying import Payment, apay, pay
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.reach import is_one, reachable
 from langchain_dpicl.sealing import seal_public
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers
@@ -204,11 +204,15 @@ class ReleaseSteps(AnyRelease):
         self._chosen = {} if noise is None else {"parameter": noise}
         self._randomness: Randomness = SecureRandomness()
         calls = aggregator.public_calls()
-        self._public = None if calls is None else PublicCalls(seal_public(calls.chain), calls.count)
+        self._public = None if calls is None else self._public_calls(calls)
         gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
         self._variant = f"{aggregator.variant} members={ensemble.members}{ensemble.variant}{gate}"
         self._prepares = type(aggregator).prepare is not Aggregator.prepare
         self._has_asked = False
+
+    def _public_calls(self, calls: PublicCalls) -> PublicCalls:
+        allowed = {"public": self.ensemble.public, "allow_state": self.ensemble.allow_state}
+        return PublicCalls(seal_public(calls.chain, **allowed), calls.count)
 
     @property
     def mechanism(self) -> str:
@@ -454,7 +458,7 @@ def check_pays(selector: PoissonExampleSelector, budget: PrivacyBudget) -> None:
 
 def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:
     """Every release that a chain can make."""
-    return [part for part in parts(chain) if isinstance(part, AnyRelease)]
+    return [part for part in reachable(chain) if is_one(part, AnyRelease)]
 
 
 def handled_by_fallbacks(given: tuple[type[BaseException], ...] | None) -> tuple[type[BaseException], ...]:

@@ -1,82 +1,196 @@
-"""Sealing a member: a copy of the chain without anything of its own that would show what it is given."""
+"""Sealing a chain: a copy without anything of its own that would show what it is given or carry it to another call."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.caches import BaseCache
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
+from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
-from langchain_dpicl.chains import parts, rebuilt
-from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.reach import is_named, is_one, reachable
+from langchain_dpicl.chains import rebuilt
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
-_MEMORIES = (
+_HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
+_KEEPERS = (
     "langchain_classic.base_memory.BaseMemory",
     "langchain_core.memory.BaseMemory",  # where it was before langchain-core 1
     "langchain_core.chat_history.BaseChatMessageHistory",
     "langchain_core.runnables.history.RunnableWithMessageHistory",
     "langgraph.store.base.BaseStore",
+    "langgraph.checkpoint.base.BaseCheckpointSaver",
+    "langgraph.cache.base.BaseCache",
+    "langchain_core.caches.BaseCache",
+    "langchain_classic.embeddings.cache.CacheBackedEmbeddings",
+    "joblib.memory.Memory",
+    "joblib.memory.MemorizedFunc",
+    "diskcache.core.Cache",
+    "shelve.Shelf",
 )
 """What outlives a call, by name: not all of it need be installed."""
 
+_COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
+_DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
+
 _STORE = "langchain_dpicl.store.base.PrivateStore"
-_PRIVATE = (_STORE, "langchain_dpicl.selection.PoissonExampleSelector")
-_RELEASED = ("langchain_dpicl.retrieval.retriever.DPRetriever",)
+_SELECTOR = "langchain_dpicl.selection.PoissonExampleSelector"
+_RELEASED = (
+    "langchain_dpicl.retrieval.retriever.DPRetriever",
+    "langchain_dpicl.retrieval.rag.BucketRetriever",  # gives a member's own documents
+)
+
+_BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
+"""They are not abstract, but are named to compare with all the same."""
 
 
-def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
+def seal(
+    member: Runnable[Any, Any], *, public: Sequence[object] = (), allow_state: Sequence[object] = ()
+) -> Runnable[Any, Any]:
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
-    Follows the fields of Runnables, their lists and mappings. What a function or the node of a graph refers to cannot
-    be exchanged: raises `UnsafeConfigurationError` where such a part has any of these.
+    Follows the fields of Runnables, their lists and mappings. What a function, an object or the node of a graph refers
+    to cannot be exchanged: raises `UnsafeConfigurationError` where such a part has any of these.
 
-    Raises it too where the chain reaches what would carry one member's private text to another: a memory, a chat
-    history or a graph's store, which outlive a call, and an `ExemplarStore`, which shows every member the same owners.
-    A retriever or a vector store may be public, and stays.
+    Raises it too where the chain reaches (`reach`) what would show private text or carry it to another call: a callback
+    handler, a cache, checkpoints, a memory, a chat history, a graph's store, an `ExemplarStore`; a retriever, a vector
+    store, an example selector or a document store that ``public`` does not name; a function under
+    ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
     """
+    _check_collections(member, public)
     sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
-    for part in parts(sealed):
-        if openings := sorted(name for name in _openings(part) if getattr(part, name) is not None):
+    for part in reachable(sealed):
+        if is_one(part, Runnable):
+            _check_closed(part)
+        if _is_of(part, _HANDLERS):
             raise UnsafeConfigurationError(
-                f"a {type(part).__name__} that a function or a graph of the member refers to would show private text "
-                f"by its {', '.join(openings)}: set it up without"
+                f"the chain reaches a {_name(part)}, which would see private text: set the chain up without callbacks, "
+                "and give them to the release"
             )
-    for reached in reachable(sealed):
-        if is_named(reached, _MEMORIES):
+        if _is_of(part, (BaseCache,)) or _is_named(part, _KEEPERS):
             raise UnsafeConfigurationError(
-                f"the chain reaches a {type(reached).__name__}: members would read there what other members wrote, and "
+                f"the chain reaches a {_name(part)}: members would read there what other members wrote, and "
                 "it would keep private text: set the chain up without, and pass a conversation in as part of the input"
             )
-        if is_named(reached, (_STORE,)):
-            raise UnsafeConfigurationError(
-                "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
-                "member gets its own as `examples`"
-            )
+        if is_cached(part):
+            _check_cached(part, allow_state)
     return sealed
 
 
-def seal_public(chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """`seal` for a chain whose answers are taken for public text. Raises where it reaches a collection of documents.
+def seal_public(
+    chain: Runnable[Any, Any], *, public: Sequence[object] = (), allow_state: Sequence[object] = ()
+) -> Runnable[Any, Any]:
+    """`seal` for a chain whose answers are taken for public text: a selector may only be in its prompts.
 
-    Nobody can tell whether a retriever's or a vector store's documents are public, so that none may be there. A
-    `DPRetriever`, whose documents are releases, may, and so may a selector in a prompt, which selects nothing there.
+    There it selects nothing, since a public call has no bucket.
     """
     found = list(reachable(chain))
     in_prompts = {id(vars(part).get("example_selector")) for part in found if is_one(part, BaseModel)}
     for part in found:
-        collection = is_one(part, (BaseRetriever, VectorStore)) or is_named(part, _PRIVATE)
-        if collection and not is_named(part, _RELEASED) and id(part) not in in_prompts:
+        if is_named(part, (_SELECTOR,)) and id(part) not in in_prompts:
             raise UnsafeConfigurationError(
-                f"candidates must come from public text alone, and their chain reaches a {type(part).__name__}: what "
-                "it finds would be published without noise; write them without documents"
+                f"candidates must come from public text alone, and their chain reaches a {_name(part)}: what it finds "
+                "would be published without noise; write them without private examples"
             )
-    return seal(chain)
+    return seal(chain, public=public, allow_state=allow_state)
+
+
+def check_public(public: object) -> tuple[object, ...]:
+    """The collections that a user calls public. Raises `InvalidParameter` for what is no collection, or is private."""
+    bound = "a list of retrievers, vector stores, example selectors and document stores with public documents alone"
+    if not isinstance(public, (list, tuple)):
+        raise InvalidParameter("public", type(public).__name__, bound)
+    for i, named in enumerate(public):
+        if isinstance(named, type) or not _is_collection(named):
+            raise InvalidParameter(f"public[{i}]", _name(named), bound)
+    return tuple(public)
+
+
+def _check_collections(chain: object, public: Sequence[object]) -> None:
+    """Raises where a chain reaches documents that nobody called public, or a class that opens a collection."""
+    known = {id(part) for part in reachable(list(public))} if public else set()
+    found = list(reachable(chain))
+    collections = [part for part in found if _is_collection(part)]
+    allowed = [part for part in collections if id(part) in known or id(_kept_in(part)) in known]
+    allowed += {kind for part in allowed for kind in type(part).__mro__}
+    refused = [part for part in collections if not any(part is each for each in allowed)]
+    if refused:
+        raise UnsafeConfigurationError(
+            f"the chain reaches a {_name(refused[0])}: every member would search the same documents there, so that one "
+            "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. If it holds "
+            "the private documents, use wrap_rag, or put them into an ExemplarStore"
+        )
+    if any(_is_named(part, (_STORE,)) for part in found):
+        raise UnsafeConfigurationError(
+            "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
+            "member gets its own as `examples`"
+        )
+
+
+def _is_collection(part: Any) -> bool:
+    found = _is_of(part, _COLLECTIONS) or _is_named(part, _DOCSTORES)
+    return found and not _is_named(part, (*_RELEASED, _SELECTOR))
+
+
+def _kept_in(part: Any) -> object:
+    """Where LangChain's own view of a vector store finds its documents."""
+    return getattr(part, "vectorstore", None) if type(part).__module__.startswith("langchain_core.") else None
+
+
+def _check_closed(part: Any) -> None:
+    if openings := sorted(name for name in _openings(part) if getattr(part, name) is not None):
+        raise UnsafeConfigurationError(
+            f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show private "
+            f"text by its {', '.join(openings)}: set it up without"
+        )
+
+
+def _check_cached(function: Any, allow_state: Iterable[object]) -> None:
+    name = getattr(function, "__name__", _name(function))
+    if any(allowed is function or allowed == name for allowed in allow_state):
+        return
+    if not takes_nothing(function):
+        raise UnsafeConfigurationError(
+            f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one member "
+            f"asked it. Take functools.cache away, or allow it: allow_state=[{name}]"
+        )
+    kept = function.cache_info()
+    if kept.maxsize != 0 and not kept.currsize:
+        raise UnsafeConfigurationError(
+            f"the chain reaches {name}, a cached function that raises when it is called: what it would keep cannot be "
+            "looked into"
+        )
+
+
+def _is_of(part: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a part is of one of these kinds, or a class that makes one. Abstract ones are named to compare with."""
+    if is_one(part, type):
+        return issubclass(part, kinds) and not inspect.isabstract(part) and part not in _BASES
+    return is_one(part, kinds)
+
+
+def _is_named(part: Any, names: Iterable[str]) -> bool:
+    """`_is_of`, by full names."""
+    if is_one(part, type):
+        return not inspect.isabstract(part) and not set(names).isdisjoint(map(_full_name, part.__mro__))
+    return is_named(part, names)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _name(part: Any) -> str:
+    return part.__name__ if is_one(part, type) else type(part).__name__
 
 
 def _sealed(part: Runnable[Any, Any]) -> Runnable[Any, Any]:

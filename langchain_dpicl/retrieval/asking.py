@@ -41,9 +41,9 @@ class AskedEnsemble(PrivateEnsemble):
         question_key: str,
         documents_key: str | None,
         needed: frozenset[str],
-        max_concurrency: int | None,
+        **settings: Any,
     ) -> None:
-        super().__init__(selector, member, max_concurrency=max_concurrency)
+        super().__init__(selector, member, **settings)
         self.asks = asks
         self._question_key = question_key
         self._documents_key = documents_key

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfigurableFields
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
@@ -29,6 +30,9 @@ from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.intake import Vectors
 
+DOCUMENTS = 4
+"""Documents that a member gets, unless told otherwise: as many as a LangChain retriever gives."""
+
 CHOICE = 8
 """Owners in a bucket for each document that a member gets, at most, unless told otherwise."""
 
@@ -37,6 +41,12 @@ RATE = 0.1
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
+
+_SETTINGS = (
+    "search_kwargs", "search_type", "filter", "filters", "pre_filter", "post_filter", "where", "score_threshold",
+    "similarity_threshold", "metadata_filter",
+)  # fmt: skip
+"""The names under which retrievers keep what narrows a search."""
 
 _DOCUMENTS = (Document, BaseRetriever, VectorStore, BaseStore, PrivateStore, PoissonExampleSelector)
 _GRAPH_STORES = ("langgraph.store.base.BaseStore",)
@@ -51,7 +61,7 @@ def wrap_rag(
     members: int = 10,
     rate: float | None = None,
     shots: int | None = None,
-    documents: int = 4,
+    documents: int | None = None,
     threshold: float | Callable[[Vectors], float] | None = RELEVANT,
     eligible: int | None = None,
     asks: Form | None = None,
@@ -62,6 +72,7 @@ def wrap_rag(
     noise: float | None = None,
     return_receipt: bool = False,
     max_concurrency: int | None = None,
+    allow_state: Sequence[object] = (),
 ) -> PrivateRAG:
     """A retrieval chain made private: N copies of it answer, each from documents of its own owners, in one release.
 
@@ -70,11 +81,13 @@ def wrap_rag(
     chain
         The chain as it stands, retriever included; it stays as it is. In the member, a copy, EVERY retriever is
         replaced by one that gives the member's own documents as LangChain documents, nearest first, whatever it is
-        asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
+        asked. A retriever with a filter, a threshold or a search type of its own is refused, since the member's own
+        documents are not searched by these. Of retrievers within a retriever (an ensemble, a compressor, many
+        queries) the outermost is replaced.
         Its answer must be what the aggregator reads, as a rule a text: ``chain.pick("answer")`` for a mapping.
     source
         Where the private documents lie: an `ExemplarStore` (or one in PostgreSQL), or a collection that
-        `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, whose search settings play no part.
+        `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k``.
     aggregator, budget, line, noise, return_receipt
         As for `DPAggregate`.
     members
@@ -87,7 +100,7 @@ def wrap_rag(
         rate finds nearer documents for more noise. At rate=1 every document of the collection lies in some member's
         bucket, and nothing is amplified: for the largest collections, or many members.
     documents
-        How many documents a member gets, at most.
+        How many documents a member gets, at most. Default: the ``k`` of the retrievers that it replaces, else 4.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
         take part in an answer, so members get what matters or nothing, and with a budget of ``tickets=True`` an owner
@@ -106,7 +119,7 @@ def wrap_rag(
         For a chain without a retriever: where its input gets the documents, a list of LangChain documents.
     owner_key
         The metadata entry that names the owner, where ``source`` is a collection. Without it each document is its own.
-    max_concurrency
+    max_concurrency, allow_state
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
@@ -126,14 +139,21 @@ def wrap_rag(
     Raises `UnsafeConfigurationError` where the chain reaches documents that could not be replaced, in a function, a
     tool or an object: a retriever, a vector store, a document, a LangChain or LangGraph store, a function that names
     the class of a retriever or of a vector store; also where it reaches a memory or a chat history, through which
-    members would read what others wrote. (What cannot be seen: collections of other kinds, such as a database's client
-    or a list of texts, and what a function computes.) `InvalidParameter` for a chain without a retriever and without
-    ``documents_key``, where ``asks`` is needed or is not what the chain takes, and for what is a release already.
+    members would read what others wrote; and where a retriever of the chain or the source has search settings that
+    the release would not carry out (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound
+    arguments): a filter may be what keeps one reader from another's documents. (What cannot be seen: collections of
+    other kinds, such as a database's client or a list of texts, and what a function computes.) `InvalidParameter` for a
+    chain without a retriever and without ``documents_key``, where ``asks`` is needed or is not what the chain takes, and for what is a release already.
     """
     if isinstance(chain, AnyRelease):
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
+    if isinstance(source, VectorStoreRetriever):
+        _limit(source, "the source")  # its k says how many documents a question finds, which is the chain's to say
+    replaced, limits = _replaced(chain, documents_key)
+    if documents is None and len(limits) > 1:
+        raise InvalidParameter("documents", None, f"given where retrievers have different k: {sorted(limits)}")
+    documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
     store = _store(source, owner_key)
-    documents = checks.whole("documents", documents)
     members = checks.whole("members", members, at_least=2)
     if rate is None and shots is None:
         shots = _shots(store.owner_count, members, documents) if eligible is None else documents
@@ -152,10 +172,18 @@ def wrap_rag(
         eligible=eligible,
         nearest_to=question_key,
     )
-    replaced = _replaced(chain, documents_key)
     asks = _form(replaced, asks, documents_key)
     member = _member(replaced, asks, question_key, documents_key)
-    ensemble = AskedEnsemble(selector, member, asks, question_key, documents_key, keys_of(replaced), max_concurrency)
+    ensemble = AskedEnsemble(
+        selector,
+        member,
+        asks,
+        question_key,
+        documents_key,
+        keys_of(replaced),
+        max_concurrency=max_concurrency,
+        allow_state=allow_state,
+    )
     return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
 
 
@@ -219,12 +247,31 @@ def _store(source: object, owner_key: str | None) -> PrivateStore:
     return ExemplarStore.from_vectorstore(source, owner_key=owner_key)
 
 
-def _replaced(chain: Any, documents_key: str | None) -> Runnable[Any, Any]:
-    """The chain on its own member's documents alone. Raises where something else is left in it."""
+def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any], set[int]]:
+    """The chain on its own member's documents alone, and the ``k`` of its retrievers, each once.
+
+    Raises where another source of documents is left in it, or a retriever has settings that would get lost.
+    """
     stand_in = BucketRetriever()
-    replaced: Runnable[Any, Any] = rebuilt(
-        coerce_to_runnable(chain), lambda part: stand_in if isinstance(part, BaseRetriever) else part
-    )
+    limits: set[int] = set()
+    configurable: set[str] = set()
+
+    def replace(part: Any) -> Any:
+        if isinstance(part, DynamicRunnable) and part.default is stand_in:
+            fields = part.fields.values() if isinstance(part, RunnableConfigurableFields) else (part.which,)
+            configurable.update(field.id for field in fields)
+        if isinstance(part, (DynamicRunnable, RunnableBindingBase)):
+            chosen = (part.config or {}).get("configurable") or {}
+            lost = [(name, value) for name, value in chosen.items() if name in configurable]
+            if isinstance(part, RunnableBindingBase) and part.bound is stand_in:
+                lost += part.kwargs.items()
+            _refuse_settings("the chain's retriever", lost)
+        if not isinstance(part, BaseRetriever):
+            return part
+        limits.update(_limit(part, "the chain"))
+        return stand_in
+
+    replaced: Runnable[Any, Any] = rebuilt(coerce_to_runnable(chain), replace)
     has_retriever = False
     for part in reachable(replaced):
         has_retriever = has_retriever or part is stand_in
@@ -237,7 +284,27 @@ def _replaced(chain: Any, documents_key: str | None) -> Runnable[Any, Any]:
     if has_retriever == (documents_key is not None):
         bound = "None where the chain holds a retriever" if has_retriever else "given where the chain has no retriever"
         raise InvalidParameter("documents_key", documents_key, bound)
-    return replaced
+    return replaced, limits
+
+
+def _limit(retriever: BaseRetriever, whose: str) -> set[int]:
+    """The number of documents that a retriever says it finds, if it does. Raises for what it says beyond that."""
+    held: dict[str, Any] = {name: getattr(retriever, name, None) for name in _SETTINGS}
+    search = dict(held.pop("search_kwargs") or {})
+    k = search.pop("k", None)
+    if getattr(held["search_type"], "value", held["search_type"]) == "similarity":
+        held["search_type"] = None
+    _refuse_settings(f"{whose}'s {type(retriever).__name__}", [*search.items(), *held.items()])
+    return set() if k is None else {checks.whole("k", k)}
+
+
+def _refuse_settings(whose: str, settings: list[tuple[str, Any]]) -> None:
+    if lost := sorted(name for name, value in settings if value is not None):
+        raise UnsafeConfigurationError(
+            f"{whose} searches with {', '.join(lost)}, which wrap_rag does not carry out: members would get documents "
+            "that it leaves out, and a filter may be what keeps them from a reader. Take a collection that holds only "
+            "the documents that every caller may see, and a retriever without these"
+        )
 
 
 def _gives_documents(part: Any) -> bool:

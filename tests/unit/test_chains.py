@@ -23,7 +23,14 @@ from langchain_core.runnables import (
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, MessagesState, StateGraph
 
-from langchain_dpicl.chains import parts, rebuilt
+from langchain_dpicl.chains import rebuilt
+from langchain_dpicl.reach import reachable
+
+
+def parts(chain: Any) -> list[Any]:
+    """The Runnables that a chain reaches."""
+    return [part for part in reachable(chain) if isinstance(part, Runnable)]
+
 
 PROMPT = PromptTemplate.from_template("{input}")
 

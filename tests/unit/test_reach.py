@@ -8,16 +8,26 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
+from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.example_selectors import SemanticSimilarityExampleSelector
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
+from pydantic import Field
 
 from langchain_dpicl import (
     DPAggregate,
     DPRetriever,
+    EmbeddingMean,
+    InvalidParameter,
     NoisyVote,
     PoissonExampleSelector,
     PrivateEnsemble,
@@ -251,18 +261,252 @@ def test_a_member_with_the_store_is_refused_and_one_with_a_selector_is_not(
     assert len(shown) == 4, "every member ran, with its own bucket"
 
 
-def test_a_public_retriever_may_be_in_a_member(sealed_of: Any) -> None:
-    handbook = InMemoryVectorStore.from_texts(["Positive"], DeterministicFakeEmbedding(size=2)).as_retriever()
-    assert sealed_of(lambda values: handbook.invoke("q")[0].page_content).invoke({"input": "q"}) == "Positive"
+# -- collections -------------------------------------------------------------------------------------------------------
 
 
-def test_public_calls_reach_no_collection(store_of: Any, records: Any, sealed_of: Any) -> None:
+@pytest.fixture
+def clinic() -> InMemoryVectorStore:
+    """A whole private collection."""
+    texts = [f"patient {i}: Positive" for i in range(12)]
+    return InMemoryVectorStore.from_texts(texts, DeterministicFakeEmbedding(size=4))
+
+
+def search(found: list[Document]) -> str:
+    return "; ".join(document.page_content for document in found)
+
+
+class Desk:
+    """An app's object with a method that searches."""
+
+    def __init__(self, collection: Any) -> None:
+        self.rooms = [{"archive": collection}]
+
+    def answer(self, values: dict[str, Any]) -> str:
+        return search(self.rooms[0]["archive"].similarity_search(values["input"]))
+
+
+def few_shot(clinic: InMemoryVectorStore) -> Any:
+    selector = SemanticSimilarityExampleSelector(vectorstore=clinic, k=4)
+    template = PromptTemplate.from_template("{text}")
+    return FewShotPromptTemplate(
+        example_selector=selector, example_prompt=template, suffix="{input}", input_variables=["input"]
+    )
+
+
+def whole_rag(clinic: InMemoryVectorStore) -> Any:
+    return {"context": itemgetter("input") | clinic.as_retriever() | search} | PromptTemplate.from_template("{context}")
+
+
+COLLECTIONS: dict[str, Callable[[InMemoryVectorStore], Any]] = {
+    "a retrieval chain over it": whole_rag,
+    "a closure over its search": lambda clinic: lambda values: search(clinic.similarity_search(values["input"])),
+    "its bound method": lambda clinic: itemgetter("input") | RunnableLambda(clinic.similarity_search) | search,
+    "an object that has it": lambda clinic: Desk(clinic).answer,
+    "a retriever with a fallback": lambda clinic: (
+        itemgetter("input") | clinic.as_retriever().with_fallbacks([RunnableLambda(lambda q: [])]) | search
+    ),
+    "an old example selector": few_shot,
+    "its class": lambda clinic: lambda values: search(InMemoryVectorStore.load("clinic", None).similarity_search("")),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("make", COLLECTIONS.values(), ids=COLLECTIONS)
+def test_a_member_over_a_whole_collection_is_refused_unless_it_is_public(
+    make: Callable[[Any], Any], clinic: InMemoryVectorStore, store_of: Any, records: Any
+) -> None:
+    selector = PoissonExampleSelector(store_of(records(8)), 4, rate=1.0)
+    with pytest.raises(UnsafeConfigurationError, match=r"name it: public=\[\.\.\.\]"):
+        PrivateEnsemble(selector, make(clinic))
+    if make is COLLECTIONS["its class"]:
+        return
+    other = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    with pytest.raises(UnsafeConfigurationError, match="would search the same documents"):
+        PrivateEnsemble(selector, make(clinic), public=[other])
+    PrivateEnsemble(selector, make(clinic), public=[clinic])
+
+
+def test_a_public_collection_is_searched(sealed_of: Any, budget_of: Any) -> None:
+    embeddings = DeterministicFakeEmbedding(size=2)
+    handbook = InMemoryVectorStore.from_texts(["Positive"], embeddings).as_retriever(callbacks=[Heard()])
+    chain = RunnableLambda(lambda values: values["input"]) | handbook | (lambda found: found[0].page_content)
+    assert sealed_of(chain, public=[handbook]).invoke({"input": "q"}) == "Positive"
+    assert sealed_of(chain, public=[handbook.vectorstore]).invoke({"input": "q"}) == "Positive"
+    candidates = EmbeddingMean(embeddings, candidates=chain, n_candidates=2)
+    with pytest.warns(UserWarning, match="all zero-shot candidates are equal"):
+        assert sealed_of(chain, public=[handbook], vote=candidates).invoke({"input": "q"}) == "Positive"
+
+
+@pytest.mark.parametrize("wrong", ["a text", RunnableLambda(str), InMemoryVectorStore, Treasure])
+def test_only_collections_can_be_public(wrong: Any, sealed_of: Any, store_of: Any, records: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"public\[1\]"):
+        sealed_of(str, public=[InMemoryVectorStore(DeterministicFakeEmbedding(size=2)), wrong])
+    store = store_of(records(4))
+    for private in (store, PoissonExampleSelector(store, 2, rate=1.0)):
+        with pytest.raises(InvalidParameter, match=r"public\[0\]"):
+            sealed_of(str, public=[private])
+    with pytest.raises(InvalidParameter, match="public"):
+        sealed_of(str, public=InMemoryVectorStore(DeterministicFakeEmbedding(size=2)))
+
+
+def test_candidates_reach_no_collection_and_no_selector(store_of: Any, records: Any, sealed_of: Any) -> None:
     store = store_of(records(8))
     selector = PoissonExampleSelector(store, 4, rate=1.0)
     collection = InMemoryVectorStore(DeterministicFakeEmbedding(size=2))
-    for held in (collection, collection.as_retriever(), store, selector):
-        with pytest.raises(UnsafeConfigurationError, match="public text alone"):
+    for held, why in (
+        (collection, "search the same"),
+        (collection.as_retriever(), "search the same"),
+        (store, "same owners"),
+        (selector, "public text alone"),
+    ):
+        with pytest.raises(UnsafeConfigurationError, match=why):
             seal_public(RunnableLambda(lambda values, held=held: str(held)))
     released = DPRetriever(sealed_of(lambda values: "Positive"))
     chain = RunnableLambda(lambda values: "q") | released | (lambda found: found[0].page_content)
     assert seal_public(chain).invoke({}) == "Positive", "its documents are releases"
+
+
+# -- what shows or keeps text, one plain object away -------------------------------------------------------------------
+
+
+class Heard(BaseCallbackHandler):
+    """A callback handler that keeps prompts."""
+
+
+def model(**options: Any) -> FakeListLLM:
+    return FakeListLLM(responses=["Positive"], **options)
+
+
+class Settings:
+    def __init__(self, held: Any) -> None:
+        self.llm = held
+        self.models = [held]
+
+
+WAYS_TO: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "a global dictionary": lambda held: (GLOBAL.append({"main": held}), lambda values: GLOBAL[0]["main"])[1],
+    "an object's list": lambda held: (lambda app: lambda values: app.models[0])(Settings(held)),
+    "an object's attribute": lambda held: (lambda app: lambda values: app.llm)(Settings(held)),
+    "a cached function": lambda held: (lambda get: lambda values: get())(functools.lru_cache(lambda: held)),
+    "a cached function, called before": lambda held: (
+        lambda get: (get(), lambda values: get())[1]
+    )(functools.cache(lambda: held)),
+}  # fmt: skip
+
+
+def graph_with_checkpoints() -> Any:
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import START, StateGraph
+
+    made = StateGraph(dict)
+    made.add_node("answer", lambda state: {})
+    made.add_edge(START, "answer")
+    return made.compile(checkpointer=InMemorySaver())
+
+
+def graph_cache() -> Any:
+    from langgraph.cache.memory import InMemoryCache as GraphCache
+
+    return GraphCache()
+
+
+HELD: dict[str, Callable[[], Any]] = {
+    "callbacks": lambda: model(callbacks=[Heard()]),
+    "cache": lambda: model(cache=InMemoryCache()),
+    "verbose": lambda: model(verbose=True),
+    "callbacks ": lambda: model().with_config(callbacks=[Heard()]).bound.model_copy(update={"callbacks": [Heard()]}),
+    "checkpointer": graph_with_checkpoints,
+    "reaches a Heard": Heard,
+    "reaches a CallbackManager": lambda: CallbackManager([]),
+    "reaches a InMemoryCache": InMemoryCache,
+    "reaches a InMemoryCache ": graph_cache,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO)
+@pytest.mark.parametrize("what", HELD)
+def test_what_shows_or_keeps_text_is_refused_however_it_is_reached(
+    what: str, way: str, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "GLOBAL", [])
+    with pytest.raises(UnsafeConfigurationError, match=what.strip()):
+        sealed_of(WAYS_TO[way](HELD[what]()))
+
+
+@pytest.mark.parametrize("way", WAYS_TO)
+def test_a_model_without_these_may_be_anywhere(way: str, sealed_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GLOBAL", [])
+    llm, find = model(), None
+    find = WAYS_TO[way](llm)
+    assert sealed_of(lambda values: find(values).invoke("q")).invoke({"input": "q"}) == "Positive"
+
+
+HANDLER = Heard()
+
+
+def test_a_handler_within_a_function_is_refused(sealed_of: Any) -> None:
+    llm, own = model(), Heard()
+    for member in (
+        lambda values: llm.invoke(values["input"], config={"callbacks": [own]}),
+        lambda values: llm.invoke(values["input"], config={"callbacks": [HANDLER]}),
+        lambda values: llm.invoke(values["input"], config={"callbacks": [Heard()]}),
+    ):
+        with pytest.raises(UnsafeConfigurationError, match="Heard"):
+            sealed_of(member)
+
+
+def test_a_model_behind_another_is_looked_at(sealed_of: Any) -> None:
+    class Outer(FakeListLLM):
+        inner: Any = None
+        others: dict[str, Any] = Field(default_factory=dict)
+
+    for outer in (
+        Outer(responses=["x"], inner=model(callbacks=[Heard()])),
+        Outer(responses=["x"], others={"a": model(callbacks=[Heard()])}),
+    ):
+        with pytest.raises(UnsafeConfigurationError, match="callbacks"):
+            sealed_of(lambda values, outer=outer: outer.invoke("q"))
+
+
+def test_cached_functions_with_arguments_are_refused_unless_they_are_allowed(sealed_of: Any) -> None:
+    llm = model()
+
+    @functools.lru_cache
+    def asked(question: str) -> str:
+        return llm.invoke(question)
+
+    def member(values: dict[str, Any]) -> str:
+        return asked(values["input"])
+
+    with pytest.raises(UnsafeConfigurationError, match=r"allow_state=\[asked\]"):
+        sealed_of(member)
+    for allowed in (asked, "asked"):
+        assert sealed_of(member, allow_state=[allowed]).invoke({"input": "q"}) == "Positive"
+    with pytest.raises(InvalidParameter, match="allow_state"):
+        sealed_of(member, allow_state=asked)
+
+
+def test_a_cached_function_is_called_once_and_one_that_raises_is_refused(sealed_of: Any) -> None:
+    made: list[int] = []
+
+    @functools.cache
+    def get_llm() -> Any:
+        made.append(1)
+        return model()
+
+    @functools.cache
+    def broken() -> Any:
+        raise ValueError
+
+    sealed_of(lambda values: get_llm().invoke("q"))
+    assert made == [1]
+    with pytest.raises(UnsafeConfigurationError, match="broken, a cached function that raises"):
+        sealed_of(lambda values: broken().invoke("q"))
+
+
+def test_libraries_own_caches_are_not_followed(sealed_of: Any) -> None:
+    import re
+
+    pattern = re._compile  # type: ignore[attr-defined]
+    cached = functools.lru_cache(re.escape)
+    assert any(part is cached for part in reachable(lambda: cached))
+    sealed_of(lambda values: pattern(cached("q"), 0) and "Positive")

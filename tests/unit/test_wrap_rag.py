@@ -15,7 +15,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.stores import InMemoryStore
 from langchain_core.tools import create_retriever_tool
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
@@ -314,8 +315,55 @@ def test_the_chain_itself_is_no_writer_of_candidates(collection: Any, budget_of:
     """Asked without a bucket it would search the whole collection, and its answer be published."""
     chain = rag(collection.as_retriever(), Model())
     mean = EmbeddingMean(EMBEDDINGS, candidates=chain)
-    with pytest.raises(UnsafeConfigurationError, match="public text alone"):
+    with pytest.raises(UnsafeConfigurationError, match="would search the same documents"):
         wrap_rag(chain, collection, mean, budget_of(), members=4, rate=1.0, owner_key="patient")
+
+
+class Filtering(BaseRetriever):
+    """A retriever of the user's own that keeps its filter as many do."""
+
+    filter: dict[str, str]
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return []
+
+
+def test_what_a_retriever_searches_by_is_never_dropped(wrap: Any, collection: Any) -> None:
+    searching = collection.as_retriever
+    ward = {"filter": {"ward": "7"}}
+    configurable = searching().configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    chains = {
+        "filter": searching(search_kwargs=ward),
+        "score_threshold": searching(search_kwargs={"k": 2, "score_threshold": 0.5}),
+        "search_type": searching(search_type="mmr"),
+        "search": configurable.with_config(configurable={"search": ward}),
+        "where": searching().bind(where={"ward": "7"}),
+    }
+    chains |= {"filter ": Filtering(filter={"ward": "7"}), "filter  ": searching(search_kwargs=ward).with_retry()}
+    for name, retriever in chains.items():
+        chain = {"context": itemgetter("question") | retriever} | RunnableLambda(str)
+        with pytest.raises(UnsafeConfigurationError, match=f"with {name.strip()}, which wrap_rag does not carry out"):
+            wrap(chain)
+    with pytest.raises(UnsafeConfigurationError, match="the source's VectorStoreRetriever searches with filter"):
+        wrap(rag(searching(), Model()), searching(search_kwargs=ward))
+    outer = ({"context": itemgetter("question") | configurable} | RunnableLambda(str)).with_config(
+        configurable={"search": ward}
+    )
+    with pytest.raises(UnsafeConfigurationError, match="searches with search"):
+        wrap(outer)
+    wrap({"context": itemgetter("question") | configurable} | RunnableLambda(str))
+
+
+def test_members_get_as_many_documents_as_the_replaced_retriever_gave(wrap: Any, collection: Any) -> None:
+    three = collection.as_retriever(search_kwargs={"k": 3})
+    given = {None: 3, 5: 5}
+    for documents, expected in given.items():
+        made = wrap(rag(three, Model()), documents=documents)
+        assert made.ensemble.selector.max_exemplars == expected
+    assert wrap(rag(collection.as_retriever(), Model())).ensemble.selector.max_exemplars == 4
+    both = {"a": three, "b": collection.as_retriever(search_kwargs={"k": 2})} | RunnableLambda(str)
+    with pytest.raises(InvalidParameter, match="documents"):
+        wrap(both, asks="text")
 
 
 def test_sources(wrap: Any, collection: Any, canary: str) -> None:
