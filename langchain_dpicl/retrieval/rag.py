@@ -143,7 +143,8 @@ def wrap_rag(
     the release would not carry out (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound
     arguments): a filter may be what keeps one reader from another's documents. (What cannot be seen: collections of
     other kinds, such as a database's client or a list of texts, and what a function computes.) `InvalidParameter` for a
-    chain without a retriever and without ``documents_key``, where ``asks`` is needed or is not what the chain takes, and for what is a release already.
+    chain without a retriever and without ``documents_key``, where ``asks`` is needed or is not what the chain takes,
+    and for what is a release already.
     """
     if isinstance(chain, AnyRelease):
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
