@@ -9,6 +9,7 @@ context variables, in the environment and in globals. Here each call runs
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own, and whose
   graphs keep no checkpoints (what sealing cannot reach, and would show something, is refused),
 * without a word in the logs and no warnings (see `silence`),
+* for a limited time, where there is a limit, which others' calls do not shorten (see `calls`),
 * on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
   owner move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
@@ -26,10 +27,11 @@ import contextlib
 import contextvars
 import copy
 import functools
-import os
-import threading
+import logging
+import math
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
@@ -37,11 +39,20 @@ from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_dpicl import silence
+from langchain_dpicl.calls import threads
+from langchain_dpicl.calls.clock import Call, Calls, current
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.sealing import check_public as check_public
 from langchain_dpicl.sealing import seal as seal
 
 T = TypeVar("T")
+
+_GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
+_log = logging.getLogger("langchain_dpicl")
+REFUSED: Final = (
+    "the model went on refusing calls (HTTP status 429: a rate limit, or a quota that is used up), for longer than "
+    "the members' patience: these members abstain"
+)
 
 
 class Abstention:
@@ -108,28 +119,6 @@ def _handlers() -> list[str]:
     return [type(handler).__name__ for manager in managers for handler in manager.handlers]
 
 
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def _threads() -> ThreadPoolExecutor:
-    """The process's threads for members: they start when needed and are reused (starting ten costs milliseconds)."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(512, thread_name_prefix="dpicl-member")
-        return _pool
-
-
-def _forget_threads() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)  # a fork copies no threads
-
-
 Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
 
 
@@ -155,38 +144,96 @@ WHOLE: Final[Reader] = _Whole()
 """Keeps the output as it is."""
 
 
+Failed = Callable[[BaseException], object]
+"""What stands in the outputs for a call that raised."""
+
+
+def _abstains(error: BaseException) -> Abstention:
+    return ABSTAIN
+
+
 def run_private(
-    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int, reader: Reader = WHOLE
+    member: Runnable[Any, Any],
+    requests: Sequence[Request],
+    *,
+    max_concurrency: int,
+    reader: Reader = WHOLE,
+    timeout: float | None = None,
+    failed: Failed = _abstains,
 ) -> list[object | Abstention]:
     """Call a sealed member once per request (input, its bucket), in parallel, and read each output in its own call.
 
-    Failures become `ABSTAIN`. If the caller is interrupted, no further call begins, and those under way are waited for.
+    Failures become `ABSTAIN`, and so does a call whose own work takes longer than ``timeout`` seconds. No other call
+    begins in its place before its request has ended at the model; what hangs elsewhere is left behind in its thread. If
+    the caller is interrupted, no further call begins, and those under way are waited for.
     """
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
     waiting = iter(range(len(requests)))  # next() on it is atomic: each index goes to one worker
+    calls = Calls(timeout, current.get())
+    under_way: dict[int, Call] = {}  # who takes a call out of it, its worker or `_wait`, decides what becomes of it
+    ended: SimpleQueue[None] = SimpleQueue()
 
     def work() -> None:
         for i in waiting:
-            outputs[i] = _clean_context().copy().run(_call, member, requests[i], reader)
+            call = under_way[i] = Call(calls)
+            found = _clean_context().copy().run(_call, call, member, requests[i], reader, failed)
+            if under_way.pop(i, None) is None:  # another worker has its place
+                return
+            outputs[i] = found
+            del found
+        ended.put(None)
 
     at_once = min(max_concurrency, len(requests))
-    # A release within a member waits in one of the threads that its own members might need: they get others.
-    pool = ThreadPoolExecutor(at_once) if silence.private.get() else _threads()
-    workers = [pool.submit(work) for _ in range(at_once)]
+    for _ in range(at_once):
+        threads.start(work)
     try:
-        for worker in workers:
-            worker.result()
+        at_once = _wait(at_once, ended, under_way, calls, work)
     finally:
+        calls.stopped.set()
         for _ in waiting:
             pass
-        wait(workers)
-        if pool is not _pool:
-            pool.shutdown()
+        _wait(at_once, ended, under_way, calls, work)
+    _say(calls)
     return outputs
 
 
+def _wait(
+    workers: int, ended: SimpleQueue[None], under_way: dict[int, Call], calls: Calls, work: Callable[[], None]
+) -> int:
+    """Until that many workers have ended. Each call that is overdue is ended, and its worker replaced."""
+    while workers:
+        with contextlib.suppress(Empty):
+            ended.get(timeout=_until_next(under_way, calls))
+            workers -= 1
+            continue
+        for i, call in under_way.copy().items():
+            if call.overdue() and call.close() and under_way.pop(i, None) is not None:
+                threads.start(work)
+    return workers
+
+
+def _until_next(under_way: dict[int, Call], calls: Calls) -> float | None:
+    """Seconds until a call may be overdue; None where none ever is."""
+    if calls.seconds == math.inf and calls.outer is None:
+        return None
+    left = min((call.left() for call in under_way.copy().values()), default=1.0)
+    return min(max(left, 0.01), 1.0, calls.seconds)
+
+
+def _say(calls: Calls) -> None:
+    """Tell the operator, by a line that is always the same, that calls abstain for want of a model's permission."""
+    if calls.gave_up:
+        _log.warning(REFUSED)
+
+
 async def arun_private(
-    member: Runnable[Any, Any], requests: Sequence[Request], *, max_concurrency: int, reader: Reader = WHOLE
+    member: Runnable[Any, Any],
+    requests: Sequence[Request],
+    *,
+    max_concurrency: int,
+    reader: Reader = WHOLE,
+    timeout: float | None = None,
+    failed: Failed = _abstains,
 ) -> list[object | Abstention]:
     """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
 
@@ -194,26 +241,77 @@ async def arun_private(
     """
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)  # not the tasks' results, which their reprs show
     gate = asyncio.Semaphore(max_concurrency)
+    calls = Calls(timeout, current.get())
+    under_way: dict[int, Call] = {}
+
+    def leave(i: int) -> None:
+        if under_way.pop(i, None) is not None:
+            gate.release()
 
     async def one(i: int) -> None:
         # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
-        try:
-            async with gate:
-                outputs[i] = await _acall(member, requests[i], reader)
-                return
-        except BaseException:
-            if not _is_cancelled():  # the member's own failure, and not our caller's cancellation
-                return
-        raise asyncio.CancelledError
+        await gate.acquire()
+        call = under_way[i] = Call(calls)
+        wait: float | None = 0.0
+        found: object = ABSTAIN
+        while wait is not None:
+            try:
+                if wait:
+                    with call.waits():
+                        await asyncio.sleep(wait)
+                    call.restart()
+                found = await _acall(call, member, requests[i], reader)
+                wait = None
+            except BaseException as error:
+                if _is_cancelled():
+                    break
+                wait = call.wait_after_error(error)
+                found = failed(error)
+        if call.overdue():  # a member may swallow its cancellation
+            if call.close():
+                leave(i)  # else once its requests have ended
+        else:
+            outputs[i] = found
+            call.finish()
+            leave(i)
+        if _is_cancelled():  # the caller's cancellation, or `timeout`: not the member's own failure
+            raise asyncio.CancelledError
 
     tasks = [asyncio.create_task(one(i), context=_clean_context().copy()) for i in range(len(requests))]
+    pending = set(tasks)
     try:
-        await asyncio.wait(tasks)  # unlike awaiting a task, this ends at once when the caller is cancelled
+        while pending or under_way:
+            if pending:  # unlike awaiting a task, this ends at once when the caller is cancelled
+                _, pending = await asyncio.wait(pending, timeout=_until_next(under_way, calls))
+            else:
+                await asyncio.sleep(0.01)
+            for i, call in under_way.copy().items():
+                if call.overdue():
+                    pending -= _end(tasks[i], call)
+                    if tasks[i] not in pending and not call.flights:
+                        leave(i)
+        _say(calls)
         return outputs
     finally:
+        calls.stopped.set()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+_left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
+
+
+def _end(task: asyncio.Task[None], call: Call) -> set[asyncio.Task[None]]:
+    """Cancel a task that is overdue. Returns it once nothing waits for it any more: it does not let itself be ended."""
+    if math.isinf(call.closed_at):
+        call.close()
+        task.cancel()
+    elif time.monotonic() - call.closed_at > _GRACE and not call.flights and not task.done():
+        _left_behind.add(task)
+        task.add_done_callback(_left_behind.discard)
+        return {task}
+    return set()
 
 
 def _config() -> RunnableConfig:
@@ -243,20 +341,39 @@ async def ain_private(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.get_running_loop().create_task(work, context=_clean_context().copy())
 
 
-def _call(member: Runnable[Any, Any], request: Request, reader: Reader) -> object | Abstention:
+def _call(
+    call: Call, member: Runnable[Any, Any], request: Request, reader: Reader, failed: Failed
+) -> object | Abstention:
     """One call in a worker thread; what it raises dies here, with its traceback and everything that it refers to."""
     values, bucket = request
     _bucket.set(bucket)
-    try:
-        return reader.encode(member.invoke(_input(values, bucket), _config()))
-    except BaseException:  # no interrupt is delivered to a worker thread: it is the member's own
-        return ABSTAIN
+    current.set(call)
+    wait: float | None = 0.0
+    found: object = ABSTAIN
+    while wait is not None and not call.overdue():
+        try:
+            if wait:
+                call.pause(wait)
+                call.restart()
+            output = member.invoke(_input(values, bucket), _config())
+            call.stop()
+            found = reader.encode(output)
+            wait = None
+        except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
+            wait = call.wait_after_error(error)
+            found = failed(error)
+    late = call.overdue()
+    call.finish()
+    return ABSTAIN if late else found
 
 
-async def _acall(member: Runnable[Any, Any], request: Request, reader: Reader) -> object:
+async def _acall(call: Call, member: Runnable[Any, Any], request: Request, reader: Reader) -> object:
     values, bucket = request
     _bucket.set(bucket)
-    return await reader.aencode(await member.ainvoke(_input(values, bucket), _config()))
+    current.set(call)
+    output = await member.ainvoke(_input(values, bucket), _config())
+    call.stop()
+    return await reader.aencode(output)
 
 
 def _input(values: Mapping[str, Any], bucket: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -269,37 +386,44 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def aprobe(
-    member: Runnable[Any, Any], request: Request, check: Callable[[object], None]
+class _Checked:
+    """Reads nothing of an output but whether a check passes."""
+
+    def __init__(self, check: Callable[[object], None]) -> None:
+        self._check = check
+
+    def encode(self, output: object) -> None:
+        self._check(output)
+
+    async def aencode(self, output: object) -> None:
+        await threads.in_thread(self._check, output)
+
+
+def probe(
+    member: Runnable[Any, Any], request: Request, check: Callable[[object], None], timeout: float | None = None
 ) -> type[BaseException] | None:
-    """`probe` with the member's ``ainvoke``."""
-
-    async def attempt() -> type[BaseException] | None:
-        _bucket.set(request[1])
-        try:
-            answer = await member.ainvoke(_input(*request), _config())
-            await asyncio.to_thread(check, answer)
-        except BaseException as error:
-            if not _is_cancelled():
-                return type(error)
-            raise
-        return None
-
-    return await asyncio.create_task(attempt(), context=_clean_context().copy())
-
-
-def probe(member: Runnable[Any, Any], request: Request, check: Callable[[object], None]) -> type[BaseException] | None:
     """One call on PUBLIC input, and a check of its answer. Returns the class of what either raised, or None.
 
-    The call itself runs as a private one.
+    The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
+    found = run_private(member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=_class_of)
+    return _failure(found)
 
-    def attempt() -> type[BaseException] | None:
-        _bucket.set(request[1])
-        try:
-            check(member.invoke(_input(*request), _config()))
-        except Exception as error:
-            return type(error)
-        return None
 
-    return _clean_context().copy().run(attempt)
+async def aprobe(
+    member: Runnable[Any, Any], request: Request, check: Callable[[object], None], timeout: float | None = None
+) -> type[BaseException] | None:
+    """`probe` with the member's ``ainvoke``."""
+    found = await arun_private(
+        member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=_class_of
+    )
+    return _failure(found)
+
+
+def _class_of(error: BaseException) -> type[BaseException]:
+    return type(error)
+
+
+def _failure(outputs: list[Any]) -> type[BaseException] | None:
+    found: type[BaseException] | None = outputs[0]
+    return TimeoutError if found is ABSTAIN else found

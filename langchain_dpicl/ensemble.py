@@ -14,6 +14,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.calls.models import TimeLimit, Timeout
 from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
@@ -44,7 +45,16 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         list of mappings, empty for an empty bucket, so that the zero-shot prompt is asked. N calls are made for every
         release, whatever was sampled. A member that raises, or whose answer is not usable, abstains.
     max_concurrency
-        How many calls run at once. Default: all N, at most 64.
+        How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once: a
+        request that waits in the server is on its call's clock. The embedded model needs no limit.
+    timeout
+        Seconds that one call may take; the member then abstains, and no other call begins in its place before its
+        request has ended at the model. It counts the call's own work, from its own start: never its wait for a thread,
+        for the embedded model's slot, or for a server that asks it to wait (HTTP status 429: the request is repeated,
+        for ten minutes at most). Default "auto": 120 where every model of the member can be ended so (the embedded one,
+        and those of ``langchain-openai``), else None. None: no limit. Raises `InvalidParameter` for a model that
+        computes in this process; a model with an asynchronous call of its own keeps it in ``ainvoke`` and ``abatch``
+        alone.
     public
         The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
         private text is in them. Any other is refused: every member would find the same owners' documents there.
@@ -74,6 +84,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         member: Any,
         *,
         max_concurrency: int | None = None,
+        timeout: Timeout = "auto",
         public: Sequence[object] = (),
         allow_state: Sequence[object] = (),
     ) -> None:
@@ -87,8 +98,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         if not isinstance(allow_state, (list, tuple)):
             raise InvalidParameter("allow_state", type(allow_state).__name__, "a list of objects or names")
         self.allow_state = tuple(allow_state)
-        chain = coerce_to_runnable(member)
-        self._member: Runnable[Any, Any] = boundary.seal(chain, public=self.public, allow_state=self.allow_state)
+        sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
+        self._limit = TimeLimit(sealed, timeout)
+        self._member = self._limit.prepared
         self._needed = _first_keys(self._member)
         self.doubts = Doubts()
 
@@ -101,6 +113,15 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     def sealed_member(self) -> Runnable[Any, Any]:
         """The copy of the member that runs inside the boundary."""
         return self._member
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one call may take; None where there is no limit."""
+        return self._limit.seconds
+
+    def check_sync(self) -> None:
+        """Before a charge: `InvalidParameter` where ``timeout`` can be kept by ``ainvoke`` and ``abatch`` alone."""
+        self._limit.check_sync()
 
     @property
     def members(self) -> int:
@@ -144,7 +165,8 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         if self.doubtful(tells, caller):
             with self.doubts.of(caller).lock:
                 if self.doubtful(tells, caller):
-                    failure = boundary.probe(self._member, self.public_request(values), aggregator.check_public)
+                    request = self.public_request(values)
+                    failure = boundary.probe(self._member, request, aggregator.check_public, self.timeout)
                     self._judge(caller, failure)
 
     async def acheck_health(
@@ -152,7 +174,8 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     ) -> None:
         """`check_health`, without blocking the event loop."""
         if self.doubtful(tells, caller):
-            failure = await boundary.aprobe(self._member, self.public_request(values), aggregator.check_public)
+            request = self.public_request(values)
+            failure = await boundary.aprobe(self._member, request, aggregator.check_public, self.timeout)
             self._judge(caller, failure)
 
     def doubtful(self, tells: bool = True, caller: str = "") -> bool:
@@ -190,7 +213,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         where owners pay.
         """
         requests = [(values, bucket) for bucket in self._buckets(rate, query, among)]
-        return boundary.run_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
+        return boundary.run_private(
+            self._member, requests, max_concurrency=self.max_concurrency, reader=reader, timeout=self.timeout
+        )
 
     async def arun(
         self,
@@ -202,7 +227,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     ) -> list[object | boundary.Abstention]:
         """`run`, asynchronously."""
         requests = [(values, bucket) for bucket in await asyncio.to_thread(self._buckets, rate, query, among)]
-        return await boundary.arun_private(self._member, requests, max_concurrency=self.max_concurrency, reader=reader)
+        return await boundary.arun_private(
+            self._member, requests, max_concurrency=self.max_concurrency, reader=reader, timeout=self.timeout
+        )
 
     def _buckets(self, rate: float, query: Vectors | None, among: Numbers | None) -> list[Examples]:
         paid = () if among is None else (among,)

@@ -23,6 +23,7 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.calls.models import TimeLimit
 from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -212,7 +213,9 @@ class ReleaseSteps(AnyRelease):
 
     def _public_calls(self, calls: PublicCalls) -> PublicCalls:
         allowed = {"public": self.ensemble.public, "allow_state": self.ensemble.allow_state}
-        return PublicCalls(seal_public(calls.chain, **allowed), calls.count)
+        limit = TimeLimit(seal_public(calls.chain, **allowed), "auto")
+        self._public_timeout = None if limit.seconds is None else self.ensemble.timeout
+        return PublicCalls(limit.prepared, calls.count)
 
     @property
     def mechanism(self) -> str:
@@ -282,6 +285,7 @@ class ReleaseSteps(AnyRelease):
 
     def _begin(self, queries: Sequence[Query], each: Callable[..., Iterable[Any]] = map) -> list[Begun]:
         """Everything up to the charge: all queries' or none's. ``each`` maps the public work over the queries."""
+        self.ensemble.check_sync()
         known = self._ahead(queries)
         prepared = list(each(lambda query, answer: None if answer else self._prepared(query), queries, known))
         ids, texts = [query.id for query in queries], [query.text for query in queries]
@@ -323,7 +327,9 @@ class ReleaseSteps(AnyRelease):
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
             at_once = self.ensemble.max_concurrency
-            answers = boundary.run_private(self._public.chain, requests, max_concurrency=at_once)
+            answers = boundary.run_private(
+                self._public.chain, requests, max_concurrency=at_once, timeout=self._public_timeout
+            )
         aggregator = self.aggregator.prepare(query.values, query.line.options, answers)
         self.ensemble.check_health(query.values, aggregator, *self._health(query))
         return Prepared(aggregator, vector)
@@ -334,7 +340,9 @@ class ReleaseSteps(AnyRelease):
         if self._public is not None:
             requests = [self.ensemble.public_request(query.values)] * self._public.count
             at_once = self.ensemble.max_concurrency
-            answers = await boundary.arun_private(self._public.chain, requests, max_concurrency=at_once)
+            answers = await boundary.arun_private(
+                self._public.chain, requests, max_concurrency=at_once, timeout=self._public_timeout
+            )
         aggregator = self.aggregator
         if self._prepares:
             aggregator = await asyncio.to_thread(aggregator.prepare, query.values, query.line.options, answers)
@@ -428,13 +436,19 @@ class ReleaseSteps(AnyRelease):
 
     def _zero_shot(self, query: Query) -> tuple[Any, Receipt]:
         (output,) = boundary.run_private(
-            self.ensemble.sealed_member, [self.ensemble.public_request(query.values)], max_concurrency=1
+            self.ensemble.sealed_member,
+            [self.ensemble.public_request(query.values)],
+            max_concurrency=1,
+            timeout=self.ensemble.timeout,
         )
         return self._unreleased(query, output)
 
     async def _azero_shot(self, query: Query) -> tuple[Any, Receipt]:
         (output,) = await boundary.arun_private(
-            self.ensemble.sealed_member, [self.ensemble.public_request(query.values)], max_concurrency=1
+            self.ensemble.sealed_member,
+            [self.ensemble.public_request(query.values)],
+            max_concurrency=1,
+            timeout=self.ensemble.timeout,
         )
         return await asyncio.to_thread(self._unreleased, query, output)
 

@@ -221,6 +221,7 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
         return_receipt: bool = False,
         vote: NoisyVote | None = None,
         max_concurrency: int | None = None,
+        timeout: Any = "auto",
         public: Any = (),
         allow_state: Any = (),
         **budget_options: Any,
@@ -228,9 +229,13 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
         store = build_store(make_records(owners, secret=CANARY)) if store is None else store
         selector = PoissonExampleSelector(store, members, rate=rate, max_exemplars=owners)
         budget = budget_of(**budget_options) if budget is None else budget
-        ensemble = PrivateEnsemble(
-            selector, member, max_concurrency=max_concurrency, public=public, allow_state=allow_state
-        )
+        settings = {
+            "max_concurrency": max_concurrency,
+            "timeout": timeout,
+            "public": public,
+            "allow_state": allow_state,
+        }
+        ensemble = PrivateEnsemble(selector, member, **settings)
         vote = NoisyVote(LABELS) if vote is None else vote
         return ensemble | DPAggregate(vote, budget, return_receipt=return_receipt)
 

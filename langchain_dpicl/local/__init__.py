@@ -17,6 +17,10 @@ behind it. More slots bring no speed on a CPU.
 request, after a constant prompt that pushes everything else out of the cache. What is reused is then a function of this
 call's own prompts. :class:`~langchain_dpicl.scoring.LabelScorer` asks for it.
 
+*No call waits for the slot on its own clock.* Private calls of this process take the slot in turn
+(`langchain_dpicl.calls`). One that is ended gives it to the next when the server has really stopped: llama.cpp notices
+within a second that a client is gone, but first reads a prompt to its end.
+
 *Prompts stay in memory.* No logs, no slot, property or metric endpoints, no web page, no host cache of old prompts, no
 proxy between client and server. The endpoint listens on 127.0.0.1, on a free port, and wants a random key. The last
 prompt remains in the slot's memory until the next one: whoever can read this process's memory can read it.

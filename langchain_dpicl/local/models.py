@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl.calls.transport import install
 from langchain_dpicl.local.server import RESET_PROMPT, running
 from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, require
 
@@ -65,14 +66,18 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
     server = running(model, context, threads)
     limits = httpx.Limits(max_keepalive_connections=0)
     timeout = httpx.Timeout(600, connect=10)
+    client = httpx.Client(trust_env=False, limits=limits, timeout=timeout)
+    async_client = httpx.AsyncClient(trust_env=False, limits=limits, timeout=timeout)
+    install(client, server.gate)
+    install(async_client, server.gate)
     return {
         "model": str(model) if str(model) in KNOWN_MODELS else Path(model).stem,
         "base_url": f"{server.url}/v1",
         "api_key": server.key,
         "max_retries": 0,
         "timeout": timeout,
-        "http_client": httpx.Client(trust_env=False, limits=limits, timeout=timeout),
-        "http_async_client": httpx.AsyncClient(trust_env=False, limits=limits, timeout=timeout),
+        "http_client": client,
+        "http_async_client": async_client,
     }
 
 

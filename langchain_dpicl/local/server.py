@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import secrets
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl.calls.gate import Gate
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.local.weights import KNOWN_MODELS, model_path, require
 
 # A prompt that every server is asked before a group with a shared prefix, so that the cache holds nothing else.
 RESET_PROMPT = "."
+_LONGEST = 600.0  # seconds that a request may take
 _PLAIN_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
@@ -31,6 +34,8 @@ class _Server:
     native: Any
     url: str
     key: str
+    gate: Gate
+    """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
 
 
 _servers: dict[tuple[str, int, int], _Server] = {}
@@ -83,7 +88,8 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
         params.chat_template = _PLAIN_CHAT_TEMPLATE
     try:
         server = native.Server(params)
-        return _Server(server, server.listening_address, key)
+        url = server.listening_address
+        return _Server(server, url, key, Gate(functools.partial(_answers, url, key, _LONGEST)))
     except Exception:
         server = None
     raise LocalModelError(f"llama.cpp cannot load {str(path)!r} with context={context}, threads={threads}")
@@ -109,18 +115,21 @@ def _short_spins() -> Iterator[None]:
 def _stop_servers() -> None:
     """Stop at exit. llama.cpp waits for ever where a request is under way: then the process ends without it."""
     with _lock:
-        if any(not _idle(server) for server in _servers.values()):
+        if any(not _answers(server.url, server.key, 1) for server in _servers.values()):
             _abandon()
         _servers.clear()  # the last reference: llama.cpp stops its threads
 
 
-def _idle(server: _Server) -> bool:
-    """Whether a request gets its turn at once: requests wait in one line."""
+def _answers(url: str, key: str, seconds: float) -> bool:
+    """Whether a request gets its turn so soon: requests wait in one line, one that its client gave up too.
+
+    llama.cpp looks once a second whether a client is still there, and not while it reads a prompt.
+    """
     body = json.dumps({"prompt": RESET_PROMPT, "max_tokens": 1}).encode()
-    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{server.url}/v1/completions", body, headers)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=1) as reply:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=seconds) as reply:
             return bool(reply.read())
     except OSError:
         return False

@@ -19,6 +19,7 @@ from langchain_dpicl.aggregate import DPAggregate, SealedRelease
 from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.budget import PrivacyBudget
+from langchain_dpicl.calls.models import Timeout
 from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
@@ -72,6 +73,7 @@ def wrap_rag(
     noise: float | None = None,
     return_receipt: bool = False,
     max_concurrency: int | None = None,
+    timeout: Timeout = "auto",
     allow_state: Sequence[object] = (),
 ) -> PrivateRAG:
     """A retrieval chain made private: N copies of it answer, each from documents of its own owners, in one release.
@@ -119,7 +121,7 @@ def wrap_rag(
         For a chain without a retriever: where its input gets the documents, a list of LangChain documents.
     owner_key
         The metadata entry that names the owner, where ``source`` is a collection. Without it each document is its own.
-    max_concurrency, allow_state
+    max_concurrency, timeout, allow_state
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
@@ -183,6 +185,7 @@ def wrap_rag(
         documents_key,
         keys_of(replaced),
         max_concurrency=max_concurrency,
+        timeout=timeout,
         allow_state=allow_state,
     )
     return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.cli.members import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import checks
 from langchain_dpicl.serving.keys import Keys
 from langchain_dpicl.serving.limits import Limits
 
@@ -46,12 +47,25 @@ class StoreSection(_Section):
         return self
 
 
+def _time_limit(value: Any) -> Any:
+    if value in ("auto", None):
+        return value
+    try:
+        return checks.positive("timeout", value)
+    except InvalidParameter as error:
+        raise ValueError(error.bound) from None
+
+
 class ModelSection(_Section):
     """An embedded model (by name), or one on an OpenAI-compatible server, whose key is read from the environment."""
 
     name: str | None = None
     url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
+    max_concurrency: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """How many calls of one answer run at once: not more than the server answers at once."""
+    timeout: Annotated[Any, AfterValidator(_time_limit)] = "auto"
+    """Seconds that one call may take before its member abstains."""
 
 
 class VoteSection(_Section):
@@ -230,7 +244,9 @@ class Settings(_Section):
         given["ledger"] = self._ledger(given["ledger"])
         budget = PrivacyBudget(**given)
         member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
-        release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
+        limits = self.model.model_dump(include={"max_concurrency", "timeout"})
+        ensemble = PrivateEnsemble(selector, member, **limits)
+        release = ensemble | DPAggregate(aggregator, budget, return_receipt=True)
         fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
         return release.with_types(input_type=create_model("Question", __config__=ConfigDict(extra="forbid"), **fields))
 

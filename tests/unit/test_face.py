@@ -18,7 +18,7 @@ ROOT = Path(langchain_dpicl.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors"},
     {"privacy"},
-    {"_labels", "chains", "doubt", "durable", "reach", "silence"},
+    {"_labels", "calls", "chains", "doubt", "durable", "reach", "silence"},
     {"aggregators", "store", "budget", "sealing"},
     {"selection", "boundary"},
     {"ensemble", "paying"},

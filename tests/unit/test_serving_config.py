@@ -172,6 +172,19 @@ def test_a_chain_of_ones_own_is_served(tmp_path: Path, monkeypatch: pytest.Monke
         assert caught.value.parameter == "chain"
 
 
+def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+
+    def ensemble(**model: Any) -> Any:
+        return read(file_of(tmp_path, merged(VOTE, {"model": model}))).build().bound.ensemble  # type: ignore[attr-defined]
+
+    url = "http://127.0.0.1:9/v1"
+    limited = ensemble(url=url, name="m", timeout=7, max_concurrency=2)
+    assert (limited.timeout, limited.max_concurrency) == (7.0, 2)
+    assert ensemble(url=url, name="m").timeout == 120
+    assert ensemble(url=url, name="m", timeout=None).timeout is None
+
+
 # -- what it refuses ---------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +205,9 @@ def test_a_chain_of_ones_own_is_served(tmp_path: Path, monkeypatch: pytest.Monke
         ({"store": None}, "server.yaml"),
         ({"chain": "own:chain"}, "server.yaml"),
         ({"chain": "own"}, "chain"),
+        ({"model": {"timeout": 0}}, "model.timeout"),
+        ({"model": {"timeout": "long"}}, "model.timeout"),
+        ({"model": {"max_concurrency": 0}}, "model.max_concurrency"),
         ({"server.port": 99999}, "server.port"),
         ({"server.workers": 0}, "server.workers"),
         ({"server.path": "answer"}, "server.path"),

@@ -1,0 +1,243 @@
+"""The clock of one call: it counts the call's own work, and stands still while the call waits for others.
+
+A call waits for others when its next request waits for the model's slot, or for as long as a server that refused it
+(HTTP status 429) asked it to wait. It stands still then only if none of its own requests is under way. A release within
+a member is work of that member: its calls have clocks of their own, and the member's stops when they all wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import email.utils
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_dpicl.calls.transport import Flight, Gate
+
+PATIENCE = 600.0
+"""Seconds that one call waits in all for servers that refuse it with the status 429."""
+
+_LONGEST_WAIT = 60.0
+
+
+class Overdue(BaseException):
+    """The call's time is over. No `Exception`: a member's retries and fallbacks must not go on with it."""
+
+
+class Calls:
+    """The calls of one release.
+
+    Parameters
+    ----------
+    seconds
+        Own work that each call may take; None for no end.
+    outer
+        The call within which this release is made, if it is.
+    """
+
+    def __init__(self, seconds: float | None, outer: Call | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self.outer = outer
+        self.stopped = threading.Event()
+        self.gave_up = False
+
+
+class Call:
+    """One call under way. Every method may be called from any thread."""
+
+    __slots__ = (
+        "_calls",
+        "_holds",
+        "_left",
+        "_lock",
+        "_outer",
+        "_patience",
+        "_tries",
+        "_waiting",
+        "closed_at",
+        "deadline",
+        "flights",
+    )
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._outer = calls.outer
+        self._lock = threading.Lock()
+        self._left: float | None = None  # what is left while the clock stands still
+        self._waiting = 0
+        self._holds: dict[Gate, list[int]] = {}
+        self._patience, self._tries = PATIENCE, 0
+        self.flights: set[Flight] = set()
+        self.closed_at = math.inf
+        self.deadline = time.monotonic() + calls.seconds
+
+    # -- the clock ----------------------------------------------------------------------------------------------------
+
+    def _line(self) -> Iterator[Call]:
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = call._outer
+
+    def left(self) -> float:
+        """Seconds until the first of this call and those around it is overdue."""
+        now = time.monotonic()
+        return min(min(call.deadline, call.closed_at) - now for call in self._line())
+
+    def overdue(self) -> bool:
+        """Whether its time is over, or that of a call around it."""
+        return self.left() <= 0
+
+    def _set_clock(self) -> None:
+        stands = self._waiting > 0 and not self.flights
+        if stands and self._left is None:
+            self._left, self.deadline = self.deadline - time.monotonic(), math.inf
+        elif not stands and self._left is not None:
+            self.deadline, self._left = time.monotonic() + self._left, None
+
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """What happens here is no work of the call."""
+        self._count_waiting(1)
+        try:
+            yield
+        finally:
+            self._count_waiting(-1)
+
+    def _count_waiting(self, more: int) -> None:
+        for call in self._line():
+            with call._lock:
+                call._waiting += more
+                call._set_clock()
+
+    def stop(self) -> None:
+        """The member has answered in time. What follows is not on the clock."""
+        with self._lock:
+            if self.deadline > time.monotonic():
+                self.deadline, self._left = math.inf, None
+
+    def restart(self) -> None:
+        """Begin anew, from zero."""
+        with self._lock:
+            self.deadline = time.monotonic() + self._calls.seconds
+
+    def pause(self, seconds: float) -> None:
+        """Sleep off the clock, unless the release is stopped meanwhile. Raises `Overdue` then."""
+        with self.waits():
+            if self._calls.stopped.wait(seconds):
+                raise Overdue
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def begin(self, flight: Flight) -> None:
+        """A request begins. Raises `Overdue` where the time is over: nothing may begin then."""
+        for call in self._line():
+            with call._lock:
+                late = min(call.deadline, call.closed_at) <= time.monotonic()
+                if not late:
+                    call.flights.add(flight)
+                    call._set_clock()
+            if late:
+                self.end(flight)
+                raise Overdue
+
+    def end(self, flight: Flight) -> None:
+        """A request is over."""
+        for call in self._line():
+            with call._lock:
+                call.flights.discard(flight)
+                call._set_clock()
+
+    def close(self) -> bool:
+        """Let no request begin any more, and end those under way. Returns whether there are none."""
+        with self._lock:
+            self.closed_at = min(self.closed_at, time.monotonic())
+            flights = list(self.flights)
+        for flight in flights:
+            flight.abort()
+        return not flights
+
+    def finish(self) -> None:
+        """The call has returned: close what it left open, such as a stream that it did not read to its end."""
+        if not self.close():
+            for flight in list(self.flights):
+                flight.end(clean=False)
+
+    # -- a model's slot -----------------------------------------------------------------------------------------------
+
+    def joins(self, gate: Gate) -> bool:
+        """Whether the call has this model's slot already. Its further requests then queue as its own work."""
+        with self._lock:
+            if gate in self._holds:
+                self._holds[gate][0] += 1
+                return True
+            return False
+
+    def holds(self, gate: Gate) -> None:
+        """The call has got the slot."""
+        with self._lock:
+            self._holds.setdefault(gate, [0, 0])[0] += 1
+
+    def leaves(self, gate: Gate, clean: bool) -> None:
+        """One of its requests there is over; ``clean`` where the server has finished it."""
+        with self._lock:
+            held = self._holds[gate]
+            held[0] -= 1
+            held[1] += not clean
+            if held[0]:
+                return
+            del self._holds[gate]
+        gate.release(clean=not held[1])
+
+    # -- refusals (429) -----------------------------------------------------------------------------------------------
+
+    def wait_after(self, headers: Any) -> float | None:
+        """Seconds to wait after a refusal with these headers; None where patience is over."""
+        seconds = _retry_after(headers) or min(2.0**self._tries, _LONGEST_WAIT)
+        self._tries += 1
+        if seconds > self._patience:
+            self._calls.gave_up = True
+            return None
+        self._patience -= seconds
+        return seconds
+
+    def wait_after_error(self, error: BaseException) -> float | None:
+        """The same where a client raised the refusal; None for every other error."""
+        cause: BaseException | None = error
+        with contextlib.suppress(Exception):
+            for _ in range(4):  # an integration wraps its SDK's error
+                if not isinstance(cause, Exception):
+                    break
+                response = getattr(cause, "response", None)
+                if 429 in (_status(cause), _status(response)):
+                    return self.wait_after(getattr(response, "headers", None))
+                cause = cause.__cause__
+        return None
+
+
+def _status(raised: Any) -> int | None:
+    """The HTTP status of an error or of a response, as the known SDKs name it."""
+    found = (getattr(raised, name, None) for name in ("status_code", "code", "status"))
+    return next((code for code in found if isinstance(code, int)), None)
+
+
+def _retry_after(headers: Any) -> float | None:
+    """What the server asked for, in seconds; None where it asked for nothing that can be read."""
+    seconds: float | None = None
+    with contextlib.suppress(Exception):
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            seconds = float(milliseconds) / 1000
+        elif (text := str(headers.get("retry-after"))).replace(".", "", 1).isdigit():
+            seconds = float(text)
+        else:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    return seconds if seconds is not None and 0 < seconds < math.inf else None
+
+
+current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("dpicl_call", default=None)
+"""The call that is running in this context."""

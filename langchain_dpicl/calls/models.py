@@ -1,0 +1,144 @@
+"""What a chain calls, as far as a call of it can be ended: the models, and releases within the chain."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from langchain_core.language_models import LLM, BaseChatModel, BaseLanguageModel, BaseLLM
+from langchain_core.runnables import Runnable, RunnableLambda
+
+from langchain_dpicl.calls import threads
+from langchain_dpicl.calls.transport import install, is_client
+from langchain_dpicl.chains import rebuilt
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.reach import is_named, is_one, reachable
+
+DEFAULT_TIMEOUT = 120.0
+
+Timeout = float | Literal["auto"] | None
+
+_OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai.llms.base.BaseOpenAI")
+_RELEASES = ("langchain_dpicl.release.AnyRelease", "langchain_dpicl.retrieval.retriever.DPRetriever")
+
+
+class TimeLimit:
+    """How long one call of a chain may take, and where that can be kept.
+
+    Parameters
+    ----------
+    chain
+        A sealed chain. `prepared` is what is to be called.
+    timeout
+        Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT` where it can be kept everywhere, else None.
+
+    Raises `InvalidParameter` where ``timeout`` is given and cannot be kept at all.
+    """
+
+    def __init__(self, chain: Runnable[Any, Any], timeout: Timeout) -> None:
+        never, waiting = _uncancellable(chain)
+        self._in_sync = sorted({*never, *waiting})
+        if timeout == "auto":
+            self.seconds = None if self._in_sync else DEFAULT_TIMEOUT
+        elif timeout is None:
+            self.seconds = None
+        else:
+            self.seconds = checks.positive("timeout", timeout)
+            if never:
+                raise _cannot_end(timeout, never[0], "timeout=None, or a model behind a server")
+        self.prepared: Runnable[Any, Any] = rebuilt(chain, _in_own_threads)
+
+    def check_sync(self) -> None:
+        """`InvalidParameter` where a call can be ended in an event loop alone."""
+        if self.seconds is not None and self._in_sync:
+            raise _cannot_end(self.seconds, self._in_sync[0], "timeout=None, or ainvoke and abatch")
+
+
+def _cannot_end(timeout: object, model: str, instead: str) -> InvalidParameter:
+    bound = (
+        f"a call of {model} cannot be ended at the model, so that the next member's call would wait behind it: "
+        f"use {instead}"
+    )
+    return InvalidParameter("timeout", timeout, bound)
+
+
+def _uncancellable(chain: Runnable[Any, Any]) -> tuple[list[str], list[str]]:
+    """The models whose calls cannot be ended, and those whose calls can be ended in an event loop alone.
+
+    Puts the clients of all others under the clock.
+    """
+    never: list[str] = []
+    waiting: list[str] = []
+    for item in reachable(chain):
+        if is_named(item, _OPENAI) and (clients := _clients_of(item)):
+            for client in clients:
+                install(client)
+        elif is_one(item, BaseLanguageModel) and not inspect.isclass(item):
+            (waiting if _is_async(item) else never).append(type(item).__name__)
+        elif is_named(item, _RELEASES):
+            ensemble = getattr(getattr(item, "release", item), "ensemble", None)
+            if getattr(ensemble, "timeout", None) is None:
+                never.append(f"a {type(item).__name__} without a timeout")
+    return never, waiting
+
+
+def _clients_of(model: Any) -> list[Any]:
+    """The HTTP clients of an OpenAI model; empty where they cannot all be reached."""
+    found = [
+        getattr(getattr(resource, "_client", None), "_client", None)
+        for name in ("client", "async_client")
+        if (resource := getattr(model, name, None)) is not None
+    ]
+    return found if all(map(is_client, found)) else []
+
+
+def _is_async(model: Any) -> bool:
+    """Whether the model has an asynchronous call of its own, and not its synchronous one in a thread."""
+    defaults: tuple[Any, ...] = (BaseChatModel._agenerate, BaseLLM._agenerate)
+    if is_one(model, LLM) and type(model)._agenerate is LLM._agenerate:
+        return type(model)._acall is not LLM._acall
+    return getattr(type(model), "_agenerate", None) not in (None, *defaults)
+
+
+def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """A part that has no asynchronous call of its own makes it in a thread of `threads`, not in the event loop's."""
+    if type(part) is RunnableLambda:
+        function = getattr(part, "func", None)
+        if function is None or hasattr(part, "afunc") or inspect.isgeneratorfunction(function) or _wants_run(function):
+            return part
+    elif type(part).ainvoke is not Runnable.ainvoke:
+        return part
+    copied = copy.copy(part)
+    copied.__class__ = _threaded(type(part))  # what a further copy runs is its own, and not this one's
+    return copied
+
+
+@functools.cache
+def _threaded(kind: type[Any]) -> type[Any]:
+    """The same class, but for its asynchronous call."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    if kind is RunnableLambda:
+        return type(kind)(kind.__name__, (kind,), {**names, "afunc": property(_in_thread)})
+
+    async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
+        return await threads.in_thread(self.invoke, input, config, **named)
+
+    return type(kind)(kind.__name__, (kind,), {**names, "ainvoke": ainvoke})
+
+
+def _in_thread(part: Any) -> Callable[..., Any]:
+    async def call(*arguments: Any, **named: Any) -> Any:
+        return await threads.in_thread(part.func, *arguments, **named)
+
+    return functools.update_wrapper(call, part.func)
+
+
+def _wants_run(function: Any) -> bool:
+    try:
+        return "run_manager" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
