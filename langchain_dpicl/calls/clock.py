@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_dpicl.calls.transport import Flight, Gate
+    from langchain_dpicl.calls.gate import Gate
+    from langchain_dpicl.calls.transport import Flight
 
 PATIENCE = 600.0
 """Seconds that one call waits in all for servers that refuse it with the status 429."""

@@ -25,7 +25,14 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from ways import ask
 
-from langchain_dpicl import InvalidParameter, ModelUnavailable, PoissonExampleSelector, PrivateEnsemble, boundary
+from langchain_dpicl import (
+    InvalidParameter,
+    MembersAbstained,
+    ModelUnavailable,
+    PoissonExampleSelector,
+    PrivateEnsemble,
+    boundary,
+)
 from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.calls import clock, threads
 from langchain_dpicl.calls.models import DEFAULT_TIMEOUT, TimeLimit
@@ -69,7 +76,7 @@ def test_members_that_hang_abstain_and_no_other(way: str, at_once: int, hang: th
 
     texts = "x" * 3 + "abcd" + "x" * 2 + "e"
     start = time.monotonic()
-    found = outputs(way, member, texts, timeout=0.15, at_once=at_once)
+    found = outputs(way, member, texts, timeout=0.4, at_once=at_once)
     assert found == [ABSTAIN if text == "x" else text for text in texts]
     assert time.monotonic() - start < 5
 
@@ -85,7 +92,7 @@ def test_a_coroutine_that_hangs_abstains() -> None:
                 ended.append("x")
         return str(values["input"])
 
-    assert outputs("async", member, "axb", timeout=0.1) == ["a", ABSTAIN, "b"]
+    assert outputs("async", member, "axb", timeout=0.5) == ["a", ABSTAIN, "b"]
     assert ended == ["x"]
 
 
@@ -94,7 +101,7 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_behind(monkey
     reports: list[Any] = []
 
     async def member(values: dict[str, Any]) -> str:
-        until = time.monotonic() + (0.6 if values["input"] == "x" else 0)
+        until = time.monotonic() + (2.5 if values["input"] == "x" else 0)
         while time.monotonic() < until:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.02)
@@ -105,16 +112,16 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_behind(monkey
         start = time.monotonic()
         requests = [request(text) for text in "axb"]
         chain = RunnableLambda(member)
-        found = await boundary.arun_private(chain, requests, max_concurrency=1, timeout=0.1)
+        found = await boundary.arun_private(chain, requests, max_concurrency=1, timeout=0.5)
         took = time.monotonic() - start
         copied = list(found)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.2)
         assert found == copied, "what comes late changes nothing"
         return found, took
 
     found, took = asyncio.run(run())
     assert found == ["a", ABSTAIN, "b"]
-    assert took < 0.5
+    assert took < 2
     gc.collect()
     assert reports == []
 
@@ -125,15 +132,15 @@ def test_an_answer_that_comes_late_is_an_abstention(way: str) -> None:
 
     def member(values: dict[str, Any]) -> str:
         if values["input"] == "x":
-            time.sleep(0.12)
+            time.sleep(0.55)
         return str(values["input"])
 
-    for _ in range(3):
-        assert outputs(way, member, "xa", timeout=0.1) == [ABSTAIN, "a"]
+    for _ in range(2):
+        assert outputs(way, member, "xa", timeout=0.5) == [ABSTAIN, "a"]
 
 
 def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threading.Event) -> None:
-    """Thirty releases, one of whose members hangs for ever: the last answers like the first."""
+    """Fifteen releases, one of whose members hangs for ever: the last answers like the first."""
     first: list[int] = []
 
     def member(values: dict[str, Any]) -> str:
@@ -142,14 +149,14 @@ def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threadi
             hang.wait(60)
         return "Positive"
 
-    sealed = sealed_of(member, releases=30, timeout=0.02)
-    assert [sealed.invoke(QUESTION) for _ in range(30)] == ["Positive"] * 30
-    assert sum("dpicl-member" in thread.name for thread in threading.enumerate()) > 30
+    sealed = sealed_of(member, releases=15, timeout=0.2)
+    assert [sealed.invoke(QUESTION) for _ in range(15)] == ["Positive"] * 15
+    assert sum("dpicl-member" in thread.name for thread in threading.enumerate()) > 15
     hang.set()
     deadline = time.monotonic() + 5
-    while len(threads._idle) <= 30 and time.monotonic() < deadline:
+    while len(threads._idle) <= 15 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(threads._idle) > 30, "threads that come back are used again"
+    assert len(threads._idle) > 15, "threads that come back are used again"
 
 
 def test_what_ends_late_tells_nobody(hang: threading.Event, canary: str, caplog: Any, monkeypatch: Any) -> None:
@@ -181,14 +188,14 @@ def test_what_ends_late_tells_nobody(hang: threading.Event, canary: str, caplog:
 
 
 def test_the_clock_starts_with_the_call_and_not_before(hang: threading.Event) -> None:
-    """Eight calls, one at a time, each of four fifths of the limit: all answer, six limits after the release began."""
+    """Five calls, one at a time, each of half the limit: all answer, two and a half limits after the release began."""
 
     def member(values: dict[str, Any]) -> str:
-        time.sleep(0.16)
+        time.sleep(0.4)
         return str(values["input"])
 
     for way in BOTH:
-        assert outputs(way, member, "abcdefgh", timeout=0.2, at_once=1) == list("abcdefgh")
+        assert outputs(way, member, "abcde", timeout=0.8, at_once=1) == list("abcde")
 
 
 def test_the_event_loops_threads_are_not_needed(hang: threading.Event) -> None:
@@ -208,7 +215,7 @@ def test_the_event_loops_threads_are_not_needed(hang: threading.Event) -> None:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_a_release_within_a_member_is_work_of_that_member(way: str, sealed_of: Any) -> None:
-    slow = sealed_of(lambda _: (time.sleep(1.2), "Positive")[1], members=2, timeout=None)
+    slow = sealed_of(lambda _: (time.sleep(2.5), "Positive")[1], members=2, timeout=None)
     fast = sealed_of(lambda _: "Positive", members=2)
     slow.line()
     fast.invoke(QUESTION)  # loading what the first release needs is work, too
@@ -219,9 +226,9 @@ def test_a_release_within_a_member_is_work_of_that_member(way: str, sealed_of: A
     chain = RunnableLambda(member)
     requests = [request(text) for text in "axb"]
     if way == "sync":
-        found = boundary.run_private(chain, requests, max_concurrency=3, timeout=0.8)
+        found = boundary.run_private(chain, requests, max_concurrency=3, timeout=1.5)
     else:
-        found = asyncio.run(boundary.arun_private(chain, requests, max_concurrency=3, timeout=0.8))
+        found = asyncio.run(boundary.arun_private(chain, requests, max_concurrency=3, timeout=1.5))
     assert found == ["Positive", ABSTAIN, "Positive"]
 
 
@@ -246,11 +253,12 @@ async def test_a_caller_that_is_cancelled_waits_for_no_clock(sealed_of: Any) -> 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_a_public_call_that_hangs_is_a_model_that_is_down(way: str, sealed_of: Any, hang: Any) -> None:
-    sealed = sealed_of(lambda _: (hang.wait(30), "Positive")[1], timeout=0.1)
-    sealed.ensemble.mark_suspect()
+    sealed = sealed_of(lambda _: (hang.wait(30), "Positive")[1], timeout=0.5)
+    with pytest.raises(MembersAbstained):
+        await ask(way, sealed, QUESTION)
     with pytest.raises(ModelUnavailable, match="TimeoutError"):
         await ask(way, sealed, QUESTION)
-    assert sealed.budget.spent() == 0
+    assert sealed.budget.spent() == 1
     hang.set()
     assert await ask(way, sealed, QUESTION) == "Positive"
 
@@ -258,7 +266,7 @@ async def test_a_public_call_that_hangs_is_a_model_that_is_down(way: str, sealed
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_a_zero_shot_answer_that_hangs_is_a_model_that_is_down(way: str, sealed_of: Any, hang: Any) -> None:
     sealed = sealed_of(
-        lambda _: (hang.wait(30), "Positive")[1], timeout=0.1, releases=1, on_exhausted="zero_shot", return_receipt=True
+        lambda _: (hang.wait(30), "Positive")[1], timeout=0.5, releases=1, on_exhausted="zero_shot", return_receipt=True
     )
     with contextlib.suppress(ModelUnavailable):
         await ask(way, sealed, QUESTION)
@@ -344,16 +352,16 @@ def test_a_request_is_ended_with_its_call(way: str, form: str) -> None:
 
     def reply(prompt: str) -> Reply:
         if prompt == "x":
-            time.sleep(1)
+            time.sleep(2.5)
         return 200, {}, prompt * 100_000  # more than the socket's buffers hold, so that writing notices
 
     with chat_server(reply) as server:
         member = chain_of(chat(server), form)
         start = time.monotonic()
-        found = outputs(way, member, "xab", timeout=0.4, at_once=1)
-        assert time.monotonic() - start < 0.95
+        found = outputs(way, member, "xab", timeout=1, at_once=1)
+        assert time.monotonic() - start < 2.4
         assert [text is ABSTAIN or text[0] for text in found] == [True, "a", "b"]
-        time.sleep(0.8)
+        time.sleep(1.8)
         assert server.hung_up == ["x"]
         assert server.asked == ["x", "a", "b"], "and the client did not ask again"
 
@@ -367,21 +375,21 @@ def test_a_server_that_keeps_the_connection_busy_does_not_stop_the_clock(way: st
 
     with chat_server(reply) as server:
         start = time.monotonic()
-        assert outputs(way, chain_of(chat(server)), "xa", timeout=0.4) == [ABSTAIN, "a"]
-        assert time.monotonic() - start < 1
+        assert outputs(way, chain_of(chat(server)), "xa", timeout=0.8) == [ABSTAIN, "a"]
+        assert time.monotonic() - start < 2.5
 
 
 @pytest.mark.parametrize("way", BOTH)
 def test_retries_and_fallbacks_of_a_member_do_not_go_on_after_its_time(way: str) -> None:
     def reply(prompt: str) -> Reply:
-        time.sleep(0.5 if prompt == "x" else 0)
+        time.sleep(1.2 if prompt == "x" else 0)
         return 200, {}, prompt
 
     with chat_server(reply) as server:
         model = chat(server)
         member = chain_of(model.with_retry().with_fallbacks([model, RunnableLambda(lambda _: AIMessage("late"))]))
-        assert outputs(way, member, "xa", timeout=0.2) == [ABSTAIN, "a"]
-        time.sleep(0.4)
+        assert outputs(way, member, "xa", timeout=0.7) == [ABSTAIN, "a"]
+        time.sleep(0.8)
         assert server.asked.count("x") == 1
 
 
@@ -413,9 +421,9 @@ def refuses(first: int, headers: dict[str, str], whom: str = "") -> Callable[[st
 
 @pytest.mark.parametrize("way", BOTH)
 def test_a_refusal_is_waited_for_off_the_clock_and_asked_again(way: str) -> None:
-    """Three waits of as long as the whole limit: no abstention, and no request more than were refused."""
-    with chat_server(refuses(3, {"Retry-After": "0.3"})) as server:
-        assert outputs(way, chain_of(chat(server)), "abcdef", timeout=0.3) == list("abcdef")
+    """Three waits, together longer than the limit: no abstention, and no request more than were refused."""
+    with chat_server(refuses(3, {"Retry-After": "0.5"})) as server:
+        assert outputs(way, chain_of(chat(server)), "abcdef", timeout=1) == list("abcdef")
         assert sorted(server.asked) == sorted("abcdef" * 4)
 
 
@@ -448,13 +456,13 @@ def test_a_refusal_that_a_client_raises_is_waited_for_too(way: str, wrapped: boo
     def member(values: dict[str, Any]) -> str:
         calls.append(values["input"])
         if calls.count(values["input"]) < 3:
-            error = Refused(429, {"Retry-After": "0.3"})
+            error = Refused(429, {"Retry-After": "0.6"})
             if wrapped:
                 raise ValueError("an integration's own") from error
             raise error
         return str(values["input"])
 
-    assert outputs(way, member, "ab", timeout=0.25) == ["a", "b"]
+    assert outputs(way, member, "ab", timeout=1) == ["a", "b"]
     assert sorted(calls) == list("aaabbb")
 
 
@@ -477,10 +485,11 @@ def test_a_public_call_that_is_refused_for_ever_is_a_model_that_is_down(sealed_o
         raise Refused(429, {"Retry-After": "0.06"})
 
     sealed = sealed_of(member)
-    sealed.ensemble.mark_suspect()
+    with pytest.raises(MembersAbstained):
+        sealed.invoke(QUESTION)
     with pytest.raises(ModelUnavailable, match="Refused"):
         sealed.invoke(QUESTION)
-    assert sealed.budget.spent() == 0
+    assert sealed.budget.spent() == 1
 
 
 def test_an_interrupt_ends_the_waiting(monkeypatch: Any) -> None:
