@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -19,10 +18,9 @@ from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
     PrivacyBudgetExceeded,
-    PrivacyWarning,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.release import Begun, ReleaseSteps, every
+from langchain_dpicl.release import Begun, ReleaseSteps, check_owners, every
 
 if TYPE_CHECKING:
     pass
@@ -122,21 +120,15 @@ class SealedRelease(ReleaseSteps):
         self.return_receipt = aggregate.return_receipt
         self.name = "SealedRelease"
         selector = ensemble.selector
+        check_owners(selector, self.budget, stacklevel=4)
         if aggregate.line is not None:
             self.budget.declare(
                 aggregate.line,
                 self.aggregator.mechanism,
                 selector.rate,
                 rate_is_explicit=selector.rate_is_explicit,
+                owners=selector.owners,
                 options=self.aggregator.options,
-            )
-        owners = selector.store.owner_count
-        if self.budget.delta >= 1 / max(owners, 1):
-            warnings.warn(
-                f"delta={self.budget.delta:g} is not below 1/owners={1 / max(owners, 1):g}: "
-                "such a delta would allow one owner's records to be published outright",
-                PrivacyWarning,
-                stacklevel=3,
             )
 
     @property

@@ -274,7 +274,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         yield
 
     def __repr__(self) -> str:
-        return f"PrivateEnsemble(members={self.members}, rate={self.selector.rate:.6g})"
+        return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
 
 
 def _first_keys(member: Runnable[Any, Any]) -> frozenset[str]:

@@ -65,7 +65,9 @@ def run_plan(args: argparse.Namespace) -> int:
         return run_gated(args)
     if args.eligible is not None:
         raise InvalidParameter("eligible", args.eligible, "given with --gated: without a gate all owners are eligible")
-    request = LineRequest(args.mechanism, _rate(args), args.releases, options=fixed_options(args))
+    rate = _rate(args)
+    owners = None if args.mechanism == "threshold" or args.rate is not None else args.owners
+    request = LineRequest(args.mechanism, rate, args.releases, options=fixed_options(args), owners=owners)
     plan = PrivacyPlan.solve(epsilon=args.epsilon, delta=args.delta, lines={args.mechanism: request})
     numbers = explain(
         plan, members=args.members, shots=args.shots, margins=args.margin, labels=args.labels, calls=calls_of(args)

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import copy
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from langchain_dpicl.errors import (
     MembersAbstained,
     ModelUnavailable,
     PrivacyBudgetExceeded,
+    PrivacyWarning,
     ReleaseFailed,
     UnsafeConfigurationError,
 )
@@ -239,6 +241,7 @@ class ReleaseSteps(AnyRelease):
             self.selector.rate,
             name=self.line_name,
             rate_is_explicit=self.selector.rate_is_explicit,
+            owners=self.selector.owners,
             options=self.options,
             fingerprint=self.selector.store.fingerprint,
             **self._chosen,
@@ -468,6 +471,26 @@ def check_pays(selector: PoissonExampleSelector, budget: PrivacyBudget) -> None:
         bound = "given where the budget has tickets=True (-1 makes every owner eligible)"
         raise InvalidParameter("threshold", None, bound)
     budget.watch(selector.store)
+
+
+def check_owners(selector: PoissonExampleSelector, budget: PrivacyBudget, stacklevel: int) -> None:
+    """What the number of owners decides when a chain is built: a refusal, or a warning.
+
+    Before the budget is frozen: whether the selector can sample as asked. From then on the only number of owners that
+    counts is the plan's: what the store holds by now decides nothing.
+    """
+    if budget.is_frozen:
+        owners = budget.public_owners
+    else:
+        selector.check_owners()
+        owners = selector.store.owner_count
+    if owners is not None and budget.delta >= 1 / owners:
+        warnings.warn(
+            f"delta={budget.delta:g} is not below 1/owners={1 / owners:g}: "
+            "such a delta would allow one owner's records to be published outright",
+            PrivacyWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:

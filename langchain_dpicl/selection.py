@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,11 +70,14 @@ class PoissonExampleSelector(BaseExampleSelector):
     shots, rate
         Give one. ``rate`` is q, an owner's chance to take part in one release. ``shots`` is the expected number of
         owners per member, and then q = members * shots / number of owners now (with a ``threshold``: / ``eligible``, at
-        most 1); a budget that has been opened with another q keeps its own, however the store has grown since. More
-        members with fewer shots give a better signal at the same q.
+        most 1). The budget's plan keeps this q, and this number of owners, from its first release on: however the store
+        grows or shrinks, and wherever the chain is built again. More members with fewer shots give a better signal at
+        the same q.
     max_exemplars
         A public cap on a bucket's size, so that prompts fit the model's context; the owners' own random priorities
-        decide who stays. Default: twice the expected size, at least 4 more than it.
+        decide who stays. Default: twice the expected size, at least 4 more than it, computed from ``shots`` or from
+        ``rate`` and ``eligible``. Required where ``rate`` is given without ``eligible``: the cap acts on every member,
+        so it is never computed from the number of owners in the store, which one owner changes.
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
     threshold
@@ -88,8 +92,8 @@ class PoissonExampleSelector(BaseExampleSelector):
         becomes a rate; never the number that a query of yours has found.
     nearest_to
         The request's key under which the query stands, a text; with a ``threshold`` "input" unless told otherwise.
-        Then, within each bucket, the ``max_exemplars`` (which is needed here, unless ``eligible`` is given) that are
-        most similar to the query stay, the most similar first, and of an owner's exemplars the most similar ones enter;
+        Then, within each bucket, the ``max_exemplars`` (required here, unless ``eligible`` is given) that are most
+        similar to the query stay, the most similar first, and of an owner's exemplars the most similar ones enter;
         equal ones in the owners' random order.
 
     Nearness is looked for WITHIN a bucket, after the owners' draws, so it moves nothing from one bucket to another and
@@ -126,38 +130,64 @@ class PoissonExampleSelector(BaseExampleSelector):
         self.exemplars_per_owner = checks.whole("exemplars_per_owner", exemplars_per_owner)
         if (shots is None) == (rate is None):
             raise InvalidParameter("shots" if shots is not None else "rate", shots, "exactly one of shots and rate")
-        owners = store.owner_count
-        if owners == 0:
-            raise InvalidRecords("the store is empty: there is nobody to sample")
         if threshold is not None:
             threshold = threshold if callable(threshold) else _threshold(threshold)
             nearest_to = "input" if nearest_to is None else nearest_to
         self.threshold = threshold
-        crowd = _crowd(threshold, eligible, owners)
+        crowd = _crowd(threshold, eligible)
         self.rate_is_explicit = rate is not None
+        self.owners: int | None = None
+        """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
         self.expected_owners: int | None = None  # of one sample, where that was asked for: as public as ``shots``
+        self._shots = 0
+        expected: Fraction | None = None  # exemplars in a bucket
         if shots is not None:
-            shots = checks.whole("shots", shots)
-            if crowd is None:
+            self._shots = checks.whole("shots", shots)
+            if threshold is not None and crowd is None:
                 raise InvalidParameter("eligible", None, "given with shots where there is a threshold, or give rate")
-            if threshold is None and members * shots > owners:
-                raise InvalidParameter(
-                    "shots", shots, f"members * shots must not exceed the number of owners ({owners})"
-                )
-            self.expected_owners = min(crowd, members * shots)
-            self.rate = self.expected_owners / crowd
+            asked = self.members * shots
+            self.expected_owners = asked if crowd is None else min(crowd, asked)
+            expected = Fraction(self.expected_owners, self.members)
+            if crowd is None:
+                self.choose_rate(shots)
+            else:
+                self.rate = self.expected_owners / crowd
         else:
             self.rate = checks.probability("rate", rate)
+            if crowd is not None:
+                expected = Fraction(repr(self.rate)) * crowd / self.members
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
             raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
-        if max_exemplars is None and (crowd is None or (nearest_to is not None and threshold is None)):
-            raise InvalidParameter("max_exemplars", max_exemplars, "given where nearest_to is: how many a member gets")
         self.nearest_to = nearest_to
         if max_exemplars is None:
-            expected = self.rate * (crowd or 0) * self.exemplars_per_owner / members
-            max_exemplars = math.ceil(max(2 * expected, expected + 4))
+            max_exemplars = _cap(expected, nearest_to is not None and threshold is None, self.exemplars_per_owner)
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
+
+    # -- the plan that is to be frozen --------------------------------------------------------------------------------
+
+    def choose_rate(self, shots: int) -> None:
+        """Propose the rate at which a member sees so many of the owners that the store holds now, on average.
+
+        A proposal for a plan that is not frozen yet, which keeps the rate and the number of owners. Nothing else may
+        be computed from either.
+        """
+        self._shots = checks.whole("shots", shots)
+        self.owners = self.store.owner_count
+        self.rate_is_explicit = False
+        self.rate = min(1.0, self.members * shots / max(1, self.owners))
+
+    def check_owners(self) -> None:
+        """Refuse a store with too few owners to sample as asked: `InvalidParameter`, or `InvalidRecords` for none.
+
+        For the moment before a plan is frozen. Under a frozen plan nothing is refused: its rate stands, and a store
+        from which owners have gone must not keep a chain from being built again.
+        """
+        if self.store.owner_count == 0:
+            raise InvalidRecords("the store is empty: there is nobody to sample")
+        if self.owners is not None and self.members * self._shots > self.owners:
+            bound = f"members * shots must not exceed the number of owners ({self.owners})"
+            raise InvalidParameter("shots", self._shots, bound)
 
     # -- the query, which is public -----------------------------------------------------------------------------------
 
@@ -251,26 +281,38 @@ class PoissonExampleSelector(BaseExampleSelector):
         self.check_query(input_variables)
         return list(self.sample(query=self.embed_query(input_variables))[0])
 
+    @property
+    def shown_rate(self) -> str:
+        """The rate for a ``repr``; empty where it would show the number of owners that the store holds now."""
+        return f", rate={self.rate:.6g}" if self.owners is None else ""
+
     def __repr__(self) -> str:
         near = "" if self.nearest_to is None else f", nearest_to={self.nearest_to!r}"
         near += "" if self.threshold is None else f", threshold={self.threshold!r}"
-        return (
-            f"PoissonExampleSelector(members={self.members}, rate={self.rate:.6g}, "
-            f"max_exemplars={self.max_exemplars}{near})"
-        )
+        own = f"{self.shown_rate}, max_exemplars={self.max_exemplars}{near}"
+        return f"PoissonExampleSelector(members={self.members}{own})"
 
 
 def _threshold(value: object) -> float:
     return checks.real("threshold", value, at_least=-1.0, at_most=1.0)
 
 
-def _crowd(threshold: object, eligible: int | None, owners: int) -> int | None:
-    """How many owners flip a coin, as far as that is public; None where it is not."""
-    if threshold is None:
-        if eligible is not None:
-            raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
-        return owners
+def _crowd(threshold: object, eligible: int | None) -> int | None:
+    """The public estimate of how many owners flip a coin; None if there is none."""
+    if threshold is None and eligible is not None:
+        raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
     return None if eligible is None else checks.whole("eligible", eligible)
+
+
+def _cap(expected: Fraction | None, blind_nearest: bool, exemplars_per_owner: int) -> int:
+    """The default of ``max_exemplars``, in whole numbers: max(2 e, e + 4) for e expected exemplars, rounded up."""
+    if blind_nearest:
+        raise InvalidParameter("max_exemplars", None, "given where nearest_to is: how many a member gets")
+    if expected is None:
+        bound = "given where rate is, without eligible: how many a member gets at most, a number that is public"
+        raise InvalidParameter("max_exemplars", None, bound)
+    expected *= exemplars_per_owner
+    return max(math.ceil(2 * expected), math.ceil(expected) + 4)
 
 
 def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ def spelling(word: str) -> Table:
 def letters(store: ExemplarStore, budget: PrivacyBudget, table: Table = at_random, **options: Any) -> DPSampler:
     """A sampler over this store, on this budget."""
     model = TableModel(table, ALPHABET, frozenset({END}), context=1000)
-    selector = PoissonExampleSelector(store, 2, rate=0.5)
+    selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
     return DPSampler(model, selector, budget, **{"shots": 4, "top_k": 4, "max_tokens": 6, **options})
 
 

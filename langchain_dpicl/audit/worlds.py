@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from langchain_dpicl import boundary
 from langchain_dpicl.audit.case import Case, MemberCase, TokenCase
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose
-from langchain_dpicl.decoding.draws import draw_steps
+from langchain_dpicl.decoding.draws import draw_steps, slots_for
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.ensemble import PrivateEnsemble
@@ -30,6 +30,8 @@ from langchain_dpicl.store import ExemplarStore
 
 QUERY = "which of the two?"
 OTHER_OWNERS = 8
+_SHOTS = 5
+"""Public, as everything but the canary: with the default cap that comes of it the canary is never left out."""
 _BLOCK = 4096
 _TOKEN = Settings(max_tokens=1, min_tokens=0, top_k=2, shots=1.0, temperature=1.0, cap=1.5, stop=())
 
@@ -138,7 +140,7 @@ class OwnerWorld:
         if isinstance(case, TokenCase):
             self.release = partial(_answer_token, case, store, rate, randomness)
             return
-        selector = PoissonExampleSelector(store, case.members, rate=rate, max_exemplars=OTHER_OWNERS + 1)
+        selector = PoissonExampleSelector(store, case.members, shots=_SHOTS)
         chain = _deterministic(case) if member is None else member
         ensemble = PrivateEnsemble(selector, chain, max_concurrency=1 if member is None else None)
         self.release = partial(_ask_members, case, ensemble, rate, randomness)
@@ -162,7 +164,7 @@ def _answer_token(case: TokenCase, store: ExemplarStore, rate: float, randomness
         _TOKEN,
         bound=case.bound,
         randomness=randomness,
-        slots=None,
+        slots=slots_for(_TOKEN.shots, rate, OTHER_OWNERS),
         padding=Demonstration("padding", ""),
     )
     draw = partial(

@@ -252,6 +252,17 @@ class PrivacyBudget:
         self._find()
         return self._plan
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the ledger holds this budget. What it holds then stands, however a store grows or shrinks."""
+        return self._find() is not None
+
+    @property
+    def public_owners(self) -> int | None:
+        """From how many owners the frozen plan's rates were chosen, the most of all lines; None if it does not say."""
+        plan = self.plan
+        return None if plan is None else max(line.owners or 0 for line in plan.lines.values()) or None
+
     def declare(
         self,
         line: str | None,
@@ -259,15 +270,16 @@ class PrivacyBudget:
         rate: float,
         *,
         rate_is_explicit: bool = False,
+        owners: int | None = None,
         options: Mapping[str, float] | None = None,
     ) -> None:
         """Say what a line is, when the chain that uses it is built. Charges and freezes nothing.
 
-        ``line`` may be None where the budget has one. ``options`` are those that somebody chose: the rest is filled in
-        when the plan is solved. `PlanMismatch` if the line was declared or frozen with another mechanism, with another
-        value of an option, or with another explicit rate.
+        ``line`` may be None where the budget has one. ``owners``: from how many the rate was chosen. ``options`` are
+        those that somebody chose: the rest is filled in when the plan is solved. `PlanMismatch` if the line was
+        declared or frozen with another mechanism, with another value of an option, or with another explicit rate.
         """
-        declaration = Declaration(mechanism, rate, rate_is_explicit, dict(options or {}))
+        declaration = Declaration(mechanism, rate, rate_is_explicit, dict(options or {}), owners)
         with self._lock:
             lines = self._find_lines()
             if lines:
@@ -282,18 +294,20 @@ class PrivacyBudget:
         *,
         name: str | None = None,
         rate_is_explicit: bool = False,
+        owners: int | None = None,
         options: Mapping[str, float] | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> BudgetLine:
         """One line of the plan, for a mechanism at a sampling rate; completes and freezes the plan at first use.
 
-        ``name`` is needed where the budget has several lines. Where the ledger already holds the plan, its rate stands
-        (the number of owners may have changed since); a rate that the caller fixed explicitly must agree with it, and
-        so must every option given. ``fingerprint`` (a store's method of that name) is called once, when the plan is
-        frozen, so that the ledger recognises a later plan on the same data. Raises `PlanIncomplete` while another line
-        is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of them costs anything.
+        ``name`` is needed where the budget has several lines. Where the ledger already holds the plan, its rate stands,
+        and so does the number of ``owners`` from which it was chosen (`PlanLine.owners`), however many there are by
+        now; a rate that the caller fixed explicitly must agree with it, and so must every option given. ``fingerprint``
+        (a store's method of that name) is called once, when the plan is frozen, so that the ledger recognises a later
+        plan on the same data. Raises `PlanIncomplete` while another line is not declared, `PlanMismatch`,
+        `InfeasiblePlan`, `LedgerError`; none of them costs anything.
         """
-        declaration = Declaration(mechanism, rate, rate_is_explicit, dict(options or {}))
+        declaration = Declaration(mechanism, rate, rate_is_explicit, dict(options or {}), owners)
         with self._lock:
             lines = self._find_lines()
             if not lines:

@@ -89,6 +89,7 @@ class FilteredBudget(PrivacyBudget):
         rate: float,
         *,
         rate_is_explicit: bool = False,
+        owners: int | None = None,
         options: Mapping[str, float] | None = None,
     ) -> None:
         """Nothing to declare: a filter's lines are not fixed in advance."""
@@ -101,18 +102,23 @@ class FilteredBudget(PrivacyBudget):
         parameter: float | None = None,
         name: str | None = None,
         rate_is_explicit: bool = False,
+        owners: int | None = None,
         options: Mapping[str, float] | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> BudgetLine:
         """A line with these parameters, of which every one may differ from call to call.
 
-        ``parameter`` is the mechanism's noise parameter and must be given. ``name`` (default: the mechanism) is what
-        receipts and counts are kept under.
+        ``parameter`` is the mechanism's noise parameter and must be given. ``owners`` must be None: a filter keeps no
+        rate, so one that follows the number of owners would change with every owner who comes or goes. ``name``
+        (default: the mechanism) is what receipts and counts are kept under.
         """
         if parameter is None:
             raise InvalidParameter(
                 "parameter", None, "the noise parameter of this release: a filter does not choose it"
             )
+        if owners is not None:
+            bound = "given for PrivacyBudget.filtered (shots would follow the store, and nothing keeps that rate)"
+            raise InvalidParameter("rate", None, bound)
         item = PlanLine(mechanism, rate, MAX_COUNT, 1.0, dict(options or {}), parameter)
         name = mechanism if name is None else name
         if not isinstance(name, str) or not name or ":" in name or len(name) > 255:

@@ -13,12 +13,14 @@ Releases = int | Mapping[str, int | LineRequest]
 
 @dataclass
 class Declaration:
-    """What is known of a line: its mechanism, its rate, and the options that somebody chose."""
+    """What is known of a line: its mechanism, its rate, the options that somebody chose, and from how many owners the
+    rate was chosen, if it was."""
 
     mechanism: str
     rate: float
     rate_is_explicit: bool
     options: dict[str, float] = field(default_factory=dict)
+    owners: int | None = None
 
     def __post_init__(self) -> None:
         family = MECHANISMS.get(self.mechanism) if isinstance(self.mechanism, str) else None
@@ -40,7 +42,7 @@ class Declaration:
                 raise PlanMismatch(f"{where} was declared with {key} {mine!r} (asked: {theirs!r})")
         self.options |= other.options
         if other.rate_is_explicit:
-            self.rate, self.rate_is_explicit = other.rate, True
+            self.rate, self.rate_is_explicit, self.owners = other.rate, True, other.owners
 
 
 class Schedule:
@@ -61,7 +63,7 @@ class Schedule:
                 raise InvalidParameter("releases", name, 'names of 1 to 255 characters without ":"')
             if isinstance(value, LineRequest):
                 self.asked[name] = value
-                self._declared[name] = Declaration(value.mechanism, value.rate, True, dict(value.options))
+                self._declared[name] = _declared(value)
                 self.counts[name] = value.count
             else:
                 self.counts[name] = checks.whole(f"releases[{name!r}]", value)
@@ -122,7 +124,7 @@ class Schedule:
             if known.mechanism == "ptr" and "delta0" not in options:
                 options["delta0"] = default_delta0(delta, known.rate, count, tests)
             weight = self.asked[name].weight if name in self.asked else 1.0
-            answer[name] = LineRequest(known.mechanism, known.rate, count, weight, options)
+            answer[name] = LineRequest(known.mechanism, known.rate, count, weight, options, owners=known.owners)
         return answer
 
     def differences(self, plan: PrivacyPlan) -> dict[str, tuple[object, object]]:
@@ -136,20 +138,25 @@ class Schedule:
             return {"releases": (frozen, asked)}
         pairs: dict[str, tuple[object, object]] = {}
         for name, request in self.asked.items():
-            pairs |= against(
-                plan.lines[name], Declaration(request.mechanism, request.rate, True, dict(request.options))
-            )
+            pairs |= against(plan.lines[name], _declared(request))
             if plan.lines[name].weight != request.weight:
                 pairs["weight"] = (plan.lines[name].weight, request.weight)
         return pairs
 
 
+def _declared(request: LineRequest) -> Declaration:
+    return Declaration(request.mechanism, request.rate, True, dict(request.options), request.owners)
+
+
 def against(line: PlanLine, asked: Declaration) -> dict[str, tuple[object, object]]:
-    """Where a frozen line is not what was declared. Options and a rate that nobody chose are not compared."""
+    """Where a frozen line is not what was declared. Options and a rate that nobody chose are not compared, nor is how
+    many owners there are by now."""
     pairs: dict[str, tuple[object, object]] = {
         "mechanism": (line.mechanism, asked.mechanism),
         "options": ({key: line.options.get(key) for key in asked.options}, asked.options),
     }
     if asked.rate_is_explicit:
         pairs["rate"] = (line.rate, asked.rate)
+        if asked.owners is not None:
+            pairs["owners"] = (line.owners, asked.owners)
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_dpicl import local
 from langchain_dpicl.cli import texts
 from langchain_dpicl.cli.members import ModelChoice, label_member
-from langchain_dpicl.cli.session import Question, Session, add_common
+from langchain_dpicl.cli.session import Question, Session, add_common, delta_of, frozen_plan
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.files import read_records
 
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--mode", choices=("label", *texts.MODES), default="label", help="what is released")
     parser.add_argument("--labels", help="the public list of labels, separated by commas (mode label)")
     parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, help="default: a tenth of 1 / number of owners")
+    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
     parser.add_argument("--question", action="append", default=[], help="a text to label; may be repeated")
     parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
         owner_key=options.owner_key,
         progress=not options.json,
     )
-    delta = 0.1 / store.owner_count if options.delta is None else options.delta
     name = options.name or os.path.basename(options.data).partition(".")[0]
+    delta = delta_of(options.delta, frozen_plan(name, options.ledger), store)
     budget = PrivacyBudget(options.epsilon, delta, options.releases, ledger=options.ledger, name=name)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
     choice = ModelChoice(options.model, options.model_url)

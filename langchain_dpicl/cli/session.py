@@ -14,9 +14,29 @@ from typing import Any
 from tqdm import tqdm
 
 from langchain_dpicl.aggregate import SealedRelease
-from langchain_dpicl.budget import Receipt
-from langchain_dpicl.errors import DPICLError
+from langchain_dpicl.budget import PrivacyBudget, Receipt
+from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
 from langchain_dpicl.evaluation import Comparison, compare
+from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.store.base import PrivateStore
+
+
+def frozen_plan(name: str, ledger: str) -> PrivacyPlan | None:
+    """The plan that a ledger holds under this name; None without one. Makes no ledger."""
+    with contextlib.suppress(InvalidParameter, LedgerError):  # no ledger, or no such budget in it
+        budget = PrivacyBudget.open(name, ledger)
+        try:
+            return budget.plan
+        finally:
+            budget.close()
+    return None
+
+
+def delta_of(given: float | None, plan: PrivacyPlan | None, store: PrivateStore) -> float:
+    """The delta that was given, or the frozen plan's. Before there is a plan: a tenth of 1 / number of owners."""
+    if given is not None:
+        return given
+    return 0.1 / max(1, store.owner_count) if plan is None else plan.delta
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -15,9 +14,10 @@ from tqdm import tqdm
 
 from langchain_dpicl import local
 from langchain_dpicl.cli.members import read_lines
-from langchain_dpicl.cli.session import add_common, shortened
-from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PrivacyWarning
+from langchain_dpicl.cli.session import add_common, delta_of, frozen_plan, shortened
+from langchain_dpicl.errors import DPICLError, InvalidParameter, PrivacyWarning
 from langchain_dpicl.files import read_records
+from langchain_dpicl.privacy import PrivacyPlan
 
 _EPILOG = """examples:
   dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
     parser.add_argument("--output", required=True, help="where the demonstrations go, as JSON lines")
     parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, help="default: a tenth of 1 / number of owners")
+    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
     parser.add_argument("--tokens", type=int, help="how many the budget is for (default: inputs times --max-tokens)")
     parser.add_argument("--max-tokens", type=int, default=25, help="the longest output (default 25)")
     parser.add_argument("--min-tokens", type=int, help="the shortest output (default: the sampler's)")
@@ -166,9 +166,10 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
         owner_key=options.owner_key,
         vectors=np.zeros((len(records), 1), np.float32),  # nothing is looked for by similarity
     )
-    delta = 0.1 / store.owner_count if options.delta is None else options.delta
     name = options.name or os.path.basename(options.data).partition(".")[0]
-    tokens = _tokens(options, name, inputs)
+    plan = frozen_plan(name, options.ledger)
+    delta = delta_of(options.delta, plan, store)
+    tokens = _tokens(options, plan, inputs)
     stops = options.stop and [text.replace("\\n", "\n") for text in options.stop]
     chosen = {"min_tokens": options.min_tokens, "top_k": options.top_k, "stop": stops}
     return DPSampler(
@@ -181,16 +182,10 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     )
 
 
-def _tokens(options: argparse.Namespace, name: str, inputs: int) -> int:
+def _tokens(options: argparse.Namespace, plan: PrivacyPlan | None, inputs: int) -> int:
     """How many tokens the budget has: as asked, as it was frozen, or enough for every input."""
-    from langchain_dpicl import PrivacyBudget
-
     if options.tokens is not None:
         return int(options.tokens)
-    with contextlib.suppress(InvalidParameter, LedgerError):  # no ledger, or no such budget in it
-        frozen = PrivacyBudget.open(name, options.ledger)
-        lines = frozen.lines()
-        frozen.close()
-        if "tokens" in lines:
-            return lines["tokens"]["count"]
+    if plan is not None and "tokens" in plan.lines:
+        return plan.lines["tokens"].count
     return int(max(options.max_tokens, 1)) * inputs

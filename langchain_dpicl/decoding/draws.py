@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -90,17 +91,19 @@ def _one_row_each(view: Reading, rate: float, randomness: Randomness) -> NDArray
     return rows[order][np.flatnonzero(np.diff(owner[order], prepend=-1))]
 
 
-def slots_for(shots: float, rate: float) -> int:
+@lru_cache(maxsize=64)
+def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
     """The least number of slots that a token's sample exceeds with probability below 2^-40.
 
-    The sample is binomial; its number of owners is taken to be ``shots / rate``, which is public, and not the store's.
+    The sample is binomial. Its number of owners is taken to be ``owners``, from which the rate was chosen when the plan
+    was frozen, or ``shots / rate``: both are public, and what the store holds by now is not.
 
     What that is worth. A token whose sample is larger takes a further call of the model. The answer's law is the same,
     but whoever counts calls learns something: a release that shows their number as well is (eps, delta')-DP with
     delta' = delta + (1 + e^eps) * P(some token takes a further call), as it differs only there from one that always
     shows one call for each token. P is at most the number of tokens times 2^-40.
     """
-    owners = max(1, round(shots / rate))
+    owners = max(1, round(shots / rate)) if owners is None else owners
     slots = min(owners, max(1, int(rate * owners)))
     while slots < owners and bdtrc(slots, owners, min(1.0, rate)) >= OVERFLOW:
         slots += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -18,16 +17,12 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.batch import aone_by_one, one_by_one
-from langchain_dpicl.decoding.draws import slots_for
 from langchain_dpicl.decoding.model import LogitsModel
 from langchain_dpicl.decoding.steps import Note, SamplerSteps
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.errors import (
-    InvalidParameter,
-    PrivacyWarning,
-)
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import AnyRelease
+from langchain_dpicl.release import AnyRelease, check_owners
 from langchain_dpicl.selection import PoissonExampleSelector
 
 if TYPE_CHECKING:
@@ -81,7 +76,7 @@ class DPSampler(SamplerSteps, AnyRelease):
         `draws.slots_for`). That is several times the work: 21 rows for 4 shots. False saves it; a token is one call
         still, of as many rows as there are owners, which shows to whoever times tokens or counts requests.
     slots
-        That number of rows; default: by the binomial tail of ``shots``.
+        That number of rows; default: by the binomial tail of a sample, at the frozen plan's rate and number of owners.
     line, return_receipt
         As for `DPAggregate`.
 
@@ -140,21 +135,13 @@ class DPSampler(SamplerSteps, AnyRelease):
             slots = checks.whole("slots", slots)
             if not pad:
                 raise InvalidParameter("slots", slots, "None where pad is False")
-        elif pad:
-            slots = slots_for(settings.shots, selector.rate)
-        super().__init__(model, selector, budget, template, settings, slots, line)
+        super().__init__(model, selector, budget, template, settings, bool(pad), slots, line)
         self.return_receipt = bool(return_receipt)
         self.name = "DPSampler"
+        check_owners(selector, budget, stacklevel=3)
         if line is not None:
-            budget.declare(line, "tokens", selector.rate, rate_is_explicit=selector.rate_is_explicit)
-        owners = selector.store.owner_count
-        if budget.delta >= 1 / max(owners, 1):
-            warnings.warn(
-                f"delta={budget.delta:g} is not below 1/owners={1 / max(owners, 1):g}: "
-                "such a delta would allow one owner's records to be published outright",
-                PrivacyWarning,
-                stacklevel=2,
-            )
+            explicit = selector.rate_is_explicit
+            budget.declare(line, "tokens", selector.rate, rate_is_explicit=explicit, owners=selector.owners)
 
     @property
     def InputType(self) -> Any:
@@ -292,7 +279,7 @@ class DPSampler(SamplerSteps, AnyRelease):
         return {"answer": text, "receipt": note.receipt} if self.return_receipt else text
 
     def __repr__(self) -> str:
-        return f"DPSampler(model={self.model.name!r}, rate={self.selector.rate:.6g}, {self.settings!r})"
+        return f"DPSampler(model={self.model.name!r}{self.selector.shown_rate}, {self.settings!r})"
 
 
 def _kappa(shots: float | None, selector: PoissonExampleSelector) -> float:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from langchain_dpicl import boundary
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
-from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps
+from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps, slots_for
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.decoding.template import DemonstrationTemplate
@@ -83,6 +83,7 @@ class SamplerSteps:
         budget: PrivacyBudget,
         template: DemonstrationTemplate,
         settings: Settings,
+        pad: bool,
         slots: int | None,
         line_name: str | None,
     ) -> None:
@@ -91,6 +92,7 @@ class SamplerSteps:
         self.budget = budget
         self.template = template
         self.settings = settings
+        self.pad = pad
         self.slots = slots
         self.line_name = line_name
         self._keys = Keys(selector.store, model)
@@ -106,8 +108,15 @@ class SamplerSteps:
             self.selector.rate,
             name=self.line_name,
             rate_is_explicit=self.selector.rate_is_explicit,
+            owners=self.selector.owners,
             fingerprint=self.selector.store.fingerprint,
         )
+
+    def slots_of(self, line: BudgetLine) -> int | None:
+        """The rows of every call of the model: as given, or by the frozen line; None without padding."""
+        if self.slots is not None or not self.pad:
+            return self.slots
+        return slots_for(self.settings.shots, line.rate, line.plan_line.owners)
 
     # -- public: the request, and its charge --------------------------------------------------------------------------
 
@@ -244,7 +253,7 @@ class SamplerSteps:
             self.settings,
             bound=query.line.parameter,
             randomness=self._randomness,
-            slots=self.slots,
+            slots=self.slots_of(query.line),
             padding=self._padding,
         )
 

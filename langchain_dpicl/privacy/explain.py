@@ -99,6 +99,7 @@ def explain(
             "mechanism": line.mechanism,
             "releases": line.count,
             "rate": line.rate,
+            "owners": line.owners,
             line.family.parameter: line.parameter,
             "options": dict(line.options),
             "what": line.describe(),
@@ -149,6 +150,14 @@ def _flips(
     return rows
 
 
+def _chosen(line: dict[str, Any], delta: float) -> str:
+    """From how many owners a line's rate was chosen, and whether delta is too large for so many."""
+    if line["owners"] is None:
+        return ""
+    large = f"; delta is not below 1/owners = {1 / line['owners']:.3g}" if delta >= 1 / line["owners"] else ""
+    return f", chosen for {line['owners']:,} owners{large}"
+
+
 def words(numbers: dict[str, Any]) -> str:
     """The same for people."""
     text = [
@@ -159,7 +168,8 @@ def words(numbers: dict[str, Any]) -> str:
     for name, line in numbers["lines"].items():
         text.append("")
         text.append(f"{name}: {line['releases']:,} releases. Each gives out {line['what']}.")
-        text.append(f"  An owner takes part in a release with probability {line['rate']:.4g}.")
+        chosen = _chosen(line, numbers["delta"])
+        text.append(f"  An owner takes part in a release with probability {line['rate']:.4g}{chosen}.")
         text.append(
             f"  One release alone costs epsilon {line['epsilon_of_one_release']:.3g}; "
             f"all {line['releases']:,} together {line['epsilon_of_this_line']:.3g}."

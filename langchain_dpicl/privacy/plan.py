@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -37,6 +37,9 @@ class LineRequest:
         Share of the plan's privacy loss that this line may use, relative to the other lines' weights.
     options
         The mechanism's fixed public numbers (delta0 for `ptr`).
+    owners
+        From how many owners the rate was chosen. Public from then on, and the only number of owners that is; None if
+        the rate came from elsewhere. The noise does not depend on it.
     """
 
     mechanism: str
@@ -44,6 +47,7 @@ class LineRequest:
     count: int
     weight: float = 1.0
     options: Mapping[str, float] = field(default_factory=FrozenMapping)
+    owners: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
@@ -54,6 +58,8 @@ class LineRequest:
         if not isinstance(self.options, Mapping):
             raise InvalidParameter("options", self.options, "a mapping of names to numbers")
         object.__setattr__(self, "options", self.family.check_options(self.options))
+        if self.owners is not None:
+            object.__setattr__(self, "owners", whole("owners", self.owners))
 
     @property
     def family(self) -> Mechanism:
@@ -133,7 +139,7 @@ class PrivacyPlan:
         plan = cls(epsilon, delta, solved)
         if cache is not None:
             cache.store(request, plan.to_json())
-        return plan
+        return plan._with_owners(lines)
 
     @cached_property
     def certified_epsilon(self) -> float:
@@ -189,7 +195,9 @@ class PrivacyPlan:
 
     def to_json(self) -> str:
         """The content, canonical: sorted keys, floats that read back as they were."""
-        lines = {name: {**_content(line), "parameter": line.parameter} for name, line in self.lines.items()}
+        lines = {
+            name: {**_content(line), **_owners(line), "parameter": line.parameter} for name, line in self.lines.items()
+        }
         return _canonical({"format": _FORMAT, "epsilon": self.epsilon, "delta": self.delta, "lines": lines})
 
     @classmethod
@@ -213,6 +221,13 @@ class PrivacyPlan:
             raise InvalidParameter("text", length, f"a plan's JSON, format {_FORMAT}") from None
         return cls(content["epsilon"], content["delta"], lines)
 
+    def _with_owners(self, asked: Mapping[str, LineRequest]) -> PrivacyPlan:
+        """This plan with the numbers of owners of those lines, which the solver and its cache do not look at."""
+        if all(line.owners == asked[name].owners for name, line in self.lines.items()):
+            return self
+        lines = {name: replace(line, owners=asked[name].owners) for name, line in self.lines.items()}
+        return replace(self, lines=lines)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the content, as hex: what a ledger compares."""
@@ -223,7 +238,12 @@ def _canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, allow_nan=False)
 
 
+def _owners(line: LineRequest) -> dict[str, int]:
+    return {} if line.owners is None else {"owners": line.owners}
+
+
 def _content(line: LineRequest) -> dict[str, Any]:
+    """What decides a line's noise."""
     return {
         "mechanism": line.mechanism,
         "rate": line.rate,
@@ -243,6 +263,7 @@ def _from_cache(text: str | None, epsilon: float, delta: float, lines: Mapping[s
         return None
     if (plan.epsilon, plan.delta, list(plan.lines)) != (epsilon, delta, sorted(lines)):
         return None
+    plan = plan._with_owners(lines)
     same = all(_content(plan.lines[name]) == _content(line) for name, line in lines.items())
     if not same or not (1.0 - 2.0 * WASTE) * epsilon <= plan.certified_epsilon <= epsilon:
         return None

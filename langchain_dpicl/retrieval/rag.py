@@ -98,7 +98,8 @@ def wrap_rag(
         As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
         question finds ``eligible``. Where that is not given, of all owners, a rate of 1/10, since beyond it the noise
         grows as fast as the rate; but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a
-        member that chooses its documents among those of eight times as many owners gets near ones already. A higher
+        member that chooses its documents among those of eight times as many owners gets near ones already. The budget's
+        plan keeps the rate from its first release on, however the collection grows or shrinks. A higher
         rate finds nearer documents for more noise. At rate=1 every document of the collection lies in some member's
         bucket, and nothing is amplified: for the largest collections, or many members.
     documents
@@ -158,23 +159,22 @@ def wrap_rag(
     documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
     store = _store(source, owner_key)
     members = checks.whole("members", members, at_least=2)
-    if rate is None and shots is None:
-        shots = _shots(store.owner_count, members, documents) if eligible is None else documents
-    if threshold is not None and eligible is None:
-        eligible = store.owner_count  # at most: the rate is then as without a gate
-        if shots is not None and members * shots > eligible:
-            raise InvalidParameter("shots", shots, f"members * shots must not exceed the number of owners ({eligible})")
+    by_owners = rate is None and eligible is None  # all of them are eligible, at most: the rate is as without a gate
+    if rate is None and shots is None and not by_owners:
+        shots = documents
     selector = PoissonExampleSelector(
         store,
         members,
-        rate=rate,
-        shots=shots,
+        rate=1.0 if by_owners else rate,
+        shots=None if by_owners else shots,
         max_exemplars=documents,
         exemplars_per_owner=documents,  # one owner's documents may be the nearest: they lie in one bucket anyway
         threshold=threshold,
         eligible=eligible,
         nearest_to=question_key,
     )
+    if by_owners:
+        selector.choose_rate(_shots(store.owner_count, members, documents) if shots is None else shots)
     asks = _form(replaced, asks, documents_key)
     member = _member(replaced, asks, question_key, documents_key)
     ensemble = AskedEnsemble(

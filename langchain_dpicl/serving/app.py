@@ -138,7 +138,10 @@ def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
         try:
             for release in tried:
                 release.budget = trial
-                trial.declare(release.line_name, release.mechanism, release.selector.rate, options=release.options)
+                asked = release.selector
+                trial.declare(
+                    release.line_name, release.mechanism, asked.rate, owners=asked.owners, options=release.options
+                )
             return {**facts, "frozen": False, "lines": _lines(tried, trial)}
         finally:
             trial.close()

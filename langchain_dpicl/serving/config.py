@@ -111,6 +111,8 @@ class SelectorSection(_Section):
     members: int = 20
     shots: int | None = None
     rate: float | None = None
+    max_exemplars: int | None = None
+    """How many examples a member gets at most. Needed where rate is given without eligible."""
     threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
     """How near an owner's best example must be to a question, to take part in its answer. Public."""
     eligible: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -124,9 +126,10 @@ class SelectorSection(_Section):
 
     @property
     def amount(self) -> dict[str, Any]:
-        """Shots or rate; 2 shots where neither is given."""
-        given = {name: value for name in ("shots", "rate") if (value := getattr(self, name)) is not None}
-        return given or {"shots": 2}
+        """Shots or rate, 2 shots where neither is given; and the cap."""
+        names = ("shots", "rate", "max_exemplars")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return given if self.shots is not None or self.rate is not None else {**given, "shots": 2}
 
     def gate(self, input_key: str) -> dict[str, Any]:
         """For the selector: the gate on the question, which stands under this key."""

@@ -63,7 +63,7 @@ class TestKeywords(Suite):
 
     @pytest.fixture(autouse=True)
     def _make(self, store: ExemplarStore, budget: PrivacyBudget) -> None:
-        selector = PoissonExampleSelector(store, 6, rate=0.5)
+        selector = PoissonExampleSelector(store, 6, rate=0.5, max_exemplars=8)
         member = RunnableLambda(lambda values: f"{values['examples']:s}")
         self.release = PrivateEnsemble(selector, member) | DPAggregate(Keywords.joint_em(WORDS, k=4), budget)
 

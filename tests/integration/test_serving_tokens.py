@@ -70,7 +70,7 @@ def chain():
     )
     budget = PrivacyBudget(1000, 1e-5, 600, f"sqlite:///{HERE / 'budget.db'}", "served", scope="per_principal")
     model = Slow(table, list(WORD), frozenset({20}))
-    selector = PoissonExampleSelector(store, 2, rate=0.5)
+    selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
     return DPSampler(model, selector, budget, shots=4, top_k=21, max_tokens=40, return_receipt=True)
 """
 

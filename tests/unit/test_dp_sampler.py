@@ -75,7 +75,7 @@ def sampler_of(budget_of: Callable[..., PrivacyBudget], store_of: Any, records: 
         store = store_of(records(owners, secret=canary)) if store is None else store
         model = TableModel(table or spelling(), ALPHABET, frozenset({END})) if model is None else model
         budget = budget_of(**{"releases": 200, **(budget_options or {})}) if budget is None else budget
-        selector = PoissonExampleSelector(store, 2, rate=rate)
+        selector = PoissonExampleSelector(store, 2, rate=rate, max_exemplars=8)
         options = {"shots": 4, "top_k": model.vocabulary, "max_tokens": 10, **options}
         return DPSampler(model, selector, budget, **options)
 
@@ -514,12 +514,12 @@ def test_padding_and_further_calls_change_no_score(slots: int, monkeypatch: pyte
 
 
 def test_the_number_of_rows_is_a_public_constant(sampler_of: Make) -> None:
-    """Any sample of 8 owners at rate 1/2 shows as the same calls: one for each token, of `slots` rows."""
+    """Any sample of 8 owners at rate 1/2 shows as the same calls: one for each token, of `slots_of` rows."""
     sampler = sampler_of()
     for _ in range(5):
         sampler.model.calls.clear()
         sampler.invoke("a")
-        assert [rows for rows in sampler.model.calls if rows] == [sampler.slots] * 6
+        assert [rows for rows in sampler.model.calls if rows] == [sampler.slots_of(sampler.line())] * 6
     bare = sampler_of(pad=False)
     bare.invoke("a")
     assert len(bare.model.calls) == 1 + 6, "one call for each token all the same, and the public question"

@@ -34,7 +34,7 @@ def calls() -> list[Any]:
 
 @pytest.fixture
 def ensemble(store_of: Any, records: Any, canary: str, calls: list[Any]) -> PrivateEnsemble:
-    selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 3, rate=1.0)
+    selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 3, rate=1.0, max_exemplars=8)
 
     def member(values: dict[str, Any]) -> str:
         calls.append(values)
@@ -194,7 +194,7 @@ async def test_a_member_may_be_anything_that_lcel_takes(kind: str, store_of: Any
         "mapping": {"answer": lambda values: "Positive"},
         "async function": answer,
     }[kind]
-    ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(records(4)), 5, rate=0.01), member)
+    ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(records(4)), 5, rate=0.01, max_exemplars=8), member)
     sealed = ensemble | aggregate
     if kind == "mapping":  # its answer is a mapping, which is no label: all abstain
         assert ensemble.run(QUESTION, 0.01) == [{"answer": "Positive"}] * 5

@@ -340,6 +340,6 @@ def test_bad_parameters_are_refused(store_of: Any, records: Any) -> None:
     with pytest.raises(InvalidParameter, match="query"):
         nearest(store).sample()
     with pytest.raises(InvalidParameter, match="query"):
-        PoissonExampleSelector(store, 3, rate=1.0).sample(query=np.ones(DIMENSION, np.float32))
+        PoissonExampleSelector(store, 3, rate=1.0, max_exemplars=8).sample(query=np.ones(DIMENSION, np.float32))
     with pytest.raises(InvalidParameter, match="'question'"):
         nearest(store).select_examples({"input": "q"})

@@ -251,7 +251,7 @@ def test_a_member_with_the_store_is_refused_and_one_with_a_selector_is_not(
     store_of: Any, records: Any, budget_of: Any
 ) -> None:
     store = store_of(records(8))
-    selector = PoissonExampleSelector(store, 4, rate=1.0)
+    selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     with pytest.raises(UnsafeConfigurationError, match="ExemplarStore"):
         PrivateEnsemble(selector, lambda values: str(store.read([0])))
     shown: list[int] = []
@@ -350,7 +350,7 @@ def test_only_collections_can_be_public(wrong: Any, sealed_of: Any, store_of: An
 
 def test_candidates_reach_no_collection_and_no_selector(store_of: Any, records: Any, sealed_of: Any) -> None:
     store = store_of(records(8))
-    selector = PoissonExampleSelector(store, 4, rate=1.0)
+    selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     collection = InMemoryVectorStore(DeterministicFakeEmbedding(size=2))
     for held, why in (
         (collection, "search the same"),

@@ -77,7 +77,7 @@ def sampler_of(budget_of: Callable[..., PrivacyBudget], store_of: Any, records: 
     """sampler_of(): a sampler over a store whose every text holds the canary."""
 
     def make(model: Speller | None = None, *, return_receipt: bool = False, **budget_options: Any) -> DPSampler:
-        selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 2, rate=0.5)
+        selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 2, rate=0.5, max_exemplars=8)
         budget = budget_of(**{"releases": 200, **budget_options})
         return DPSampler(
             model or Speller(), selector, budget, shots=4, top_k=5, max_tokens=10, return_receipt=return_receipt
@@ -296,7 +296,8 @@ async def test_an_agents_answers_count_for_whom_it_acts(sampler_of: Make, run: A
 def test_a_tool_is_asked_under_the_stores_key_or_those_that_are_named(store_of: Any, budget_of: Any) -> None:
     rows = [{"text": f"t{i}", "label": "x"} for i in range(4)]
     store = store_of(rows, input_key="text", output_key="label", owner_key=None)
-    sampler = DPSampler(Speller(), PoissonExampleSelector(store, 2, rate=0.5), budget_of(), shots=2, top_k=5)
+    selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
+    sampler = DPSampler(Speller(), selector, budget_of(), shots=2, top_k=5)
     assert list(sampler.as_tool("write", "writes").args) == ["text"]
     assert sampler.as_tool("write", "writes").invoke({"text": "a"}) == WORD
     assert list(sampler.as_tool("write", "writes", inputs={"topic": "of what"}).args) == ["topic"]
@@ -369,7 +370,7 @@ async def test_a_sampler_within_a_member_charges_its_own_budget_at_every_call(sa
     votes = sampler | RunnableLambda(lambda text: "Positive" if text == WORD else "Negative")
     member = RunnableLambda(lambda values: {"input": values["input"]}) | votes
     store, budget = sampler.selector.store, sampler_of(releases=10).budget
-    selector = PoissonExampleSelector(store, 4, rate=1.0)
+    selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
     assert await run(release, {"input": "a"}) == "Positive"
     assert (budget.spent(), sampler.budget.spent()) == (1, 4 * TOKENS)
@@ -399,7 +400,7 @@ MISPLACED: dict[str, Callable[[DPSampler], tuple[str, Callable[[], Any]]]] = {
     "the source of wrap_rag": lambda s: ("source", lambda: wrap_rag(str, s, NoisyVote(["a", "b"]), s.budget)),
     "an aggregator": lambda s: ("aggregator", lambda: DPAggregate(s, s.budget)),  # type: ignore[arg-type]
     "a budget": lambda s: ("budget", lambda: DPAggregate(NoisyVote(["a", "b"]), s)),  # type: ignore[arg-type]
-    "a store": lambda s: ("store", lambda: PoissonExampleSelector(s, 2, rate=0.5)),  # type: ignore[arg-type]
+    "a store": lambda s: ("store", lambda: PoissonExampleSelector(s, 2, rate=0.5, max_exemplars=8)),  # type: ignore[arg-type]
 }
 
 

@@ -19,11 +19,16 @@ from langchain_core.runnables import RunnableLambda
 from scipy import stats
 
 from langchain_dpicl import (
+    DPAggregate,
     ExemplarStore,
     InvalidParameter,
     InvalidRecords,
+    NoisyVote,
     PoissonExampleSelector,
+    PrivacyBudget,
     PrivacyWarning,
+    PrivateEnsemble,
+    SealedRelease,
     UnsafeConfigurationError,
 )
 from langchain_dpicl.privacy import SecureRandomness
@@ -275,7 +280,7 @@ def test_no_bucket_exceeds_the_cap(cap: int, store_of: Any, records: Any, seeded
 
 @pytest.mark.parametrize("rate", [1e-9, 0.01, 1.0])
 def test_there_are_always_as_many_buckets_as_members(rate: float, store_of: Any, records: Any) -> None:
-    selector = PoissonExampleSelector(store_of(records(5)), 7, rate=rate)
+    selector = PoissonExampleSelector(store_of(records(5)), 7, rate=rate, max_exemplars=8)
     assert {len(selector.sample()) for _ in range(20)} == {7}
     store = selector.store
     for owner in list(store.owners):
@@ -342,9 +347,9 @@ BAD_PARAMETERS: list[tuple[str, dict[str, Any]]] = [
     ("rate", {"members": 2, "rate": True}),
     ("shots", {"members": 2, "shots": 0}),
     ("shots", {"members": 2, "shots": 1.5}),
-    ("shots", {"members": 2, "shots": 6}),
     ("shots", {"members": 2, "shots": 1, "rate": 0.5}),
     ("rate", {"members": 2}),
+    ("max_exemplars", {"members": 2, "rate": 0.5}),
     ("max_exemplars", {"members": 2, "rate": 0.5, "max_exemplars": 0}),
     ("max_exemplars", {"members": 2, "rate": 0.5, "max_exemplars": 2.5}),
     ("exemplars_per_owner", {"members": 2, "rate": 0.5, "exemplars_per_owner": 0}),
@@ -361,22 +366,31 @@ def test_a_parameter_out_of_bounds_is_named(name: str, parameters: dict[str, Any
 
 def test_something_else_than_a_store_is_refused_without_being_shown(canary: str) -> None:
     with pytest.raises(InvalidParameter, match="store") as caught:
-        PoissonExampleSelector([{"input": canary}], 2, rate=0.5)  # type: ignore[arg-type]
+        PoissonExampleSelector([{"input": canary}], 2, rate=0.5, max_exemplars=8)  # type: ignore[arg-type]
     assert canary not in str(caught.value)
 
 
-def test_an_empty_store_has_nobody_to_sample(store_of: Any, records: Any) -> None:
-    store = store_of(records(1))
-    store.forget("owner-0")
-    with pytest.raises(InvalidRecords, match="empty"):
-        PoissonExampleSelector(store, 2, rate=0.5)
+def test_before_a_plan_is_frozen_too_few_owners_are_refused(store_of: Any, records: Any, budget_of: Any) -> None:
+    """By the chain, which knows its budget: `tests/unit/test_public_settings.py` shows that a frozen plan's goes on."""
+    store = store_of(records(10))
+    with pytest.raises(InvalidParameter, match=r"shots=6 .*must not exceed the number of owners \(10\)"):
+        sealed(PoissonExampleSelector(store, 2, shots=6), budget_of())
+    for owner in list(store.owners):
+        store.forget(owner)
+    for how in ({"shots": 1}, {"rate": 0.5, "max_exemplars": 8}):
+        with pytest.raises(InvalidRecords, match="empty"):
+            sealed(PoissonExampleSelector(store, 2, **how), budget_of())
+
+
+def sealed(selector: PoissonExampleSelector, budget: PrivacyBudget) -> SealedRelease:
+    return PrivateEnsemble(selector, lambda _: "no") | DPAggregate(NoisyVote(["yes", "no"]), budget)
 
 
 def test_shots_become_a_rate(store_of: Any, records: Any) -> None:
     selector = PoissonExampleSelector(store_of(records(80)), 10, shots=4)
     assert selector.rate == 0.5
     assert not selector.rate_is_explicit
-    assert PoissonExampleSelector(store_of(records(80)), 10, rate=0.5).rate_is_explicit
+    assert PoissonExampleSelector(store_of(records(80)), 10, rate=0.5, max_exemplars=8).rate_is_explicit
 
 
 # -- what sampled exemplars show ---------------------------------------------------------------------------------------
@@ -403,7 +417,7 @@ def test_examples_are_neither_pickled_nor_copied(way: Callable[[Any], Any], exam
 
 
 def test_a_selector_shows_nothing_private(store_of: Any, records: Any, canary: str) -> None:
-    selector = PoissonExampleSelector(store_of(records(4, secret=canary)), 2, rate=0.5)
+    selector = PoissonExampleSelector(store_of(records(4, secret=canary)), 2, rate=0.5, max_exemplars=8)
     assert repr(selector).startswith("PoissonExampleSelector(members=2, rate=0.5")
     assert canary not in repr(selector) + str(selector) + dumps(selector) + repr(vars(selector))
     with pytest.raises(UnsafeConfigurationError):
@@ -423,7 +437,7 @@ def few_shot(selector: PoissonExampleSelector) -> FewShotPromptTemplate:
 
 
 def test_outside_of_a_release_a_selection_warns(store_of: Any, records: Any) -> None:
-    selector = PoissonExampleSelector(store_of(records(6)), 2, rate=1.0)
+    selector = PoissonExampleSelector(store_of(records(6)), 2, rate=1.0, max_exemplars=8)
     assert isinstance(selector, BaseExampleSelector)
     with pytest.warns(PrivacyWarning, match="no budget counts it"):
         chosen = selector.select_examples({"input": "x"})
@@ -436,7 +450,7 @@ def test_within_a_member_the_selector_gives_this_members_own_bucket(
     sealed_of: Callable[..., Any], store_of: Any, records: Any
 ) -> None:
     store = store_of(records(12))
-    inner = PoissonExampleSelector(store, 3, rate=1.0)
+    inner = PoissonExampleSelector(store, 3, rate=1.0, max_exemplars=8)
     seen: list[tuple[str, list[str]]] = []
 
     def look(values: dict[str, Any]) -> dict[str, Any]:
@@ -461,7 +475,7 @@ def test_within_a_member_the_selector_gives_this_members_own_bucket(
 def test_a_bucket_from_the_selector_is_a_copy(sealed_of: Callable[..., Any], store_of: Any, records: Any) -> None:
     """A member that changes what it was given changes neither the store nor another member."""
     store = store_of(records(6))
-    selector = PoissonExampleSelector(store, 2, rate=1.0)
+    selector = PoissonExampleSelector(store, 2, rate=1.0, max_exemplars=8)
 
     def spoil(values: dict[str, Any]) -> str:
         for exemplar in selector.select_examples(values):
@@ -475,6 +489,6 @@ def test_a_bucket_from_the_selector_is_a_copy(sealed_of: Callable[..., Any], sto
 
 def test_adding_an_example_adds_it_to_the_store(store_of: Any, records: Any) -> None:
     store = store_of(records(2), owner_key=None)
-    selector = PoissonExampleSelector(store, 2, rate=0.5)
+    selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
     assert selector.add_example({"input": "new", "output": "Positive"}) == 2
     assert store.owner_count == 3

@@ -47,7 +47,7 @@ def sampler_of(budget_of: Callable[..., PrivacyBudget], store_of: Any, records: 
     """sampler_of(): a sampler over a store whose every text holds the canary."""
 
     def make(table: Any = spelling, *, return_receipt: bool = False, **budget_options: Any) -> DPSampler:
-        selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 2, rate=1.0)
+        selector = PoissonExampleSelector(store_of(records(8, secret=canary)), 2, rate=1.0, max_exemplars=8)
         model = TableModel(table, ALPHABET, frozenset({4}))
         budget = budget_of(**{"releases": 200, **budget_options})
         return DPSampler(model, selector, budget, shots=4, top_k=5, max_tokens=10, return_receipt=return_receipt)
@@ -282,7 +282,7 @@ def sampler():
         rows, DeterministicFakeEmbedding(size=8), input_key="topic", output_key="poem", progress=False
     )
     budget = PrivacyBudget(1000, 1e-5, 200, f"sqlite:///{Path(__file__).with_name('budget.db')}", "poems")
-    selector = PoissonExampleSelector(store, 2, rate=0.5)
+    selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
     model = TableModel(table, list("helo."), frozenset({4}))
     return DPSampler(model, selector, budget, shots=4, top_k=5, max_tokens=10, return_receipt=True)
 """

@@ -266,7 +266,7 @@ def test_a_fault_of_the_tickets_is_a_ledger_error_without_owners(seal: Any, ledg
 
 def test_what_cannot_have_tickets_is_refused(seal: Any, ledger_url: str, member: Member) -> None:
     release = seal()
-    blind = PoissonExampleSelector(release.selector.store, 3, rate=0.5)
+    blind = PoissonExampleSelector(release.selector.store, 3, rate=0.5, max_exemplars=8)
     with pytest.raises(InvalidParameter, match="threshold"):
         _ = PrivateEnsemble(blind, member) | DPAggregate(NoisyVote(["yes", "no"]), release.budget)
     line = release.line()

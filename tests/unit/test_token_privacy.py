@@ -122,7 +122,7 @@ def sampler_of(
         ]
         model = TableModel(case["table"], "abcd", frozenset(case.get("end", ())))
         options = {key: case[key] for key in ("max_tokens", "min_tokens", "top_k", "temperature") if key in case}
-        selector = PoissonExampleSelector(store_of(records), 2, rate=RATE)
+        selector = PoissonExampleSelector(store_of(records), 2, rate=RATE, max_exemplars=8)
         budget = budget_of(400.0, 0.05, 10_000)
         sampler = DPSampler(
             model,

@@ -557,7 +557,7 @@ HIDDEN |= {
     "a class that opens a collection": lambda collection: opens_a_collection,
     "a selector": lambda collection: (
         PoissonExampleSelector(
-            ExemplarStore.from_vectorstore(collection, owner_key="patient"), 4, rate=1.0
+            ExemplarStore.from_vectorstore(collection, owner_key="patient"), 4, rate=1.0, max_exemplars=8
         ).select_examples
     ),
 }
