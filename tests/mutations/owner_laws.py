@@ -5,6 +5,7 @@ The members are as bad as they can be: each answers from its bucket alone, by a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -36,13 +37,17 @@ def store_of(owners: Owners) -> ExemplarStore:
     return ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=2), output_key=None, owner_key="owner")
 
 
-def bucket_law(kind: SelectorKind, owners: Owners, rate: float) -> dict[Hashable, float]:
-    """The law of who sits where: the code's own, for each member the set of owners in its bucket."""
-    selector = kind(store_of(owners), MEMBERS, rate=rate, max_exemplars=20)
+def bucket_law(kind: SelectorKind, owners: Owners, rate: float, by_default: bool) -> dict[Hashable, float]:
+    """The law of who sits where: the code's own, for each member the set of owners in its bucket.
+
+    ``by_default``: with the selector's defaults, as a frozen plan of this rate samples; else with a cap that is given.
+    """
+    how: dict[str, Any] = {"shots": 1} if by_default else {"rate": rate, "max_exemplars": 20}
+    selector = kind(store_of(owners), MEMBERS, **how)
 
     def run(randomness: Branching) -> tuple[frozenset[str], ...]:
         selector._randomness = randomness
-        return tuple(frozenset(e["input"].split()[0] for e in bucket) for bucket in selector.sample())
+        return tuple(frozenset(e["input"].split()[0] for e in bucket) for bucket in selector.sample(rate))
 
     return law(run)
 
@@ -56,12 +61,12 @@ def vote_law(said: tuple[str, ...]) -> Law:
 
 
 @lru_cache(maxsize=256)
-def release_law(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) -> Law:
+def release_law(kind: SelectorKind, owners: Owners, rule: Rule, rate: float, by_default: bool) -> Law:
     """The law of one release."""
 
     def parts() -> Iterator[tuple[float, Law]]:
         buckets: Any
-        for buckets, weight in bucket_law(kind, owners, rate).items():
+        for buckets, weight in bucket_law(kind, owners, rate, by_default).items():
             yield weight, vote_law(tuple(sorted(rule(bucket) or "" for bucket in buckets)))
 
     return mixture(parts())
@@ -69,11 +74,12 @@ def release_law(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) -> 
 
 def check_selector(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) -> None:
     """AssertionError where the releases with and without some owner are easier to tell apart than a Poisson sample's
-    profile says."""
+    profile says, by default or with a cap that is given."""
     profile = MECHANISMS["vote"].profile(SIGMA).subsample(rate)
-    everyone = release_law(kind, owners, rule, rate)
-    for left_out in owners:
-        without = release_law(kind, tuple(owner for owner in owners if owner != left_out), rule, rate)
+    for left_out, by_default in itertools.product(owners, (True, False)):
+        everyone = release_law(kind, owners, rule, rate, by_default)
+        others = tuple(owner for owner in owners if owner != left_out)
+        without = release_law(kind, others, rule, rate, by_default)
         for direction, pair in zip(DIRECTIONS, ((everyone, without), (without, everyone)), strict=True):
             check_profile([pair], profile, direction)
 

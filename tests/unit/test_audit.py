@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl import cli
@@ -188,6 +189,25 @@ def test_a_broken_selection_is_proved_to_break_its_claim(
     monkeypatch.setattr(PoissonExampleSelector, "sample", broken(PoissonExampleSelector.sample))
     result = audit("vote", canary="owner", rate=rate, trials=trials, **{**PROOF, "epsilon": epsilon})
     assert result.lower_bound > result.epsilon
+
+
+def test_a_cap_that_follows_the_store_is_proved_to_break_its_claim(monkeypatch: Patch) -> None:
+    """The worlds are made with the selector's defaults. Members who see how full their prompt is tell them apart as
+    soon as the cap comes from the number of owners. (The bound is then about 1.8, seven standard deviations above the
+    claim.)"""
+    full = RunnableLambda(lambda values: "Birch" if len(values["examples"]) > 1 else "Alder")
+    how: dict[str, Any] = {"canary": "owner", "rate": 1.0, "members": 4, "member": full}
+    real = PoissonExampleSelector.__init__
+
+    def follows_the_store(self: PoissonExampleSelector, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        self.max_exemplars = self.store.owner_count - worlds.OTHER_OWNERS + 1
+
+    honest = audit("vote", **CLAIM, trials=400, **how)
+    assert honest.lower_bound <= honest.epsilon
+    monkeypatch.setattr(PoissonExampleSelector, "__init__", follows_the_store)
+    broken = audit("vote", **PROOF, trials=1000, **how)
+    assert broken.lower_bound > broken.epsilon
 
 
 # -- the worst cases ---------------------------------------------------------------------------------------------------
