@@ -122,7 +122,7 @@ def test_18_an_owner_who_fails_a_third_of_all_answers_is_caught(
         wanted = len(released) % 3 if len(released) < 7 else 3
         return [100.0 if token == wanted else 0.0 for token in range(4)]  # no draw differs (below 1e-30)
 
-    selector = PoissonExampleSelector(store_of(records(20)), 2, rate=0.05)
+    selector = PoissonExampleSelector(store_of(records(20)), 2, rate=0.05, max_exemplars=8)
     model = TableModel(spelling, "abc.", frozenset({3}))
     sampler = DPSampler(model, selector, budget_of(releases=2000), shots=1, top_k=4, max_tokens=8, slots=3)
     assert failures(sampler) == 0

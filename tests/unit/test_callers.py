@@ -187,7 +187,7 @@ def test_a_samplers_failure_is_its_callers_alone(budget_of: Any, store_of: Any, 
     transcripts = []
     for fails in (False, True):
         model = TableModel(lambda _, released: [0.0 if released else 9.0, 100.0 if released else 0.0], ["a", "."], {1})
-        selector = PoissonExampleSelector(store_of(records(8)), 2, rate=0.5)
+        selector = PoissonExampleSelector(store_of(records(8)), 2, rate=0.5, max_exemplars=8)
         budget = budget_of(releases=400, scope="per_principal")
         sampler = DPSampler(model, selector, budget, shots=4, top_k=2, max_tokens=4)
         sampler._randomness = Faulty()
@@ -330,7 +330,7 @@ async def test_nobody_waits_for_another_callers_equal_question(budget_of: Any) -
 
 def test_a_sampler_replays_to_the_caller_who_asked(budget_of: Any, store_of: Any, records: Any) -> None:
     model = TableModel(lambda _, released: [0.0 if released else 99.0, 99.0 if released else 0.0], ["a", "."], {1})
-    selector = PoissonExampleSelector(store_of(records(8)), 2, rate=0.5)
+    selector = PoissonExampleSelector(store_of(records(8)), 2, rate=0.5, max_exemplars=8)
     sampler = DPSampler(
         model, selector, budget_of(releases=90, replay="principal"), shots=4, top_k=2, max_tokens=4, return_receipt=True
     )

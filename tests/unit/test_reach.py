@@ -314,7 +314,7 @@ COLLECTIONS: dict[str, Callable[[InMemoryVectorStore], Any]] = {
 def test_a_member_over_a_whole_collection_is_refused_unless_it_is_public(
     make: Callable[[Any], Any], clinic: InMemoryVectorStore, store_of: Any, records: Any
 ) -> None:
-    selector = PoissonExampleSelector(store_of(records(8)), 4, rate=1.0)
+    selector = PoissonExampleSelector(store_of(records(8)), 4, rate=1.0, max_exemplars=8)
     with pytest.raises(UnsafeConfigurationError, match=r"name it: public=\[\.\.\.\]"):
         PrivateEnsemble(selector, make(clinic))
     if make is COLLECTIONS["its class"]:
@@ -341,7 +341,7 @@ def test_only_collections_can_be_public(wrong: Any, sealed_of: Any, store_of: An
     with pytest.raises(InvalidParameter, match=r"public\[1\]"):
         sealed_of(str, public=[InMemoryVectorStore(DeterministicFakeEmbedding(size=2)), wrong])
     store = store_of(records(4))
-    for private in (store, PoissonExampleSelector(store, 2, rate=1.0)):
+    for private in (store, PoissonExampleSelector(store, 2, rate=1.0, max_exemplars=8)):
         with pytest.raises(InvalidParameter, match=r"public\[0\]"):
             sealed_of(str, public=[private])
     with pytest.raises(InvalidParameter, match="public"):

@@ -235,7 +235,7 @@ def spelling(demonstration: str, released: str) -> list[float]:
 @pytest.fixture
 def sampler_of(budget_of: Any, store_of: Any, records: Any, canary: str) -> Callable[..., DPSampler]:
     def make(model: TableModel, rate: float = 1.0, **options: Any) -> DPSampler:
-        selector = PoissonExampleSelector(store_of(records(6, secret=canary)), 2, rate=rate)
+        selector = PoissonExampleSelector(store_of(records(6, secret=canary)), 2, rate=rate, max_exemplars=8)
         return DPSampler(model, selector, budget_of(releases=400), shots=4, top_k=5, max_tokens=6, **options)
 
     return make
