@@ -82,7 +82,7 @@ def a_members_own_answer(self: ReleaseSteps, begun: Begun) -> Private:
     outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, query=begun.ready.vector)  # not encoded
     release = self._aggregate(begun, outputs)
     said = [output for output in outputs if isinstance(output, str)]
-    return Private(said[0] if release is None and said else release)
+    return Private(max(said, key=len) if release is None and said else release)  # a bucket may be empty, not all
 
 
 MUTANTS = [
