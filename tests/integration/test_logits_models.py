@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings
+from langchain_dpicl.decoding.draws import Draw
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.decoding.server_model import ServerLogits
 from langchain_dpicl.decoding.transformers_model import TransformersLogits
 from langchain_dpicl.local import local_llm
+from langchain_dpicl.privacy.noise import SecureRandomness
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
@@ -114,6 +117,34 @@ def test_two_backends_on_the_same_float_weights_agree(tmp_path: Path) -> None:
     assert largest < 0.05
 
 
+def test_a_prompt_that_llama_cpp_refuses_is_a_row_of_no_numbers(tmp_path: Path) -> None:
+    """One that is longer than the context gets a 400 (and a text that is no UTF-8 none at all): the rows beside it keep
+    their bits, for every token of an answer, and an answer is drawn."""
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path)
+    server = server_of(path, "</s>", context=512)
+    shown = [Demonstration(i, text) for i, text in enumerate([SHOWN, "a" * 600, "name[x]\nx\n\n", "half \ud83d"])]
+    assert not server.fits(shown[1].text, ASKED, 9)
+    alone = {row: server.session(ASKED, [shown[row]], steps=9) for row in (0, 2)}
+    session = server.session(ASKED, shown, steps=9)
+    for rows, released in (([0, 1, 2, 3], []), ([1, 2], [50]), ([3, 1, 0], [50, 60])):
+        found = session.logits(rows, released)
+        for place, row in enumerate(rows, 1):
+            if row in alone:
+                assert np.array_equal(found[[0, place]], alone[row].logits([0], released))
+            else:
+                assert np.isnan(found[place]).all()
+    settings = Settings(3, 3, 20, 2.0, 1.0, 1.5, ())
+    padding = Demonstration("padding", "name[]\n\n\n")
+    private = PrivateAnswer(server, settings, bound=2.0, randomness=SecureRandomness(), slots=2, padding=padding)
+    private.open(ASKED, lambda: Draw(shown, [[0, 1, 2], [1], [3, 2]]))
+    released = list[int]()
+    for _ in range(3):
+        released.append(private.token(released))
+    private.close()
+    assert all(0 <= token < server.vocabulary for token in released)
+
+
 # --------------------------------------------------------------------------------------------- the embedded weights
 
 
@@ -144,7 +175,10 @@ def test_pieces_and_the_whole_prompt_give_the_same_logits(embedded: tuple[str, T
 
 
 @pytest.mark.model
-def test_a_row_is_bit_identical_beside_any_others(embedded: tuple[str, TransformersLogits]) -> None:
+def test_a_row_is_bit_identical_beside_any_others(
+    embedded: tuple[str, TransformersLogits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside one at which the tokeniser raises."""
     logits = embedded[1]
     assert logits._loaded._block == 8
     shown = [Demonstration(i, f"name[{'Blue Spice ' * (i + 1)}]\nIt is number {i}.\n\n") for i in range(9)]
@@ -155,6 +189,12 @@ def test_a_row_is_bit_identical_beside_any_others(embedded: tuple[str, Transform
         found = logits.session(ASKED, shown, steps=9).logits(rows, released)
         assert np.array_equal(found[0], expected[0])
         assert np.array_equal(found[1 + rows.index(4)], expected[1])
+    tokens = logits._loaded.tokens
+    monkeypatch.setattr(logits._loaded, "tokens", lambda text: 1 // (text != shown[6].text) and tokens(text))
+    logits.forget(range(9))
+    found = logits.session(ASKED, shown, steps=9).logits([7, 6, 4], released)
+    assert np.isnan(found[2]).all()
+    assert np.array_equal(found[[0, 3]], expected)
 
 
 @pytest.mark.model
