@@ -8,6 +8,7 @@
     │   ├── InvalidRecords (ValueError)    records that cannot become exemplars
     │   ├── UnknownOwner (KeyError)        an owner that the store does not hold
     │   └── StoreFileError                 a saved store that cannot be read or written
+    │       └── StoreFileChanged           another process has changed the file, or it is another store's
     ├── UnsafeConfigurationError           the surroundings would carry private text out
     ├── ModelUnavailable                   the model fails on public input: nothing was charged
     │   └── MembersAbstained               a release says that the members gave no usable answer: charged
@@ -72,6 +73,13 @@ class UnknownOwner(StoreError, KeyError):
 
 class StoreFileError(StoreError):
     """A saved store cannot be read (missing, foreign, truncated, altered) or written."""
+
+
+class StoreFileChanged(StoreFileError):
+    """The file is not the one that this store knows: newer, older, or another store's. Nothing was written.
+
+    Call `ExemplarStore.refresh` and save again where the file is newer; the message says what to do otherwise.
+    """
 
 
 class UnsafeConfigurationError(DPICLError):

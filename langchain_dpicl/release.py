@@ -252,6 +252,7 @@ class ReleaseSteps(AnyRelease):
     def _query(self, values: Any) -> Query:
         request = self.ensemble.check_request(values)
         boundary.check_surroundings()
+        self.selector.store.refresh()  # a file that cannot be followed is known before anything is charged
         line = self.line()
         self._has_asked = True
         known, principal = None, acting_principal()
@@ -262,8 +263,10 @@ class ReleaseSteps(AnyRelease):
         return Query(request, line, principal, known, text)
 
     async def _aquery(self, values: Any) -> Query:
-        """`_query`, which takes a fifth of a millisecond: in the event loop, but the first, which may solve a plan."""
-        return self._query(values) if self._has_asked else await asyncio.to_thread(self._query, values)
+        """`_query`, which takes a fifth of a millisecond: in the event loop, but where it may solve a plan or read a
+        store's file."""
+        is_quick = self._has_asked and not self.selector.store.is_behind
+        return self._query(values) if is_quick else await asyncio.to_thread(self._query, values)
 
     def _calls_public(self, query: Query) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""

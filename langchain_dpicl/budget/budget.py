@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -21,9 +22,10 @@ from langchain_dpicl.budget.schedule import Declaration, Releases, Schedule, aga
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.seats import Seats
 from langchain_dpicl.budget.tickets import TicketReport, Tickets, ticket_report
-from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch
+from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.file import OpenedBudget
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.filtered import FilteredBudget
@@ -144,6 +146,7 @@ class PrivacyBudget:
         self._stored: StoredPlan | None = None
         self._seats: Seats | None = None
         self._watched: WeakSet[PrivateStore] = WeakSet()
+        self._unmet: list[PrivateStore] = []
         self._find()
 
     @classmethod
@@ -328,6 +331,8 @@ class PrivacyBudget:
                 lines = self._find_lines()
         if not lines:
             raise LedgerError("the plan could not be stored")
+        if self._unmet:
+            self._meet()
         found = self._pick(lines, name)
         self._refuse_other(against(found.plan_line, declaration))
         return found
@@ -350,15 +355,46 @@ class PrivacyBudget:
             )
 
     def watch(self, store: PrivateStore) -> None:
-        """Where owners pay with tickets: remove the row of an owner whom the store forgets, from now on.
+        """Use this budget with a store: an owner whom the store forgets from now on leaves the ledger too, with its
+        tickets and its hashes.
 
-        A chain on this budget does so when it is built. The store keeps the budget.
+        A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
+        remembers the budget, and a `PrivacyWarning` names others that were opened on the same data.
         """
         with self._watching:
-            if not self.tickets or store in self._watched:
+            if store in self._watched:
                 return
             self._watched.add(store)
-        store.on_owner_forgotten(self._ledger.key("fingerprint_key"), self._forget)
+            self._unmet.append(store)
+        key = self._ledger.key("fingerprint_key")
+        if self.tickets:
+            store.on_owner_forgotten(key, self._forget)
+        store.on_fingerprint_forgotten(key, self._ledger.forget_prints)
+
+    def _meet(self) -> None:
+        """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
+        with self._watching:
+            stores, self._unmet = self._unmet, []
+        place = self._ledger.place
+        if place is None or not stores:
+            return
+        plans = self._ledger.plans()
+        names = {f"{name!r} in this ledger" for name in renewal.neighbours(plans, self.name)}
+        opened = OpenedBudget(self._ledger.identity, place, self.name)
+        others = {other for store in stores for other in store.remember_budget(opened)}
+        generation = next(plan.generation for plan in plans if plan.name == self.name)
+        if not any(act.name == self.name and act.generation == generation for act in self._ledger.acts()):
+            names |= {
+                f"{each.name!r} in {'this ledger' if each.ledger == opened.ledger else each.url}" for each in others
+            }
+        if names:
+            warnings.warn(
+                f"the budget {self.name!r} is used with data on which other budgets were opened: "
+                f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
+                "owner one budget, or read PrivacyBudget.total() for those of one ledger",
+                PrivacyWarning,
+                stacklevel=3,
+            )
 
     def _forget(self, mark: bytes) -> None:
         if self._find() is not None and self._seats is not None:

@@ -136,6 +136,8 @@ class FilteredBudget(PrivacyBudget):
                 raise LedgerError("the filter could not be stored")
             if name not in self._ledger.by_principal(stored.id).get("", {}):
                 self._ledger.add_line(stored.id, name, UNLIMITED)
+        if self._unmet:
+            self._meet()
         return FilteredLine(self, stored, name, item)
 
     # -- what is spent and left ----------------------------------------------------------------------------------------

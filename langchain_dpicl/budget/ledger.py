@@ -8,6 +8,10 @@ for people to read; nothing is decided by them. See `database` for what a transa
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +34,7 @@ from langchain_dpicl.budget.claims import (
     take_claims,
 )
 from langchain_dpicl.budget.database import Database
-from langchain_dpicl.budget.renewal import Act, StoredPlan, enter_generation
+from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, holds
 from langchain_dpicl.budget.schema import acts, books, charges, counters, filters, in_use, meta, plans
 from langchain_dpicl.errors import LedgerError
 
@@ -142,6 +146,42 @@ class Ledger(Database):
         if found is None:
             raise LedgerError("the ledger has lost its keys; restore it from a backup")
         return bytes.fromhex(found)
+
+    @property
+    def identity(self) -> str:
+        """A name that no other ledger has, and that shows nothing of its keys."""
+        return hashlib.blake2b(self.key("fingerprint_key"), digest_size=16, person=b"dpicl ledger").hexdigest()
+
+    @property
+    def place(self) -> str | None:
+        """Where the ledger is, without user, password and options; None for one that ends with this process."""
+        url = self._url._replace(username=None, password=None).set(query={})
+        if not self.is_sqlite:
+            return url.render_as_string()
+        if not url.database or ":memory:" in url.database or "mode=memory" in str(self._url):
+            return None
+        is_file = not url.database.startswith("file:")
+        return url.set(database=os.path.abspath(url.database) if is_file else url.database).render_as_string()
+
+    def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
+        """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
+        if not self.run(lambda connection: holds(connection, gone), "read"):
+            return
+        others = left()
+
+        def drop_all(connection: Connection) -> None:
+            if self.is_sqlite:
+                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            drop(connection, gone, others)
+
+        self.run(drop_all)
+        if self.is_sqlite:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers, self._mutex:
+                pooled = self._engine.raw_connection()
+                try:
+                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    pooled.close()
 
     # -- charges ----------------------------------------------------------------------------------------------------
 

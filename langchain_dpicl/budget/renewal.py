@@ -8,6 +8,7 @@ name opens the next generation. The ledger checks what it can: it keeps a sketch
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing_extensions import TypedDict
 from langchain_dpicl.budget.schema import acts, plans
 from langchain_dpicl.errors import LedgerError, PlanMismatch
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan
+from langchain_dpicl.store.marks import SKETCH
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,40 @@ def refuse_shared(name: str, before: Sequence[str], after: Sequence[str]) -> Non
             f"the budget {name!r} cannot start afresh: its store shares owners with the data of an older plan in this "
             "ledger, so their losses add up; nothing was charged"
         )
+
+
+def holds(connection: Connection, gone: Sequence[str]) -> bool:
+    """Whether a sketch has one of these hashes."""
+    texts = [*connection.scalars(sa.select(plans.c.fingerprint))]
+    texts += [text for row in connection.execute(sa.select(acts.c.before, acts.c.after)) for text in row]
+    return any(set(gone) & set(json.loads(text)) for text in texts if text)
+
+
+def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> None:
+    """Take the hashes of an owner who was forgotten out of every sketch.
+
+    A plan whose sketch had one of them was made on this owner's store, so hashes of those who are ``left`` there take
+    their places: a later fresh start finds them as before.
+    """
+    out = set(gone)
+    rows = connection.execute(sa.select(plans.c.id, plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
+    for plan_id, text in rows.all():
+        sketch = set(json.loads(text))
+        if sketch & out:
+            now = json.dumps(heapq.nsmallest(SKETCH, (sketch - out) | set(left)))
+            connection.execute(sa.update(plans).where(plans.c.id == plan_id).values(fingerprint=now))
+    for act in connection.execute(sa.select(acts.c.id, acts.c.before, acts.c.after)).all():
+        for column in ("before", "after"):
+            marks = json.loads(getattr(act, column) or "[]")
+            if out & set(marks):
+                kept = json.dumps([mark for mark in marks if mark not in out])
+                connection.execute(sa.update(acts).where(acts.c.id == act.id).values({column: kept}))
+
+
+def neighbours(stored: Sequence[StoredPlan], name: str) -> list[str]:
+    """The names of other plans whose sketch shares an owner with this plan's."""
+    mine = {mark for plan in stored if plan.name == name for mark in json.loads(plan.fingerprint or "[]")}
+    return [plan.name for plan in stored if plan.name != name and mine & set(json.loads(plan.fingerprint or "[]"))]
 
 
 def same_data(stored: Sequence[StoredPlan], generation: int) -> list[StoredPlan]:

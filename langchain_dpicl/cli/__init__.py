@@ -11,7 +11,7 @@ from importlib import import_module
 
 from langchain_dpicl.errors import DPICLError
 
-_COMMANDS = ("demo", "answer", "synthesize", "plan", "budget", "serve", "evaluate", "audit")
+_COMMANDS = ("demo", "answer", "synthesize", "plan", "budget", "forget", "serve", "evaluate", "audit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -95,6 +95,7 @@ class SamplerSteps:
         self.pad = pad
         self.slots = slots
         self.line_name = line_name
+        budget.watch(selector.store)
         self._keys = Keys(selector.store, model)
         self._padding = Demonstration(self._keys.key("padding"), template.padding)
         self._randomness: Randomness = SecureRandomness()
@@ -132,6 +133,7 @@ class SamplerSteps:
     def _query(self, input: object, job: str | None = None) -> Query:
         """``job``, a secret name, makes it a query that nobody else can ask."""
         boundary.check_surroundings()
+        self.selector.store.refresh()
         values, shared = self._asked(input)
         line, principal = self.line(), acting_principal()
         request = {"prompt": shared} if job is None else {"prompt": shared, "job": job}

@@ -160,6 +160,7 @@ def _line(store: PrivateStore, budget: PrivacyBudget, name: str | None, noise: f
     if (noise is not None) != isinstance(budget, FilteredBudget):
         raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
     chosen = {} if noise is None else {"parameter": noise}
+    budget.watch(store)
     return budget.line(
         MECHANISM, 1.0, name=name, rate_is_explicit=True, options={}, fingerprint=store.fingerprint, **chosen
     )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.store import nearness
+from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ Numbers = NDArray[np.int64]
 
 OwnerWatcher = Callable[[bytes], None]
 """Gets the mark of an owner that was forgotten."""
+
+PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
+"""Gets the hashes of a fingerprint that nobody has any more, and what computes the fingerprint of those who are left.
+"""
 
 
 class Reading(ABC):
@@ -113,6 +118,29 @@ class PrivateStore(ABC):
     @abstractmethod
     def on_owner_forgotten(self, key: bytes, watcher: OwnerWatcher) -> None:
         """Call ``watcher(mark)``, a mark of this key, at the end of every `forget` that leaves nobody with it."""
+
+    @abstractmethod
+    def on_fingerprint_forgotten(self, key: bytes, watcher: PrintWatcher) -> None:
+        """Call ``watcher(gone, left)`` at the end of every `forget` of this object: the hashes of a `fingerprint` that
+        nobody has any more, and the fingerprint of those who are left."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `refresh` may have something to do. Costs microseconds."""
+        return False
+
+    def refresh(self) -> bool:
+        """Take over what other processes have changed; whether there was anything. Every reading does it."""
+        return False
+
+    @property
+    @abstractmethod
+    def budgets(self) -> tuple[OpenedBudget, ...]:
+        """The budgets that were opened on this store, as far as it remembers."""
+
+    @abstractmethod
+    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Remember that a budget was opened on this store; the others that were."""
 
     @abstractmethod
     def fingerprint(self, key: bytes) -> tuple[str, ...]:

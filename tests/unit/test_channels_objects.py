@@ -171,6 +171,7 @@ def test_errors_of_the_store_show_no_secret_in_their_frames(store: Any) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*Their losses add up")  # one store serves all tests of this file
 @pytest.mark.parametrize("keep_queries", [False, True])
 async def test_the_ledgers_bytes_hold_no_secret(keep_queries: bool, store: Any, tmp_path: Path) -> None:
     """Its pages, its write-ahead log and its key file, after releases, failures and replays."""
@@ -191,6 +192,7 @@ async def test_the_ledgers_bytes_hold_no_secret(keep_queries: bool, store: Any, 
     assert found_in(content.decode("latin-1")) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*Their losses add up")  # one store serves all tests of this file
 def test_the_plan_cache_holds_no_secret(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_of: Callable[..., PrivacyBudget]
 ) -> None:

@@ -423,6 +423,7 @@ def test_a_demonstration_that_cannot_be_used_takes_nothing_from_others(sampler_o
     sampler.model.context = 60
     sampler.invoke("?")
     assert sorted(sampler.model.opened[-1]) == [f"Input: t{i}\nOutput: o\n\n" for i in (0, 1, 2, 3, 5)]
+    store = store_of(rows, owner_key=None)
     picky = sampler_of(store=store, rate=1.0, pad=False, template=DemonstrationTemplate("{input}{mood}", "{input}"))
     picky.invoke("?")
     assert picky.model.opened[-1] == ["t5x"]

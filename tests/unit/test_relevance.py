@@ -333,8 +333,9 @@ DRAW = release._draw
 def check_support(budget_of: Callable[..., PrivacyBudget]) -> None:
     """AssertionError unless what may be drawn is the given grid, whatever the store holds."""
     for owners in ([], [(0,)], OWNERS):
-        store, found = store_at(owners), []
+        found = []
         for i in range(len(GRID)):
+            store = store_at(owners)  # a store remembers its budgets
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(release, "choose_exponential", lambda numbers, *_, i=i: i if i < len(numbers) else 0)
                 found.append(ask(store, budget_of(epsilon=1.0, releases=1), grid=(0.6, 0.0, 0.9, 0.3)).threshold)

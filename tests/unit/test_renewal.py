@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import make_url
 
-from langchain_dpicl import InvalidParameter, LedgerError, PlanMismatch, PrivacyBudget
+from langchain_dpicl import (
+    ExemplarStore,
+    InvalidParameter,
+    LedgerError,
+    PlanMismatch,
+    PrivacyBudget,
+    PrivacyWarning,
+    release_threshold,
+)
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.privacy import PLDAccountant
+from langchain_dpicl.store.marks import sketch_hash
 
 KEY = b"k" * 32
 StoreOf = Callable[..., Any]
@@ -59,6 +71,139 @@ def test_a_forgotten_owner_leaves_the_sketch(store_of: StoreOf) -> None:
     before = set(store.fingerprint(KEY))
     store.forget("owner-3")
     assert len(before - set(store.fingerprint(KEY))) == 1
+
+
+def hashes_in(budget: PrivacyBudget) -> list[set[str]]:
+    return [set(json.loads(plan.fingerprint or "[]")) for plan in budget._ledger.plans()]
+
+
+def test_a_forgotten_owner_leaves_every_sketch_of_the_ledger(ledger_url: str, store_of: StoreOf) -> None:
+    """Of its plans, and of fresh starts; and others are untouched."""
+    store, other = store_with(store_of, range(6)), store_with(store_of, range(10, 14))
+    budget = budget_on(ledger_url, "one")
+    budget.watch(store)
+    budget.line("vote", 0.2, fingerprint=store.fingerprint)
+    fresh = budget_on(ledger_url, "two")
+    fresh.start_afresh("new data")
+    fresh.line("vote", 0.2, fingerprint=other.fingerprint)
+    key = budget._ledger.key("fingerprint_key")
+    gone = set(store.fingerprint(key))
+    store.forget("owner-3")
+    gone -= set(store.fingerprint(key))
+    assert len(gone) == 1
+    assert hashes_in(budget) == [set(store.fingerprint(key)), set(other.fingerprint(key))]
+    (act,) = fresh.acts()
+    assert not gone & set(json.loads(act.before or "") + json.loads(act.after or ""))
+    assert len(json.loads(act.before or "")) == 5
+
+
+def test_a_content_that_another_has_stays_in_the_sketch_until_the_last_goes(ledger_url: str, store_of: StoreOf) -> None:
+    rows = [{"input": text, "output": "x"} for text in ("same", "other", "same")]
+    store = store_of(rows, owner_key=None)
+    budget = budget_on(ledger_url, "one")
+    budget.watch(store)
+    budget.line("vote", 0.2, fingerprint=store.fingerprint)
+    before = hashes_in(budget)
+    store.forget("#0")
+    assert hashes_in(budget) == before
+    store.forget("#2")
+    assert len(hashes_in(budget)[0]) == 1
+
+
+def test_a_sketch_finds_those_who_are_left_after_many_were_forgotten(ledger_url: str, store_of: StoreOf) -> None:
+    """200 owners, of whom 128 are in the sketch: when these are forgotten, the others have taken their places."""
+    store = store_with(store_of, range(200))
+    budget = budget_on(ledger_url, "one")
+    budget.watch(store)
+    budget.line("vote", 0.2, fingerprint=store.fingerprint)
+    key = budget._ledger.key("fingerprint_key")
+    sketched = set(store.fingerprint(key))
+    owners = [name for name in store.owners if sketch_hash(key, name.encode()) in sketched]
+    assert len(owners) == 128
+    for owner in owners:
+        store.forget(owner)
+    assert hashes_in(budget) == [set(store.fingerprint(key))]
+    fresh = budget_on(ledger_url, "two")
+    fresh.start_afresh("other data, it is said")
+    with pytest.raises(PlanMismatch, match="shares owners"):
+        fresh.line("vote", 0.2, fingerprint=store.fingerprint)
+
+
+# -- a second budget on the same data ----------------------------------------------------------------------------------
+
+
+def use(budget: PrivacyBudget, store: Any) -> None:
+    """As a chain does when it is built, and at its releases."""
+    budget.watch(store)
+    for _ in range(2):
+        budget.line("vote", 0.2, fingerprint=store.fingerprint).charge()
+
+
+def test_a_second_name_on_the_same_data_warns_once(ledger_url: str, store_of: StoreOf) -> None:
+    """Two receipts say 2 each, and the total is more."""
+    store = store_with(store_of, range(6))
+    use(budget_on(ledger_url, "one"), store)
+    use(budget_on(ledger_url, "one"), store)
+    two = budget_on(ledger_url, "two")
+    with pytest.warns(PrivacyWarning, match="'one' in this ledger. Their losses add up") as caught:
+        use(two, store)
+    assert len(caught) == 1
+    assert two.total()["epsilon"] > two.epsilon_spent()
+
+
+def test_a_store_that_was_built_again_is_known_by_its_owners(ledger_url: str, store_of: StoreOf) -> None:
+    use(budget_on(ledger_url, "one"), store_with(store_of, range(6)))
+    with pytest.warns(PrivacyWarning, match="'one' in this ledger"):
+        use(budget_on(ledger_url, "two"), store_with(store_of, range(5, 9)))
+    use(budget_on(ledger_url, "three"), store_with(store_of, range(20, 25)))
+
+
+def test_a_budget_in_another_ledger_warns_in_any_process_that_has_the_file(
+    tmp_path: Path, store_of: StoreOf, embeddings: Any
+) -> None:
+    one, other = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "other"))
+    store_with(store_of, range(6)).save(tmp_path / "store.npz")
+    early = ExemplarStore.load(tmp_path / "store.npz", embeddings)
+    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.npz", embeddings))
+    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.npz", embeddings))
+    late = ExemplarStore.load(tmp_path / "store.npz", embeddings)
+    assert [(each.url, each.name) for each in late.budgets] == [(one, "answers")]
+    for store in (early, late):
+        with pytest.warns(PrivacyWarning, match=f"'answers' in {one}. Their losses add up"):
+            use(budget_on(other, "answers"), store)
+
+
+def test_a_place_names_no_user_and_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = budget_on("sqlite:///here.db", "one")._ledger
+    assert ledger.place == f"sqlite:///{tmp_path}/here.db"
+    monkeypatch.setattr(Ledger, "is_sqlite", False)
+    ledger._url = make_url("postgresql+psycopg://alice:secret@host:1/budgets?password=secret&sslmode=require")
+    assert ledger.place == "postgresql+psycopg://host:1/budgets"
+
+
+def test_filters_and_thresholds_are_remembered_too(ledger_url: str, store_of: StoreOf) -> None:
+    store = store_with(store_of, range(6))
+    release_threshold(store, ["a question"], budget_on(ledger_url, "one", epsilon=100.0), eligible=2)
+    free = PrivacyBudget.filtered(1.5, 1e-6, ledger_url, "free")
+    free.watch(store)
+    with pytest.warns(PrivacyWarning, match="'one' in this ledger"):
+        free.line("vote", 0.2, parameter=30.0, fingerprint=store.fingerprint)
+
+
+def test_a_fresh_start_and_a_ledger_in_memory_warn_of_nothing(ledger_url: str, store_of: StoreOf) -> None:
+    store = store_with(store_of, range(6))
+    use(budget_on(ledger_url, "one"), store)
+    for i in range(6):
+        store.forget(f"owner-{i}")
+    store.add([{"input": f"new {i}", "output": "x", "owner": f"new-{i}"} for i in range(6)])
+    fresh = budget_on(ledger_url, "two")
+    fresh.start_afresh("all records were replaced")
+    use(fresh, store)
+    with pytest.warns(PrivacyWarning, match="lives in memory"):
+        throwaway = budget_on("sqlite://", "three")
+    use(throwaway, store)
+    assert len(store.budgets) == 2
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------

@@ -369,7 +369,8 @@ async def test_a_sampler_within_a_member_charges_its_own_budget_at_every_call(sa
     sampler = sampler_of()
     votes = sampler | RunnableLambda(lambda text: "Positive" if text == WORD else "Negative")
     member = RunnableLambda(lambda values: {"input": values["input"]}) | votes
-    store, budget = sampler.selector.store, sampler_of(releases=10).budget
+    other = sampler_of(releases=10)
+    store, budget = other.selector.store, other.budget
     selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
     assert await run(release, {"input": "a"}) == "Positive"

@@ -213,7 +213,8 @@ def test_rewriting_alone_changes_nothing(saved: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
+        {"version": 3},
+        {"version": 1},
         {"version": 0},
         {"version": None},
         {"format": "something else"},
@@ -226,6 +227,12 @@ def test_rewriting_alone_changes_nothing(saved: Any) -> None:
         {"next_id": 0},
         {"next_id": -5},
         {"next_id": "many"},
+        {"lineage": None},
+        {"lineage": "0" * 32},
+        {"generation": 7},
+        {"edition": "0" * 32},
+        {"records": "0" * 64},
+        {"budgets": [{"ledger": "l", "url": "u", "name": "n"}]},
         {"input_key": 5},
         {"input_key": "renamed"},
         {"output_key": ["a"]},
@@ -376,9 +383,10 @@ from langchain_dpicl import ExemplarStore
 
 path = sys.argv[1]
 rows = 40_000
-store = ExemplarStore.from_records(
-    [{"input": f"secret text {i}", "output": "x"} for i in range(rows)],
-    DeterministicFakeEmbedding(size=4), vectors=np.ones((rows, 384), np.float32))
+store = ExemplarStore.load(path, DeterministicFakeEmbedding(size=8))
+store.add(
+    [{"input": f"secret text {i} " + "x" * 1400, "output": "x", "owner": "many"} for i in range(rows)],
+    vectors=np.ones((rows, 8), np.float32))
 print("ready", flush=True)
 for _ in range(1000):
     store.save(path)
@@ -403,7 +411,7 @@ def test_a_process_killed_while_saving_leaves_a_whole_file(saved: Any, tmp_path:
         process.wait()
         process.stdout.close()
         loaded = ExemplarStore.load(path, embeddings)
-        assert len(loaded) == 40_000 or same(store, loaded)
+        assert len(loaded) == len(store) + 40_000 or same(store, loaded)
         for rest in leftovers(tmp_path):
             seen_temporary += 1
             assert stat.S_IMODE(rest.stat().st_mode) == 0o600

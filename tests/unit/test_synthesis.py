@@ -316,6 +316,7 @@ def files(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in output.parent.glob(f"{output.name}*")}
 
 
+@pytest.mark.filterwarnings("ignore:.*Their losses add up")
 def test_a_file_on_another_budget_or_model_is_refused(sampler_of: Letters, budget_of: Any, output: Path) -> None:
     sampler = sampler_of()
     synthesize_demonstrations(sampler, INPUTS, output=output)

@@ -148,6 +148,7 @@ def test_by_default_documents_that_are_not_near_to_the_question_reach_no_member(
     store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
     near = store.similarity(np.arange(len(store)), store.embed_query(QUESTION))
     for threshold, options in ((RELEVANT, {}), (0.7, {"threshold": 0.7})):
+        store = ExemplarStore.from_vectorstore(collection, owner_key="patient")  # which remembers its budgets
         seen.clear()
         every: dict[str, Any] = {"members": 4, "rate": 1.0, "documents": 400, **options}
         wrap_rag(collection.as_retriever() | keep, store, NoisyVote(LABELS), budget_of(), **every).invoke(QUESTION)

@@ -130,6 +130,8 @@ class Gone:
     equals: bool
     """Whether another, of equal content, is still there and has its mark."""
     entry: int
+    parts: list[bytes]
+    """What a fingerprint hashes of it and of nobody else."""
 
 
 def delete(connection: Connection, collection: Collection, owner: str) -> Gone:
@@ -148,12 +150,18 @@ def delete(connection: Connection, collection: Collection, owner: str) -> Gone:
     ids = [int(row[0]) for row in exemplars]
     connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [forgets + 1, ids])
     connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [forgets + 1, collection.name])
+    parts = [bytes(name)] if digest is None else []
+    if collection.owner_key is None:
+        contents = list(dict.fromkeys(bytes(content) for _, content in exemplars))
+        same = f"SELECT DISTINCT content FROM {collection.exemplars} WHERE content = ANY(%b::bytea[])"
+        others = {bytes(content) for (content,) in connection.execute(same, [contents]).fetchall()}
+        parts += [content for content in contents if content not in others]
     if digest is None:
-        return Gone(ids, bytes(name), None, False, forgets + 1)
+        return Gone(ids, bytes(name), None, False, forgets + 1, parts)
     content = next(bytes(content) for _, content in exemplars if digest_of(content) == digest)
     query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
     equals = bool(connection.execute(query, [digest]).fetchall())
-    return Gone(ids, bytes(name), content, equals, forgets + 1)
+    return Gone(ids, bytes(name), content, equals, forgets + 1, parts)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -17,26 +17,26 @@ or links, on other owners' data.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import hmac
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from langchain_dpicl.errors import InvalidRecords, StoreError, UnsafeConfigurationError
 from langchain_dpicl.store import intake, nearness
-from langchain_dpicl.store.base import Numbers, OwnerWatcher, PrivateStore, Reading
+from langchain_dpicl.store.base import Numbers, OwnerWatcher, PrintWatcher, PrivateStore, Reading
+from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.marks import SKETCH, sketch_hash
 from langchain_dpicl.store.owners import Owners
 from langchain_dpicl.store.postgres import changes, tables
 from langchain_dpicl.store.postgres.connections import Connections, Snapshot
 from langchain_dpicl.store.postgres.reading import Moment, mark_of
 from langchain_dpicl.store.postgres.tables import Collection
-from langchain_dpicl.store.store import SKETCH
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -71,6 +71,7 @@ class PostgresExemplarStore(PrivateStore):
         self._seen = forgets
         self._watchers: list[Callable[[Sequence[int]], None]] = []
         self._owner_watchers: list[tuple[bytes, OwnerWatcher]] = []
+        self._print_watchers: list[tuple[bytes, PrintWatcher]] = []
 
     # -- building -----------------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class PostgresExemplarStore(PrivateStore):
                 query = f"SELECT {order}, {column} FROM {table} WHERE {order} > %s {where} ORDER BY {order} LIMIT %s"
                 while found := snapshot.ask(query, last, _BATCH):
                     last = found[-1][0]
-                    hashes = {hmac.digest(key, part, hashlib.sha256).hex()[:32] for _, part in found}
+                    hashes = {sketch_hash(key, part) for _, part in found}
                     least = heapq.nsmallest(SKETCH, hashes.union(least))
         finally:
             snapshot.close()
@@ -274,6 +275,11 @@ class PostgresExemplarStore(PrivateStore):
         with self._lock:
             self._owner_watchers.append((key, watcher))
 
+    def on_fingerprint_forgotten(self, key: bytes, watcher: PrintWatcher) -> None:
+        """Call ``watcher(gone, left)`` at the end of every `forget` of this object: see `ExemplarStore`."""
+        with self._lock:
+            self._print_watchers.append((key, watcher))
+
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`, `StoreError`.
 
@@ -290,12 +296,15 @@ class PostgresExemplarStore(PrivateStore):
         try:
             with self._lock:
                 watchers, owner_watchers = list(self._watchers), list(self._owner_watchers)
+                print_watchers = list(self._print_watchers)
                 if self._seen == gone.entry - 1:
                     self._seen = gone.entry
             for watcher in watchers:
                 watcher(gone.ids)
             for key, owner_watcher in owner_watchers if not gone.equals else []:
                 owner_watcher(mark_of(key, gone.name, gone.content))
+            for key, print_watcher in print_watchers:
+                print_watcher([sketch_hash(key, part) for part in gone.parts], partial(self.fingerprint, key))
         finally:
             self._tidy()
         return len(gone.ids)
@@ -319,6 +328,21 @@ class PostgresExemplarStore(PrivateStore):
 
     def _tidy(self) -> bool:
         return self._connections.tidy([self._collection.owners, self._collection.exemplars])
+
+    @property
+    def budgets(self) -> tuple[OpenedBudget, ...]:
+        """The budgets that were opened on this collection, by any worker that may write down so."""
+        name = self._collection.name
+        return self._connections.run(lambda connection: tables.remembered(connection, name))
+
+    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Remember in the database that a budget was opened on this collection; the others that were.
+
+        Where this role may not write there, nothing is remembered.
+        """
+        with suppress(StoreError):
+            return self._connections.run(lambda connection: tables.remember(connection, self._collection.name, budget))
+        return ()
 
     # -- what it shows ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.errors import InvalidParameter, StoreError
+from langchain_dpicl.store.file import OpenedBudget
 
 if TYPE_CHECKING:
     import psycopg
@@ -117,6 +118,30 @@ def make(connection: Connection, wanted: Collection) -> tuple[Collection, int]:
         [made.name, made.dimension, made.keys],
     )
     return made, 0
+
+
+def remember(connection: Connection, name: str, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+    """Write down that a budget was opened on a collection; the others that were."""
+    if connection.execute("SELECT to_regclass('dpicl_budgets')").fetchall() == [(None,)]:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS dpicl_budgets (collection text NOT NULL REFERENCES dpicl_collections, "
+            "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, PRIMARY KEY (collection, ledger, name))"
+        )
+    connection.execute(
+        "INSERT INTO dpicl_budgets VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [name, budget.ledger, budget.url, budget.name],
+    )
+    found = remembered(connection, name)
+    return tuple(each for each in found if (each.ledger, each.name) != (budget.ledger, budget.name))
+
+
+def remembered(connection: Connection, name: str) -> tuple[OpenedBudget, ...]:
+    """The budgets that were opened on a collection."""
+    if connection.execute("SELECT to_regclass('dpicl_budgets')").fetchall() == [(None,)]:
+        return ()
+    query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
+    return tuple(OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall())
 
 
 def _extension(connection: Connection) -> str | None:

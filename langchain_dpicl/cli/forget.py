@@ -1,0 +1,95 @@
+"""``dpicl forget``: an owner leaves a saved store and its ledgers; running workers follow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+
+from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.errors import InvalidParameter, StoreError
+
+_EPILOG = """examples:
+  dpicl forget --store patients.npz --owner patient-17
+  dpicl forget --store patients.npz --owner - --ledger postgresql://desk@host/budgets < owner.txt
+  dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
+
+Workers that have loaded the file follow before their next release; nobody restarts them. The ledgers are those that
+the store remembers and those that are named. Exit status 1 where a remembered one could not be opened.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "forget",
+        help="remove an owner from a saved store and from its ledgers",
+        description="Remove an owner from a saved store and from its ledgers, while workers go on.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
+    parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
+    parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
+    parser.add_argument(
+        "--ledger", action="append", default=[], metavar="URL", help="a further ledger; may be repeated"
+    )
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry it out."""
+    from langchain_dpicl.budget.forgetting import forget, open_ledgers
+
+    owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
+    if not owner:
+        raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
+    store = _store(options)
+    ledgers, lost = open_ledgers(store, options.ledger)
+    try:
+        went = forget(store, owner, ledgers)
+        places = [ledger.place for ledger in ledgers]
+    finally:
+        for ledger in ledgers:
+            ledger.close()
+    found = {"exemplars": went, "owners_left": store.owner_count, "ledgers": places, "not_reached": lost}
+    if options.json:
+        print(json.dumps(found))
+    else:
+        where = ", ".join(map(str, places)) or "none"
+        print(f"{went} exemplars went, {found['owners_left']} owners are left; ledgers: {where}")
+    for place in lost:
+        print(f"dpicl forget: the ledger {place} could not be opened: name it with --ledger", file=sys.stderr)
+    return 1 if lost else 0
+
+
+def _store(options: argparse.Namespace) -> Any:
+    if not options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
+        from langchain_dpicl.store import ExemplarStore
+
+        return ExemplarStore.load(options.store, _NoModel())
+    from langchain_dpicl.store.postgres import PostgresExemplarStore, tables
+    from langchain_dpicl.store.postgres.connections import Connections
+
+    connections = Connections(options.store)
+    name = tables.check_name(options.collection)
+    found = connections.run(lambda connection: tables.find(connection, name))
+    if found is None:
+        raise StoreError(f"there is no collection {name!r} in this database")
+    return PostgresExemplarStore(_NoModel(), connections, *found)
+
+
+class _NoModel(Embeddings):
+    """For a store that embeds nothing."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Never called."""
+        raise StoreError("this store embeds nothing")
+
+    def embed_query(self, text: str) -> list[float]:
+        """Never called."""
+        raise StoreError("this store embeds nothing")
