@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -159,10 +160,10 @@ def _line(store: PrivateStore, budget: PrivacyBudget, name: str | None, noise: f
         raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
     if (noise is not None) != isinstance(budget, FilteredBudget):
         raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
-    chosen = {} if noise is None else {"parameter": noise}
+    how: dict[str, Any] = {} if noise is None else {"parameter": noise}
     budget.watch(store)
     return budget.line(
-        MECHANISM, 1.0, name=name, rate_is_explicit=True, options={}, fingerprint=store.fingerprint, **chosen
+        MECHANISM, 1.0, name=name, rate_is_explicit=True, options={}, fingerprint=store.fingerprint, **how
     )
 
 
