@@ -425,5 +425,5 @@ def _class_of(error: BaseException) -> type[BaseException]:
 
 
 def _failure(outputs: list[Any]) -> type[BaseException] | None:
-    found: type[BaseException] | None = outputs[0]
-    return TimeoutError if found is ABSTAIN else found
+    failure: type[BaseException] | None = TimeoutError if outputs[0] is ABSTAIN else outputs[0]
+    return failure

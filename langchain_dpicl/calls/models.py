@@ -118,16 +118,17 @@ def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
 
 
 @functools.cache
-def _threaded(kind: type[Any]) -> type[Any]:
+def _threaded(kind: type[Any]) -> Any:
     """The same class, but for its asynchronous call."""
+    make: Any = type(kind)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     if kind is RunnableLambda:
-        return type(kind)(kind.__name__, (kind,), {**names, "afunc": property(_in_thread)})
+        return make(kind.__name__, (kind,), {**names, "afunc": property(_in_thread)})
 
     async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
         return await threads.in_thread(self.invoke, input, config, **named)
 
-    return type(kind)(kind.__name__, (kind,), {**names, "ainvoke": ainvoke})
+    return make(kind.__name__, (kind,), {**names, "ainvoke": ainvoke})
 
 
 def _in_thread(part: Any) -> Callable[..., Any]:
