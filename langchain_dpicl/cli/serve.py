@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.session import add_common
@@ -66,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         sys.exit("dpicl serve needs pip install 'langchain-dpicl[serve]'")
     from langchain_dpicl.serving.app import ENVIRONMENT, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
+    from langchain_dpicl.serving.protocol import TimedProtocol
 
     replaced = {name: value for name in ("host", "port", "workers") if (value := getattr(options, name)) is not None}
     settings = read(options.config, **replaced)
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         "host": server.host,
         "port": server.port,
         "server_header": False,
-        "http": "h11",  # its limit on headers is known
+        "http": partial(TimedProtocol, header_seconds=server.header_seconds),
         "ws": "none",
         "h11_max_incomplete_event_size": 16 * 1024,
         "limit_concurrency": server.max_connections,

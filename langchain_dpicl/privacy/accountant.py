@@ -14,7 +14,7 @@ from typing import Protocol
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
-from langchain_dpicl.privacy.composition import Composition
+from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
 from langchain_dpicl.privacy.losses import Losses
 from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Profile
 
@@ -59,24 +59,33 @@ class Accountant(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class PLDAccountant:
-    """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile."""
+    """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile.
+
+    ``places``: see `Composition`; a bound at any number of them.
+    """
+
+    places: int = MAX_PLACES
 
     def epsilon(self, schedule: Schedule, delta: float) -> float:
         """The larger of both directions. Infinite if infinite losses (PTR's delta0) alone weigh more than delta."""
         delta = open_unit("delta", delta)
-        return max(composition.epsilon(delta) for composition in compositions(schedule))
+        # The direction that is likely to be the worse goes first. The other one only has to be shown to be no worse.
+        worse, other = sorted(compositions(schedule, self.places), key=lambda each: -each.approximate_epsilon(delta))
+        found = worse.epsilon(delta)
+        return max(found, other.epsilon(delta, enough=found))
 
     def delta(self, schedule: Schedule, epsilon: float) -> float:
         """The larger of both directions."""
         epsilon = real("epsilon", epsilon, at_least=0.0)
-        return max(composition.delta(epsilon) for composition in compositions(schedule))
+        return max(composition.delta(epsilon) for composition in compositions(schedule, self.places))
 
 
-def compositions(schedule: Schedule) -> tuple[Composition, Composition]:
+def compositions(schedule: Schedule, places: int = MAX_PLACES) -> tuple[Composition, Composition]:
     """The schedule's losses when one owner is removed, and when one is added."""
     remove, add = (
-        Composition([(_losses(line, direction), line.count) for line in schedule]) for direction in DIRECTIONS
+        Composition([(_losses(line, direction), line.count) for line in schedule], places) for direction in DIRECTIONS
     )
     return remove, add
 

@@ -45,7 +45,7 @@ _LOSS_ERROR = 4e-15
 _LEFT_OUT = 1e-6
 """Share of delta that the window may leave out on either side."""
 
-_MAX_PLACES = 1 << 21
+MAX_PLACES = 1 << 21
 """Places of the largest transform. Where more are wanted the grid is coarser: still a bound, a less tight one."""
 
 
@@ -56,17 +56,23 @@ class Composition:
     ----------
     parts
         Pairs of one release's losses and how many such releases there are.
+    places
+        Of the largest transform. Fewer take less time, for a bound that may be less tight.
     """
 
-    def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Losses, int]], places: int = MAX_PLACES) -> None:
+        self._places = places
         self._parts = [(losses, count) for losses, count in parts if count > 0]
         self._count = sum(count for _, count in self._parts)
         finite = sum(count * math.log1p(-min(losses.infinity, 1.0 - 1e-16)) for losses, count in self._parts)
         self.infinity = -math.expm1(finite)
         self._sum = SummedLosses([(losses.losses, losses.masses, count) for losses, count in self._parts])
 
-    def epsilon(self, delta: float) -> float:
-        """The least certified epsilon >= 0 at `delta`; infinite if infinite losses alone weigh at least delta."""
+    def epsilon(self, delta: float, enough: float = 0.0) -> float:
+        """The least certified epsilon >= 0 at `delta`; infinite if infinite losses alone weigh at least delta.
+
+        A bound that is at most ``enough`` is not made any finer.
+        """
         if not self._parts:
             return 0.0
         if self.infinity >= delta:
@@ -82,7 +88,9 @@ class Composition:
             return curve.epsilon(delta) + _LOSS_ERROR * self._count
 
         start = min(chernoff, self._largest) + _LOSS_ERROR * self._count
-        return max(0.0, self._refined(value, order, None, rest, start))
+        if start <= enough:
+            return max(0.0, start)
+        return max(0.0, self._refined(value, order, None, rest, start, enough))
 
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on delta at `epsilon` (any sign), at most 1."""
@@ -119,7 +127,13 @@ class Composition:
         return Losses(curve.losses, masses, min(1.0, curve.infinity))
 
     def _refined(
-        self, value: Callable[[_Curve], float], order: float, epsilon: float | None, delta: float, start: float
+        self,
+        value: Callable[[_Curve], float],
+        order: float,
+        epsilon: float | None,
+        delta: float,
+        start: float,
+        enough: float = 0.0,
     ) -> float:
         """The least bound found: one curve where the saddlepoint holds, else finer and finer grids until it
         pays no more.
@@ -143,7 +157,7 @@ class Composition:
             if step is None and (epsilon is not None or abs(bound - guess) <= 0.1 * abs(bound)):
                 break
             # a grid four times finer gains a quarter to a sixteenth of what this one gained
-            if best <= 0.0 or curve.is_finest or (settled and coarser - bound <= worth * best):
+            if best <= enough or curve.is_finest or (settled and coarser - bound <= worth * best):
                 break
             if epsilon is None:
                 guess = best
@@ -215,11 +229,11 @@ class Composition:
         low, high = self._sum.window(order, left_out)
         step = step or self._step(order)
         while True:
-            finest = (high - low) / _MAX_PLACES
+            finest = (high - low) / self._places
             step = max(step, finest)
             tilted, grids = self._on_grid(step)
             low, high = tilted.window(order, left_out)
-            if high - low <= 1.2 * step * _MAX_PLACES:
+            if high - low <= 1.2 * step * self._places:
                 break
         first = math.floor(low / step)
         high = max(high, epsilon)

@@ -181,6 +181,8 @@ class ServerSection(_Section):
     max_batch: int = Limits.max_batch
     max_concurrency: int = Limits.max_concurrency
     body_seconds: float = Limits.body_seconds
+    header_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """How long a connection may take to send a request's head; then it is closed."""
     max_connections: Annotated[int, Field(ge=1)] = 1000
     grace_seconds: Annotated[int, Field(ge=1)] = 60
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from langchain_dpicl.serving import app as serving_app
 from langchain_dpicl.serving.app import create_app, freeze, plans
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.keys import hash_of, new_key
+from langchain_dpicl.serving.protocol import TimedProtocol
 
 KEY = new_key()
 ACCESS = {"keys": {"mobile": hash_of(KEY)}}
@@ -461,4 +463,6 @@ def test_the_plan_is_frozen_before_workers_start_and_they_open_it(
     ((what, how),) = started
     assert what == "langchain_dpicl.serving.app:from_environment"
     assert (how["workers"], how["factory"], how["server_header"]) == (3, True, False)
+    assert (how["http"].func, how["http"].keywords) == (TimedProtocol, {"header_seconds": 10.0})
+    assert pickle.loads(pickle.dumps(how["http"])).keywords == how["http"].keywords  # workers are given it
     assert ask(serving_app.from_environment(), {"input": {"text": "b"}}).json()["output"]["answer"] == "b"
