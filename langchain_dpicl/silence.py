@@ -1,19 +1,23 @@
-"""Silence in private calls: log records and warnings that arise in them are dropped.
+"""Silence in private calls: log records, warnings and unraisable errors that arise in them are dropped.
 
 Not this package, but what it calls, writes private text there: a client logs whole requests at DEBUG, a retry logs what
 the server said about a prompt, pydantic's warnings quote the value that they complain of. That such a line was written
 at all can depend on private data too (a status, a retry), so it is dropped and not only emptied.
 
-Whether a call is private is a context variable, which threads and tasks that LangChain starts inherit. What writes to
-a file or to standard output itself is not stopped here.
+Whether a call is private is a context variable, which threads and tasks that LangChain starts inherit. Not stopped here
+(each has a test that shows it): what writes to a file, to standard output, or by a handler's ``emit`` itself; a thread
+that a member starts without copying the context; and the ``__del__`` of an object that outlives the call, where the
+garbage collector finds it later.
 """
 
 from __future__ import annotations
 
 import contextvars
 import logging
+import sys
 import warnings
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
@@ -43,15 +47,29 @@ class _Records:
         return _Nothing()
 
 
-class _Warnings:
-    """A ``warnings.showwarning``, or what calls it, that stands before another."""
+class _Unless:
+    """A function that shows something, such as ``warnings.showwarning``: it stands before another."""
 
-    def __init__(self, before: Callable[..., None]) -> None:
+    def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if not private.get():
-            self.before(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if private.get() else self.before(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method, where it stands in a class."""
+        return self if instance is None else MethodType(self, instance)
+
+
+_SHOW: tuple[tuple[Any, str], ...] = (
+    (warnings, "showwarning"),
+    (warnings, "_showwarnmsg"),
+    (sys, "unraisablehook"),
+    (logging.Logger, "handle"),
+    (logging.Logger, "callHandlers"),
+    (logging.Handler, "handle"),
+)
+"""What shows a warning, what a ``__del__`` raised, and a record that a logger of one's own class made by itself."""
 
 
 def keep_silent() -> None:
@@ -62,7 +80,7 @@ def keep_silent() -> None:
     """
     if not isinstance(records := logging.getLogRecordFactory(), _Records):
         logging.setLogRecordFactory(_Records(records))
-    for name in ("showwarning", "_showwarnmsg"):
-        shown = getattr(warnings, name, None)
-        if shown is not None and not isinstance(shown, _Warnings):
-            setattr(warnings, name, _Warnings(shown))
+    for place, name in _SHOW:
+        shown = vars(place).get(name)
+        if shown is not None and not isinstance(shown, _Unless):
+            setattr(place, name, _Unless(shown))

@@ -71,10 +71,11 @@ class DPSampler(SamplerSteps, AnyRelease):
         Texts that end the answer, which ends before them. They are looked for in released text. Default: what ends a
         demonstration in the template (an empty line). For answers of one line give ``"\n"``.
     pad
-        Fill every call of the model with public rows up to a constant number, so that neither the number of calls nor
-        their size tells how many owners a token's sample has (but with probability 2^-40 a token: see
-        `draws.slots_for`). That is several times the work: 21 rows for 4 shots. False saves it; a token is one call
-        still, of as many rows as there are owners, which shows to whoever times tokens or counts requests.
+        Fill the calls for a token with public rows up to a constant number, so that a token is one call of so many rows
+        whatever its sample (but with probability 2^-40 a token: see `draws.slots_for`). That is several times the work:
+        21 rows for 4 shots. It does no more: before the first token the model reads the demonstrations of the whole
+        answer, in as many forward passes as their number, their lengths and its cache ask for, which shows to whoever
+        times an answer or counts passes. With False a token is one call still, of as many rows as it has owners.
     slots
         That number of rows; default: by the binomial tail of a sample, at the frozen plan's rate and number of owners.
     line, return_receipt
