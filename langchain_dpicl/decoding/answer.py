@@ -91,7 +91,7 @@ class PrivateAnswer:
     """The model's rows, the demonstrations, and who takes part in which token. Private: ``repr`` shows nothing.
 
     Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
-    every call of the model has that many rows, filled up with the public ``padding``, and a token one call: a further
+    every call for a token has that many rows, filled up with the public ``padding``, and a token one call: a further
     one for every ``slots`` owners that its sample has above that (see `draws.slots_for`). A row that the model cannot
     answer adds nothing and moves no other (see `rows`); the zero-shot row alone may fail the answer.
     """
