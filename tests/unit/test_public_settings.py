@@ -47,6 +47,9 @@ from langchain_dpicl.privacy.cache import PlanCache
 from langchain_dpicl.release import AnyRelease
 from langchain_dpicl.serving.app import plans
 
+# Each kind of release has a budget of its own on the same owners, which warns.
+pytestmark = pytest.mark.filterwarnings("ignore:the budget .* is used with data on which other budgets were opened")
+
 COUNTS = (40, 146, 147, 280, 281, 293, 294, 1600)
 MEMBERS, SHOTS = 10, 4
 EMBEDDINGS = DeterministicFakeEmbedding(size=2)
