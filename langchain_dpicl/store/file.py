@@ -31,6 +31,7 @@ from langchain_dpicl.store.arena import Arena
 _FORMAT = "langchain-dpicl store"
 _VERSION = 2
 _VERSION_1 = ("format", "version", "input_key", "output_key", "owner_key", "dimension", "next_id")
+_ARENAS = (("owners", "owner_ends"), ("texts", "text_ends"))
 _CHUNK = 1 << 20
 
 T = TypeVar("T")
@@ -249,7 +250,9 @@ def _parse(arrays: Mapping[str, NDArray[Any]]) -> Contents:
         body["lives"] = _derived_lives(digest, len(body["owner_ends"]))
     elif header["records"] != _digest(body):
         raise ValueError
-    owners = Arena(bytearray(body["owners"].tobytes()), body["owner_ends"])
+    owners, texts = (Arena(bytearray(body[name].data), body[ends]) for name, ends in _ARENAS)
+    for name, _ in _ARENAS:
+        body[name][:] = 0  # an arena has a copy of its own
     return Contents(
         input_key=header["input_key"],
         output_key=header["output_key"],
@@ -261,7 +264,7 @@ def _parse(arrays: Mapping[str, NDArray[Any]]) -> Contents:
         owner_of=body["owner_of"],
         owner_keys=[owners[i].decode("utf-8", "surrogatepass") for i in range(len(owners))],
         lives=body["lives"],
-        texts=Arena(bytearray(body["texts"].tobytes()), body["text_ends"]),
+        texts=texts,
         state=_state(header),
     )
 

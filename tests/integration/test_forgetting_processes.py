@@ -292,3 +292,32 @@ def test_the_owner_may_come_on_standard_input(folder: Path) -> None:
     stale.forget("owner-2")
     with pytest.raises(StoreFileChanged):
         ExemplarStore.from_records([{"input": "a"}], EMBEDDINGS, output_key=None).save("store.npz")
+
+
+SEARCHER = """
+import gc, re
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_dpicl import ExemplarStore
+
+def copies():
+    found = 0
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            start, end, access = re.match(r"([0-9a-f]+)-([0-9a-f]+) (.)", line).groups()
+            if access == "r" and "[v" not in line:
+                memory.seek(int(start, 16))
+                found += len(re.findall(rb"text of owner[-]1[^-0-9a-z]", memory.read(int(end, 16) - int(start, 16))))
+    return found
+
+store = ExemplarStore.load("store.npz", DeterministicFakeEmbedding(size=8))
+gc.collect()
+loaded = copies()
+store.forget("owner-1")
+gc.collect()
+print(loaded, copies())
+"""
+
+
+def test_a_process_that_loaded_a_store_holds_a_text_once_and_after_forgetting_not_at_all(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SEARCHER], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import threading
 from typing import Any
@@ -16,13 +17,57 @@ from langchain_dpicl import (
     InvalidParameter,
     ModelUnavailable,
     PostgresExemplarStore,
+    PrivacyBudget,
+    PrivacyWarning,
     StoreError,
     UnknownOwner,
     UnsafeConfigurationError,
 )
+from langchain_dpicl.cli import main
 
 DIMENSION = 8
 UNIT = np.full(DIMENSION, DIMENSION**-0.5, np.float32)
+
+
+# -- budgets, and what ledgers keep of an owner ------------------------------------------------------------------------
+
+
+def use(budget: PrivacyBudget, store: PostgresExemplarStore) -> None:
+    """As a chain does when it is built, and at a release."""
+    budget.watch(store)
+    budget.line("vote", 0.2, fingerprint=store.fingerprint)
+
+
+def test_a_collection_remembers_its_budgets_for_every_worker(
+    shared_store: Any, worker: Any, records: Any, tmp_path: Any
+) -> None:
+    here = shared_store(records(5))
+    one, other = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "other"))
+    use(PrivacyBudget(2, 1e-5, 10, one), here)
+    elsewhere = worker()
+    use(PrivacyBudget(2, 1e-5, 10, one), elsewhere)
+    with pytest.warns(PrivacyWarning, match=f"'default' in {one}. Their losses add up"):
+        use(PrivacyBudget(2, 1e-5, 10, other), elsewhere)
+    assert {(each.url, each.name) for each in here.budgets} == {(one, "default"), (other, "default")}
+
+
+@pytest.mark.parametrize("way", ["in the process", "by command"])
+def test_a_forgotten_owner_leaves_the_sketches(
+    way: str, pgvector_url: str, shared_store: Any, records: Any, tmp_path: Any, capsys: Any
+) -> None:
+    store = shared_store(records(5))
+    budget = PrivacyBudget(2, 1e-5, 10, f"sqlite:///{tmp_path / 'ledger.db'}")
+    use(budget, store)
+    if way == "in the process":
+        store.forget("owner-1")
+    else:
+        name = store._collection.name
+        command = ["forget", "--store", pgvector_url, "--collection", name, "--owner", "owner-1", "--json"]
+        assert main(command) == 0
+        assert json.loads(capsys.readouterr().out)["exemplars"] == 1
+    (plan,) = budget._ledger.plans()
+    assert json.loads(plan.fingerprint or "") == list(store.fingerprint(budget._ledger.key("fingerprint_key")))
+    assert store.owner_count == 4
 
 
 # -- forgetting --------------------------------------------------------------------------------------------------------
