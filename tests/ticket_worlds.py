@@ -13,7 +13,6 @@ burns by private coins) stays a distribution.
 from __future__ import annotations
 
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from branching import Coins, Tree
 from langchain_core.embeddings import Embeddings
+from ledger_files import copy_ledger
 from numpy.typing import NDArray
 from tickets_on_disk import burnt
 
@@ -179,7 +179,7 @@ class Ledgered(World):
         frozen = folder.parent / f"frozen-{tickets}.db"
         if not frozen.exists():
             self._open(frozen).close()
-        shutil.copy(frozen, folder / "0.db")
+        copy_ledger(frozen, folder / "0.db")
 
     def _open(self, path: Path) -> PrivacyBudget:
         budget = PrivacyBudget(400.0, 0.05, self.tickets, f"sqlite:///{path}", tickets=True, replay=False)
@@ -188,7 +188,7 @@ class Ledgered(World):
 
     def pay(self, state: State, query: Query) -> tuple[frozenset[str], State]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.db"
-        shutil.copy(self._ledgers[state], path)
+        copy_ledger(self._ledgers[state], path)
         store = build(self.owners)  # as a new process would load it
         budget = self._open(path)
         line = budget.line("vote", RATE)

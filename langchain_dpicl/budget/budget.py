@@ -12,7 +12,7 @@ from weakref import WeakSet
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import renewal
-from langchain_dpicl.budget.ledger import Ledger, Release
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Release, Where
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.planned import PlannedLine, at_most
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope, SoftLimit
@@ -67,6 +67,10 @@ class PrivacyBudget:
         numbers or `LineRequest`s.
     ledger
         A database URL. SQLite by default; share one ledger between workers.
+    witness
+        Where a second record is kept that tells when the ledger was lost or rolled back: a path or a database URL.
+        Default: beside the ledger (``budget.db.witness``), where it cannot see that both were put back together. See
+        `budget.witness`, and the chapter on backup.
     name
         The plan's name in the ledger.
     tickets
@@ -113,6 +117,7 @@ class PrivacyBudget:
         ledger: str = "sqlite:///dpicl-budget.db",
         name: str = "default",
         *,
+        witness: Where = None,
         tickets: bool = False,
         scope: Scope = "shared",
         replay: Replay = True,
@@ -132,13 +137,13 @@ class PrivacyBudget:
             raise InvalidParameter("soft_limit", soft_limit, "None where owners pay with tickets: there is no end")
         self.tickets = tickets
         self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
-        self._start(Ledger, ledger, name)
+        self._start(ledger, name, witness)
 
-    def _start(self, open_ledger: Callable[[str], Ledger], ledger: str, name: str) -> None:
+    def _start(self, ledger: str, name: str, witness: Where) -> None:
         if not isinstance(name, str) or not name or len(name) > 255:
             raise InvalidParameter("name", name, "a string of 1 to 255 characters")
         self.name = name
-        self._ledger = open_ledger(ledger)
+        self._ledger = Ledger(ledger, create=False) if witness is UNWATCHED else Ledger(ledger, witness=witness)
         self._lock = threading.Lock()
         self._watching = threading.Lock()
         self._lines: dict[str, BudgetLine] = {}
@@ -150,11 +155,14 @@ class PrivacyBudget:
         self._find()
 
     @classmethod
-    def open(cls, name: str = "default", ledger: str = "sqlite:///dpicl-budget.db", **policy: Any) -> PrivacyBudget:
+    def open(
+        cls, name: str = "default", ledger: str = "sqlite:///dpicl-budget.db", *, witness: Where = None, **policy: Any
+    ) -> PrivacyBudget:
         """The budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
 
         ``policy`` may set ``replay`` and what follows it in the constructor; the rest is as it was frozen. Raises
-        `LedgerError` where there is no ledger, `InvalidParameter` where it has no such plan.
+        `LedgerError` where there is no ledger, `InvalidParameter` where it has no such plan. With
+        ``witness=UNWATCHED`` it is there to be read, whatever its witness says, and charges nothing.
         """
         reader = Ledger(ledger, create=False)
         try:
@@ -171,14 +179,21 @@ class PrivacyBudget:
             content = json.loads(stored.content)
             orders, failures = tuple(content["orders"]), content["failures"]
             return FilteredBudget(
-                content["epsilon"], content["delta"], ledger, name, orders=orders, failures=failures, **policy
+                content["epsilon"],
+                content["delta"],
+                ledger,
+                name,
+                witness=witness,
+                orders=orders,
+                failures=failures,
+                **policy,
             )
         plan = PrivacyPlan.from_json(stored.content)
         counts: dict[str, int] = {line: item.count for line, item in plan.lines.items()}
         single = next(iter(plan.lines.values())) if len(plan.lines) == 1 else None
         releases = single.count if single is not None and [single.mechanism] == list(plan.lines) else counts
         frozen: dict[str, Any] = {"tickets": bool(stored.tickets), "scope": stored.scope}
-        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, **frozen, **policy)
+        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, witness=witness, **frozen, **policy)
 
     @classmethod
     def filtered(
@@ -188,6 +203,7 @@ class PrivacyBudget:
         ledger: str = "sqlite:///dpicl-budget.db",
         name: str = "default",
         *,
+        witness: Where = None,
         orders: tuple[int, ...] = (),
         failures: float = 0.0,
         **policy: Any,
@@ -195,7 +211,7 @@ class PrivacyBudget:
         """A budget without a schedule: mechanisms and parameters are chosen as one goes. See `FilteredBudget`."""
         from langchain_dpicl.budget.filtered import FilteredBudget
 
-        return FilteredBudget(epsilon, delta, ledger, name, orders=orders, failures=failures, **policy)
+        return FilteredBudget(epsilon, delta, ledger, name, witness=witness, orders=orders, failures=failures, **policy)
 
     @property
     def scope(self) -> Scope:
@@ -548,7 +564,7 @@ class PrivacyBudget:
         return self._ledger.acts()
 
     def close(self) -> None:
-        """Close the ledger's connections."""
+        """Close the ledger's connections, and give back what was reserved and not used, as its process's end does."""
         self._ledger.close()
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from langchain_dpicl.budget.database import TryAgain
-from langchain_dpicl.budget.schema import charges, counters, filters, in_use, plans, queries
+from langchain_dpicl.budget.schema import ADVICE, charges, counters, filters, in_use, plans, queries
 from langchain_dpicl.errors import LedgerError
 
 _CHUNK = 500
@@ -29,6 +29,20 @@ class Account:
     plan_id: int
     line: str
     principal: str = ""
+
+
+class Permit:
+    """The units of one charge. What it did not use is given back once."""
+
+    __slots__ = ("units",)
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def unused(self, units: int) -> int:
+        """``units`` of them, the first time; 0 from then on."""
+        given, self.units = min(units, self.units), 0
+        return given
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,10 @@ class Charge:
     """How many it counts for: one, or an answer's tokens."""
     returned: int = 0
     """How many of the line's tokens had been given back by then."""
+    permit: Permit | None = field(default=None, repr=False, compare=False)
+    """Its units, while what it did not use may be given back."""
+    reopened: bool = field(default=False, compare=False)
+    """Made by a process that is gone: it gives nothing back."""
     admitted: Any = field(default=None, repr=False, compare=False)
     """Where owners pay with tickets: those who paid (`tickets.Admitted`). Private."""
 
@@ -96,7 +114,7 @@ def read_filter(connection: Connection, plan_id: int) -> str:
     query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
     state = connection.scalar(query)
     if state is None:
-        raise LedgerError("the ledger has lost this filter; restore it from a backup")
+        raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
     return str(state)
 
 
@@ -217,6 +235,7 @@ def open_charge(connection: Connection, account: Account, query: str, others: bo
         query=query,
         units=row.units,
         returned=row.number - row.in_use,
+        reopened=True,
     )
 
 
@@ -270,6 +289,7 @@ def spend(
             left=extra[1],
             units=units,
             returned=returned,
+            permit=Permit(units),
         )
         for number, name in zip(numbers, names, strict=True)
     ]
@@ -291,13 +311,15 @@ def _advance_counter(connection: Connection, account: Account, count: int) -> tu
     row = _direct(connection, _ADVANCE, {**where, "count": count}).fetchone()
     if row is not None or not account.principal:
         return None if row is None else (row[0], row[1], row[2])
-    allowed = connection.scalar(sa.select(counters.c.allowed).where(at(Account(account.plan_id, account.line))))
-    if allowed is None or count > allowed:
+    of_line = sa.select(counters).where(at(Account(account.plan_id, account.line)))
+    line = connection.execute(of_line).one_or_none()  # it has spent nothing, unless all of the plan counts as spent
+    if line is None or line.spent + count > line.allowed:
         return None
     if connection.scalar(sa.select(counters.c.id).where(at(account))) is None:
         values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
         try:
-            connection.execute(sa.insert(counters).values(**values, allowed=allowed, spent=0))
+            start = {"allowed": line.allowed, "spent": line.spent, "lost": line.lost}
+            connection.execute(sa.insert(counters).values(**values, **start))
         except IntegrityError:  # another worker made this principal's counter just now
             raise TryAgain from None
     row = connection.execute(

@@ -9,7 +9,10 @@ Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FU
 
 What failed before its ``COMMIT`` was sent did not happen, and is tried again where that can help (a deadlock, a
 connection that was lost, a server that restarts). A charge's ``COMMIT`` whose answer was lost is never tried again: it
-may have happened, so its caller gets a `LedgerError` and releases nothing, while the ledger counts what was written.
+may have happened, so its caller gets a `CommitUnknown` and releases nothing, while the ledger counts what was written.
+
+A SQLite database must stay the file that was opened. Before every transaction the path is looked up (one ``stat`` for
+the file and one for its log): where it names another file, or none, the transaction is refused.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import os
 import sqlite3
 import threading
 import time
+import urllib.parse
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -30,12 +34,15 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.schema import ADVICE
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 
 T = TypeVar("T")
 Kind = Literal["charge", "note", "read"]
 
 _BUSY_SECONDS = 60
+_SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+_SQLITE_OPTIONS = {"mode", "cache", "uri", "immutable", "nolock", "psow", "vfs", "timeout", "check_same_thread"}
 _RETRY_SECONDS = 15.0
 _AGAIN = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03"}  # serialisation, deadlock, lock, server going or coming
 
@@ -44,32 +51,38 @@ class TryAgain(Exception):
     """Raised inside a transaction's work: roll back and run it again (another worker was faster)."""
 
 
+class CommitUnknown(LedgerError):
+    """The database did not answer the ``COMMIT`` of a charge: it may have happened."""
+
+
 class Database:
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    noun = "ledger"
+    application_id = schema.SQLITE_APPLICATION_ID
+    journal = "WAL"
+    options: Mapping[str, Any] = {}
+    """For PostgreSQL's engine."""
+
+    def __init__(self, url: str) -> None:
         self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        self._url = _parse(url)
+        self._url = _parse(url, self.noun)
+        self._path = _path(self._url)
         self._opened = False
-        if not create and self._url.get_backend_name() == "sqlite":
-            path = self._url.database or ""
-            if not path.startswith("file:") and not os.path.exists(path):
-                raise LedgerError(f"there is no ledger {self._url.render_as_string()!r}")
+        self._file: tuple[int, int] | None = None
         self._engine = self._sqlite() if self._url.get_backend_name() == "sqlite" else self._postgresql()
         _open_databases.add(self)
-        self.run(lambda connection: schema.open_schema(connection, create=create))
-        self._opened = True
 
     # -- engines ----------------------------------------------------------------------------------------------------
 
     def _postgresql(self) -> Engine:
         if self._url.drivername != "postgresql+psycopg":
             raise LedgerError(
-                f"a ledger is on sqlite:///FILE or postgresql+psycopg://..., not on {self._url.drivername!r}"
+                f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self._url.drivername!r}"
             )
         try:
-            engine = sa.create_engine(self._url)
+            engine = sa.create_engine(self._url, **self.options)
         except (ImportError, SQLAlchemyError) as error:
             reason = type(error).__name__
         else:
@@ -77,6 +90,7 @@ class Database:
             @sa.event.listens_for(engine, "connect")
             def _on_connect(connection: Any, _: Any) -> None:
                 connection.autocommit = True  # transactions are begun below, explicitly
+                self._on_postgresql(connection)
 
             @sa.event.listens_for(engine, "begin")
             def _on_begin(connection: Connection) -> None:
@@ -92,11 +106,11 @@ class Database:
     def _sqlite(self) -> Engine:
         url = self._url
         options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}}
-        if not url.database or ":memory:" in url.database or "mode=memory" in str(url):
+        if self._path is None:
             warnings.warn(
                 "this ledger lives in memory: what was spent is forgotten when the process ends",
                 PrivacyWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
             options = {"connect_args": {"check_same_thread": False}, "poolclass": StaticPool}
             self._mutex = threading.RLock()
@@ -105,17 +119,20 @@ class Database:
         engine = sa.create_engine(url, **options)
 
         @sa.event.listens_for(engine, "connect")
-        def _on_connect(connection: Any, _: Any) -> None:
+        def _on_connect(connection: Any, record: Any) -> None:
             connection.isolation_level = None  # transactions are begun below, explicitly
             # One statement: a ledger that another worker is making is then seen before or after, not in between.
             cursor = connection.cursor()
             application, tables = cursor.execute(
                 "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
             ).fetchone()
-            if (tables or application) and application != schema.SQLITE_APPLICATION_ID:
-                raise LedgerError(f"{url.database!r} is a database, but not a ledger; it was left as it is")
-            _use_wal(cursor)
+            if (tables or application) and application != self.application_id:
+                raise LedgerError(f"{url.database!r} is a database, but not a {self.noun}; it was left as it is")
+            _use_journal(cursor, self.journal)
             cursor.execute("PRAGMA foreign_keys=ON")
+            if self._path is not None and self.journal == "WAL":
+                cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
+                record.info["log"] = place_of(f"{self._path}-wal")
             cursor.close()
 
         @sa.event.listens_for(engine, "begin")
@@ -125,8 +142,30 @@ class Database:
                 driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
                 connection.info["synchronous"] = kind
             driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
+            self._check_file(connection)
 
         return engine
+
+    def _on_postgresql(self, connection: Any) -> None:
+        """What a new session does first."""
+
+    def _check_file(self, connection: Connection) -> None:
+        """`LedgerError` where the path names another file than the one that was opened, or its log is another one.
+
+        SQLite removes the log when the last connection of all processes is closed, so while this one is open the log
+        is the one that it has.
+        """
+        if self._path is None:
+            return
+        found = place_of(self._path)
+        if self._file is None:
+            self._file = found
+        log = connection.info.get("log")
+        if found is None or found != self._file or (log is not None and log != place_of(f"{self._path}-wal")):
+            raise LedgerError(
+                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
+                f"charged; {ADVICE}"
+            )
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
@@ -138,7 +177,7 @@ class Database:
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.002
         while True:
-            reason, again = "", False
+            reason, again, unknown = "", False, False
             try:
                 return self._once(work, kind)
             except TryAgain:
@@ -147,6 +186,7 @@ class Database:
                 reason = "its rows do not add up"
             except _CommitUnknown as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
+                unknown = True
             except (SQLAlchemyError, sqlite3.Error, self._engine.dialect.loaded_dbapi.Error) as error:
                 reason = _reason(error)
                 again = self._opened and _may_work_again(error)
@@ -154,7 +194,8 @@ class Database:
                 break
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        raise LedgerError(f"the ledger {self._url.render_as_string()!r} cannot be used: {reason}")
+        kind_of_error = CommitUnknown if unknown else LedgerError
+        raise kind_of_error(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         turn = contextlib.nullcontext() if kind == "read" else self._writers
@@ -171,6 +212,8 @@ class Database:
             except Exception as error:
                 if getattr(error, "orig", None) is not None and _state(error) in {"40001", "40P01"}:
                     raise TryAgain from None  # the server says that it was rolled back
+                if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
+                    raise  # it was rolled back
                 _drop_if_broken(connection, error)
                 if kind != "charge" and _may_work_again(error):
                     raise TryAgain from None  # reading or noting the same twice changes nothing
@@ -178,6 +221,12 @@ class Database:
             else:
                 return answer
         raise failure
+
+    def after_fork(self) -> None:
+        """In a child: its parent's connections are not used, and not closed on the parent's side."""
+        self._engine.dispose(close=False)
+        if self.is_sqlite:
+            self._writers = threading.RLock()  # a thread that the child lacks may have held it
 
     @property
     def is_sqlite(self) -> bool:
@@ -187,9 +236,15 @@ class Database:
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
+        self._file = None
+
+    @property
+    def shown(self) -> str:
+        """The address without a password, wherever it stands."""
+        return shown(self._url)
 
     def __repr__(self) -> str:
-        return f"Ledger({self._url.render_as_string()!r})"
+        return f"{type(self).__name__}({self.shown!r})"
 
 
 class _CommitUnknown(Exception):
@@ -236,12 +291,12 @@ def _drop_if_broken(connection: Connection, error: BaseException) -> None:
             connection.invalidate()
 
 
-def _use_wal(cursor: sqlite3.Cursor) -> None:
-    """Write-ahead logging. Switching to it ignores SQLite's own waiting for locks, so wait here."""
+def _use_journal(cursor: sqlite3.Cursor, mode: str) -> None:
+    """Set the journal's mode. Switching it ignores SQLite's own waiting for locks, so wait here."""
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
-            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.execute(f"PRAGMA journal_mode={mode}")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
@@ -250,26 +305,54 @@ def _use_wal(cursor: sqlite3.Cursor) -> None:
         time.sleep(0.01)
 
 
-def _parse(url: object) -> URL:
+def _parse(url: object, parameter: str) -> URL:
     if isinstance(url, str):
-        with contextlib.suppress(ArgumentError):
+        with contextlib.suppress(ArgumentError, ValueError):
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
                 parsed = parsed.set(drivername="postgresql+psycopg")
             return parsed
-    raise InvalidParameter("ledger", type(url).__name__, 'a database URL such as "sqlite:///budget.db"')
+    raise InvalidParameter(parameter, type(url).__name__, 'a database URL such as "sqlite:///budget.db"')
+
+
+def _path(url: URL) -> str | None:
+    """The file of a SQLite database; None for one in memory, and for PostgreSQL."""
+    path = url.database or ""
+    if url.get_backend_name() != "sqlite" or not path or ":memory:" in path or "mode=memory" in str(url):
+        return None
+    if path.startswith("file:"):
+        path = urllib.parse.unquote(path.removeprefix("file:").partition("?")[0])
+        return f"/{path.lstrip('/')}" if path.startswith("//") else path
+    return path
+
+
+def place_of(path: str) -> tuple[int, int] | None:
+    """Which file a path names: device and inode. None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def shown(url: str | URL) -> str:
+    """A database's address as it may be printed: no password, and of its options only those that can hold none."""
+    if isinstance(url, str):
+        try:
+            url = make_url(url)
+        except (ArgumentError, ValueError):
+            return "an address that cannot be read"
+    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in url.query.items()}
+    return url.set(query=query if url.get_backend_name() == "sqlite" else {}).render_as_string(hide_password=True)
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-def _forget_connections_after_fork() -> None:
-    """A child must not use its parent's connections; drop them without closing the parent's side."""
+def _after_fork() -> None:
     for database in list(_open_databases):
-        database._engine.dispose(close=False)
-        if database.is_sqlite:
-            database._writers = threading.RLock()  # a thread that the child lacks may have held it
+        database.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_connections_after_fork)
+    os.register_at_fork(after_in_child=_after_fork)

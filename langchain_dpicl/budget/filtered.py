@@ -11,11 +11,11 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.budget import Fingerprint, LineState, Preview, PrivacyBudget
 from langchain_dpicl.budget.claims import Account, Advance, Charge, read_filter, write_filter
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.policy import Policy
 from langchain_dpicl.budget.renewal import StoredPlan
-from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.schema import ADVICE, UNLIMITED
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import Line, PlanLine, RenyiFilter, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
@@ -44,6 +44,7 @@ class FilteredBudget(PrivacyBudget):
         ledger: str = "sqlite:///dpicl-budget.db",
         name: str = "default",
         *,
+        witness: Where = None,
         orders: tuple[int, ...] = (),
         failures: float = 0.0,
         **policy: Any,
@@ -56,7 +57,7 @@ class FilteredBudget(PrivacyBudget):
         if policy.get("soft_limit") is not None:
             raise InvalidParameter("soft_limit", policy["soft_limit"], "None: a filter has no number of releases")
         self._policy = Policy(**policy)
-        self._start(Ledger, ledger, name)
+        self._start(ledger, name, witness)
 
     def _adopt(self, stored: StoredPlan) -> None:
         if not stored.is_filter:
@@ -75,7 +76,7 @@ class FilteredBudget(PrivacyBudget):
             try:
                 filter_.restore(json.loads(state))
             except (ValueError, KeyError, TypeError):
-                raise LedgerError("the ledger's filter cannot be read; restore it from a backup") from None
+                raise LedgerError(f"the ledger's filter cannot be read; {ADVICE}") from None
         return filter_
 
     def _now(self) -> RenyiFilter:

@@ -3,7 +3,8 @@
 A charge is one transaction: a guarded ``UPDATE`` of one counter, which cannot pass its limit, and an ``INSERT`` for
 each release. Its cost does not grow with what was spent, and it is durable before it returns. Clocks are written down
 for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL, and
-`claims` for what a charge does in it.
+`claims` for what a charge does in it. A ledger that is kept has a witness, without whose permits nothing is charged:
+see `witness`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from langchain_dpicl.budget import recovery
 from langchain_dpicl.budget.claims import (
     Account,
     Advance,
@@ -30,20 +34,43 @@ from langchain_dpicl.budget.claims import (
     at,
     claims_of,
     open_charge,
+    read_filter,
     spend,
     take_claims,
 )
-from langchain_dpicl.budget.database import Database
+from langchain_dpicl.budget.database import CommitUnknown, Database
+from langchain_dpicl.budget.permits import Permits
 from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, holds
-from langchain_dpicl.budget.schema import acts, books, charges, counters, filters, in_use, meta, plans
-from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.budget.schema import (
+    ADVICE,
+    UNLIMITED,
+    acts,
+    books,
+    charges,
+    counters,
+    filters,
+    identity_of,
+    in_use,
+    meta,
+    open_schema,
+    plans,
+)
+from langchain_dpicl.budget.witness import Behind, Grant, Key, rolled_back
+from langchain_dpicl.errors import InvalidParameter, LedgerError
 
 __all__ = ["Account", "Charge", "Claim", "Claimed", "Ledger", "Pending", "Release"]
 
-GIVEN_UP = "given up"
+Where = str | os.PathLike[str] | None
+"""Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
 
-Burn = Callable[[Connection, int, bool, Sequence[int]], Sequence[Any]]
-"""Gets a counter, whether it was never charged before, and positions of what was asked: who pays for each of them."""
+UNWATCHED: Where = "unwatched:"
+"""In place of a witness, for a budget that is there to be read: it charges nothing."""
+
+GIVEN_UP = "given up"
+_HEALING = 20
+
+Burn = Callable[[Connection, int, int, Sequence[int]], Sequence[Any]]
+"""Gets a counter, its number before this charge, and positions of what was asked: who pays for each of them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +88,80 @@ class Release:
 
 
 class Ledger(Database):
-    """One ledger, shared by threads, tasks and processes. Every fault of the database is a `LedgerError`."""
+    """One ledger, shared by threads, tasks and processes. Every fault of the database is a `LedgerError`.
+
+    Parameters
+    ----------
+    create
+        False: open a ledger that exists, to read it. It needs no witness then, and charges nothing.
+    witness
+        Where its witness is: a path or a database URL (default: beside it). See `witness`.
+    """
+
+    def __init__(self, url: str, *, create: bool = True, witness: Where = None) -> None:
+        super().__init__(url)
+        self._reads_only = not create
+        self._permits: Permits | None = None
+        self._seen: dict[Key, int] = {}
+        self._allowed: dict[Key, int] = {}
+        self._keys: dict[int, tuple[StoredPlan, dict[tuple[str, str], Key]]] = {}
+        if create and (self._path is not None or not self.is_sqlite):
+            self._open(witness)
+        elif witness is not None:
+            bound = "None for a ledger in memory, and for one that is only read"
+            raise InvalidParameter("witness", type(witness).__name__, bound)
+        else:
+            if self._path is not None and not os.path.exists(self._path):
+                raise LedgerError(f"there is no ledger {self.shown!r}")
+            identity = secrets.token_hex(16) if create else None
+            self.run(lambda connection: open_schema(connection, create=identity))
+        self._opened = True
+        if self._permits is not None:
+            weakref.finalize(self, self._permits.leave)
+            self._join()
+
+    def _open(self, given: Where) -> None:
+        witness = recovery.find_witness(self, given)
+        about = witness.begin()
+
+        def make(connection: Connection) -> str | None:
+            open_schema(connection, create=None if about["made"] else about["identity"])
+            return identity_of(connection)
+
+        if self.run(make) == about["identity"] and not about["made"]:
+            self._write_through()
+            witness.note(made="yes")
+        self._permits = Permits(witness, self._seen)
+
+    def _write_through(self) -> None:
+        """Move what the log holds into the file itself, so that a copy of the file alone is a ledger."""
+        if self.is_sqlite:
+            plain = self._engine.raw_connection()
+            try:
+                plain.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                plain.close()
+
+    def _join(self) -> Permits | None:
+        if self._permits is not None:
+            if not self._permits.joined:
+                witness = self._permits.witness
+                self._permits.join(lambda alone: recovery.check(self, witness, alone))
+        elif self._reads_only:
+            raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
+        return self._permits
+
+    def after_fork(self) -> None:
+        """In a child: connections, permits and the witness's lock are the parent's."""
+        super().after_fork()
+        if self._permits is not None:
+            self._permits.after_fork()
+
+    def close(self) -> None:
+        """Give back what was granted and not used, and close the connections."""
+        if self._permits is not None:
+            self._permits.leave()
+        super().close()
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
@@ -112,6 +212,7 @@ class Ledger(Database):
                 connection.execute(sa.insert(filters).values(plan_id=plan_id, state=filter_state))
 
         self.run(insert)
+        self._write_through()
         stored = self.find_plan(name)
         if stored is None:
             raise LedgerError("the plan could not be stored")
@@ -144,7 +245,7 @@ class Ledger(Database):
         query = sa.select(meta.c.value).where(meta.c.key == name)
         found = self.run(lambda connection: connection.scalar(query), "read")
         if found is None:
-            raise LedgerError("the ledger has lost its keys; restore it from a backup")
+            raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
         return bytes.fromhex(found)
 
     @property
@@ -229,31 +330,106 @@ class Ledger(Database):
         known_names = [query for query in dict.fromkeys(wanted) if query is not None] if replay else []
         overdue = overdue or {}
 
+        permits = self._join()
+        taken: list[tuple[Key, int] | Grant] = []
+
+        def undo() -> None:
+            while taken and permits is not None:
+                what = taken.pop()
+                permits.withdraw(what) if isinstance(what, Grant) else permits.put_back(*what)
+
         def claim(connection: Connection) -> Claimed | Pending | None:
+            undo()  # of a try that was rolled back
             known = claims_of(connection, account, known_names)
             waiting = {q: c for q, c in known.items() if c.pending and overdue.get(q) != c.number}
             if waiting:
                 return Pending(waiting)
             fresh = [query for query in known_names if query not in known or known[query].answer is None]
             plain = [query for query in wanted if query is None or not replay]
+            state = None if advance is None else read_filter(connection, account.plan_id)
             entries = spend(connection, account, [*fresh, *plain], now, others, advance, units)
             if entries is None:
                 return None
             if burn is not None and entries:
                 at = [wanted.index(query) for query in fresh]
                 at += [i for i, query in enumerate(wanted) if query is None or not replay]
-                first = entries[0].number == units
-                paid = burn(connection, entries[0].counter_id, first, at)
+                paid = burn(connection, entries[0].counter_id, entries[0].number - units, at)
                 entries = [replace(entry, admitted=who) for entry, who in zip(entries, paid, strict=True)]
             if fresh:
                 take_claims(connection, entries[: len(fresh)], known)
+            if entries:  # last, just before the COMMIT
+                self._pay(connection, account, entries, units, state, taken)
             owned = dict(zip(fresh, entries, strict=False))
             rest = iter(entries[len(fresh) :])
             return Claimed(
                 [next(rest) if q is None or not replay else owned[q] if q in owned else known[q] for q in wanted]
             )
 
-        return self.run(claim)
+        for _ in range(_HEALING):
+            try:
+                claimed = self.run(claim)
+            except Behind:
+                assert permits is not None
+                key = self._keys[account.plan_id][1][account.line, account.principal]
+                recovery.settle_one(self, permits.witness, key)
+                continue
+            except CommitUnknown:
+                raise
+            except _NoPermit:
+                return None
+            except Exception:
+                undo()
+                raise
+            entries = claimed.entries if isinstance(claimed, Claimed) else []
+            numbers = [entry.number for entry in entries if isinstance(entry, Charge)]
+            if numbers:
+                key = self._keys[account.plan_id][1][account.line, account.principal]
+                self._seen[key] = max(self._seen.get(key, 0), *numbers)
+            return claimed
+        raise LedgerError(f"the ledger {self.shown!r} does not keep up with its witness: nothing was charged; {ADVICE}")
+
+    def _pay(
+        self,
+        connection: Connection,
+        account: Account,
+        entries: Sequence[Charge],
+        units: int,
+        state: str | None,
+        taken: list[tuple[Key, int] | Grant],
+    ) -> None:
+        """Use up the permits of a charge, and write down in ``taken`` what to give back if it is rolled back."""
+        key, stored = self._key_of(connection, account)
+        before = entries[0].number - units
+        if before < self._seen.get(key, 0):
+            raise rolled_back(key, before, self._seen[key])
+        permits = self._permits
+        if permits is None:
+            return
+        if state is not None:
+            whole = replace(key, line="", principal="")
+            after = read_filter(connection, account.plan_id)
+            taken.append(permits.witness.swap(whole, state, after, UNLIMITED))
+            return
+        if stored.tickets:
+            taken.append(permits.witness.swap(key, before, entries[-1].number, UNLIMITED))
+            return
+        count = len(entries) * units
+        if not permits.take(key, count, before, before - entries[0].returned, self._allowed[key]):
+            raise _NoPermit
+        taken.append((key, count))
+
+    def _key_of(self, connection: Connection, account: Account) -> tuple[Key, StoredPlan]:
+        """How the witness knows a counter. A plan's name and content are remembered from its first charge on."""
+        if account.plan_id not in self._keys:
+            row = connection.execute(sa.select(plans).where(plans.c.id == account.plan_id)).mappings().one()
+            self._keys[account.plan_id] = (StoredPlan(**row), {})
+        stored, keys = self._keys[account.plan_id]
+        where = (account.line, account.principal)
+        if where not in keys:
+            key = Key(stored.name, *where, stored.digest)
+            self._allowed[key] = connection.execute(sa.select(counters.c.allowed).where(at(account))).scalar_one()
+            keys[where] = key
+        return keys[where], stored
 
     def claims(self, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
         """The latest claims on these queries."""
@@ -272,24 +448,29 @@ class Ledger(Database):
         If the power fails just now, the charge stands as it was and all of it may be missing. Units are given back to
         a charge that nobody has answered or given up, and once; the same record written again changes nothing.
         """
+        unused = 0 if charge.reopened else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
         row = _row(charge)
         update = sa.update(charges).where(row, charges.c.units == charge.units).values(**values)
         if unused:
             update = update.where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
 
-        def keep(connection: Connection) -> None:
+        def keep(connection: Connection) -> int:
             if connection.execute(update).rowcount == 1:
                 if unused:
                     _give_back(connection, charge.counter_id, unused)
-                return
+                return unused
             found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(row)).one_or_none()
             if found is None:
-                raise LedgerError("the ledger has lost this charge; restore it from a backup")
+                raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
             if found._asdict() != values:
                 raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
+            return 0
 
-        self.run(keep, "note")
+        given_back = self.run(keep, "note")
+        if given_back and self._permits is not None and charge.permit is not None:
+            key = self._keys[charge.plan_id][1][charge.line, charge.principal]
+            self._permits.put_back(key, charge.permit.unused(given_back))
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer: whoever waits for one may go on. The charge stands."""
@@ -311,23 +492,33 @@ class Ledger(Database):
 
     def spent(self, plan_id: int, principal: str = "") -> dict[str, int]:
         """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
-        mine = counters.c.principal == principal
-        query = (
-            sa.select(counters.c.line, sa.func.max(sa.case((mine, in_use), else_=0)))
-            .where(counters.c.plan_id == plan_id, sa.or_(counters.c.principal == "", mine))
-            .group_by(counters.c.line)
-            .order_by(counters.c.line)
-        )
-        rows = self.run(lambda connection: connection.execute(query).all(), "read")
-        if not rows:
-            raise LedgerError("the ledger has lost this plan; restore it from a backup")
-        return {line: int(spent) for line, spent in rows}
+        found = self._counts(plan_id, counters.c.principal.in_(["", principal]))
+        if not found:
+            raise LedgerError(f"the ledger has lost this plan; {ADVICE}")
+        lines = sorted({line for _, line in found})
+        return {line: max(found.get((who, line), 0) for who in ("", principal)) for line in lines}
+
+    def _counts(self, plan_id: int, *which: sa.ColumnElement[bool]) -> dict[tuple[str, str], int]:
+        """What counts, by principal and line. `LedgerError` where a counter is lower than this process has seen it."""
+        query = sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
+        query = query.where(counters.c.plan_id == plan_id, *which).order_by(counters.c.id)
+        _, keys = self._keys.get(plan_id, (None, {}))
+        seen: dict[Key, int] = {}
+        while True:
+            rows = self.run(lambda connection: connection.execute(query).all(), "read")
+            known = [(keys.get((line, principal)), spent) for principal, line, spent, _ in rows] if keys else []
+            low = {key: spent for key, spent in known if key is not None and spent < self._seen.get(key, 0)}
+            for key, spent in low.items():
+                if spent < seen.get(key, 0):  # it was seen before this reading
+                    raise rolled_back(key, spent, seen[key])
+            if not low:
+                return {(principal, line): int(counted) for principal, line, _, counted in rows}
+            seen = {key: self._seen[key] for key in low}  # another thread may have charged meanwhile: read again
 
     def by_principal(self, plan_id: int) -> dict[str, dict[str, int]]:
         """What every principal has spent on each line ("" where all share one counter)."""
-        query = sa.select(counters.c.principal, counters.c.line, in_use).where(counters.c.plan_id == plan_id)
         answer: dict[str, dict[str, int]] = {}
-        for principal, line, spent in self.run(lambda connection: connection.execute(query).all(), "read"):
+        for (principal, line), spent in self._counts(plan_id).items():
             answer.setdefault(principal, {})[line] = spent
         return answer
 
@@ -387,14 +578,18 @@ class Ledger(Database):
         query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)
         found = self.run(lambda connection: connection.scalar(query), "read")
         if found is None:
-            raise LedgerError("the ledger has lost this filter; restore it from a backup")
+            raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
         return str(found)
+
+
+class _NoPermit(Exception):
+    """The witness grants no more: the charge is rolled back."""
 
 
 def _give_back(connection: Connection, counter_id: int, unused: int) -> None:
     counter = sa.update(counters).where(counters.c.id == counter_id)
     if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
-        raise LedgerError("the ledger has lost this counter; restore it from a backup")
+        raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
 
 
 def _row(charge: Charge) -> sa.ColumnElement[bool]:

@@ -281,13 +281,13 @@ class BudgetLine:
 
         asked_all = owners
 
-        def burn(connection: Connection, counter_id: int, first: bool, at: Sequence[int]) -> Sequence[Admitted]:
+        def burn(connection: Connection, counter_id: int, spent: int, at: Sequence[int]) -> Sequence[Admitted]:
             assert self._tickets is not None
             assert asked_all is not None
             asked = [asked_all[i] for i in at]
             if None in asked:  # it was answered when we looked, and is not any more
                 raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
-            return self._tickets.burn(connection, counter_id, asked, units, first=first)  # type: ignore[arg-type]
+            return self._tickets.burn(connection, counter_id, asked, units, spent=spent)  # type: ignore[arg-type]
 
         while True:
             try:
@@ -367,6 +367,8 @@ class BudgetLine:
         left = self.count - self._ledger.spent(self.plan_id, account.principal)[self.name]
         where = f" on the line {self.name!r}" if self._counts_others else ""
         where += " for this principal" if account.principal else ""
+        if left >= needed:
+            where += ", which other processes hold, or have lost when they were killed"
         return PrivacyBudgetExceeded(
             f"the budget {self._budget_name!r} has {left} of {self.count} {self._unit} left{where}, and {needed} are "
             "needed: nothing was released and nothing charged"
@@ -403,7 +405,7 @@ class BudgetLine:
             Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
             "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
             nothing back (`LedgerError`, nothing changes); the same record written twice counts once. A filtered budget
-            gives nothing back.
+            gives nothing back, and neither does a charge that was reopened: all of it counts.
         """
         if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
             raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
@@ -411,6 +413,7 @@ class BudgetLine:
         if unused and (outcome != RELEASED or unused > self._may_return(charge)):
             most = f"at most {self._may_return(charge)} here, and 0 unless the outcome is {RELEASED!r}"
             raise InvalidParameter("unused", unused, f"tokens that were never sampled: {most}")
+        unused = 0 if charge.reopened else unused
         receipt = self._receipt(charge, outcome, unused)
         self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, unused)
         return receipt

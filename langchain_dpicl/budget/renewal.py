@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget.schema import acts, plans
+from langchain_dpicl.budget.schema import ADVICE, acts, plans
 from langchain_dpicl.errors import LedgerError, PlanMismatch
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan
 from langchain_dpicl.store.marks import SKETCH
@@ -209,7 +209,7 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
                 most = {name: min(counts[name], line.count) for name, line in plan.lines.items()}
                 schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items()]
             except KeyError:
-                raise LedgerError("the ledger has lost a plan's lines; restore it from a backup") from None
+                raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}") from None
             epsilon, delta = plan.epsilon, plan.delta
             if any(counts.values()):
                 deltas.append(delta)

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.budget import PrivacyBudget
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
 from langchain_dpicl.budget.receipt import Receipt, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan
 from langchain_dpicl.budget.tickets import WARNING
@@ -77,14 +77,14 @@ class LedgerReport:
             for act in self._ledger.acts()
         ]
         return {
-            "ledger": repr(self._ledger)[8:-2],
+            "ledger": self._ledger.shown,
             "budgets": [*map(self._budget, chosen)],
             "totals": totals,
             "acts": acts,
         }
 
     def _budget(self, stored: StoredPlan) -> dict[str, Any]:
-        budget = PrivacyBudget.open(stored.name, self._url)
+        budget = PrivacyBudget.open(stored.name, self._url, witness=UNWATCHED)
         try:
             spent_by = budget.principals()
             entry: dict[str, Any] = {
@@ -138,7 +138,7 @@ class LedgerReport:
         name = id_.rsplit(":", 2)[0]
         if name not in [plan.name for plan in self.stored]:
             return None
-        budget = PrivacyBudget.open(name, self._url)
+        budget = PrivacyBudget.open(name, self._url, witness=UNWATCHED)
         try:
             return budget.receipt(id_)
         finally:
@@ -149,7 +149,7 @@ class LedgerReport:
 
         `InvalidParameter` where there is no such budget, or where owners pay for nothing on it.
         """
-        budget = PrivacyBudget.open(name, self._url)
+        budget = PrivacyBudget.open(name, self._url, witness=UNWATCHED)
         try:
             found = budget.private_ticket_report()
         finally:

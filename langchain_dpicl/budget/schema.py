@@ -3,7 +3,9 @@
 - plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
 - counters: how much is allowed and spent, one row per line, and per line and principal in a ``per_principal`` plan
   (where the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
-  numbers; what counts is ``spent - returned``, where ``returned`` are tokens that were charged and never sampled
+  numbers; what counts is ``spent - returned``, where ``returned`` are tokens that were charged and never sampled.
+  ``lost`` is how much of ``spent`` was counted for charges that the ledger may have lost (`witness`); where owners pay
+  with tickets, each of them has so many fewer
 - charges: one row per release, what it counts for (``units``: one, or its tokens), its receipt and its answer once they
   are recorded; ``number`` is the last of the numbers that it took
 - queries: the latest charge for a query, which is what replay looks up
@@ -26,9 +28,15 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.errors import LedgerError
 
-VERSION = 3
+VERSION = 4
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
+IDENTITY = "identity"
+ADVICE = (
+    "stop every process that uses it, put a whole copy in place if it is damaged or gone, and run "
+    "`dpicl budget recover`, which counts as spent whatever that copy may lack"
+)
+"""For a ledger that was lost, damaged or rolled back. A copy alone would start counting again from where it was."""
 _LOCK = 0x6470696C  # a number for PostgreSQL's advisory lock; any would do, as long as all workers use the same
 
 metadata = sa.MetaData()
@@ -61,6 +69,7 @@ counters = sa.Table(
     sa.Column("allowed", sa.BigInteger, nullable=False),
     sa.Column("spent", sa.BigInteger, nullable=False),
     sa.Column("returned", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("lost", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("plan_id", "line", "principal", name="dpicl_one_counter"),
     sa.CheckConstraint(
         "returned >= 0 AND returned <= spent AND spent - returned <= allowed", name="dpicl_never_over_spent"
@@ -145,9 +154,11 @@ pages = sa.Table(
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
 """What a counter counts against its allowance."""
 
-_VERSION_3 = (books, seats, stubs, burns, pages)
-_VERSION_2 = set(metadata.tables) - {table.name for table in _VERSION_3}
+_SINCE_3 = (books, seats, stubs, burns, pages)
+_VERSION_3 = set(metadata.tables)
+_VERSION_2 = _VERSION_3 - {table.name for table in _SINCE_3}
 _VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
+_MIGRATION_3 = "ALTER TABLE dpicl_counters ADD COLUMN lost BIGINT NOT NULL DEFAULT 0"
 _MIGRATION_2 = "ALTER TABLE dpicl_plans ADD COLUMN tickets INTEGER NOT NULL DEFAULT 0"
 _MIGRATION_1 = (
     "ALTER TABLE dpicl_plans ADD COLUMN scope VARCHAR(20) NOT NULL DEFAULT 'shared'",
@@ -164,45 +175,69 @@ _MIGRATION_1 = (
 )
 
 
-def open_schema(connection: Connection, *, create: bool) -> None:
+def has_ledger(connection: Connection) -> bool:
+    """Whether any of a ledger's tables is there."""
+    return bool(_tables(connection))
+
+
+def version_of(connection: Connection) -> str:
+    """The version of a ledger's tables. `LedgerError` where it is a newer one, or where tables are lost."""
+    present, version = _tables(connection), None
+    if "dpicl_meta" in present:
+        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
+    known = {"1": _VERSION_1, "2": _VERSION_2, "3": _VERSION_3, str(VERSION): set(metadata.tables)}
+    if version is not None and version not in known:
+        raise LedgerError(f"the ledger has schema version {version}; this release reads versions 1 to {VERSION}")
+    if version is None or present != known[version]:
+        raise LedgerError(f"the ledger has lost tables; {ADVICE}")
+    return version
+
+
+def identity_of(connection: Connection) -> str | None:
+    """The random name that was made with the ledger; None in a ledger of an older version."""
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == IDENTITY))
+
+
+def _tables(connection: Connection) -> set[str]:
+    return set(sa.inspect(connection).get_table_names()) & (set(metadata.tables) | _VERSION_1)
+
+
+def open_schema(connection: Connection, *, create: str | None) -> None:
     """Make the tables, or check them and bring them to this version, within the caller's transaction.
 
-    `LedgerError` for a ledger that is newer, or that has lost tables. With ``create=False`` also where there is none.
+    ``create`` is the identity of a ledger that may be made; None where none may. `LedgerError` for a ledger that is
+    not there, that is newer, or that has lost tables.
     """
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:  # workers that start together wait for the first
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-    present = set(sa.inspect(connection).get_table_names()) & (set(metadata.tables) | _VERSION_1)
-    if not present:
-        if not create:
+    if not has_ledger(connection):
+        if create is None:
             raise LedgerError("there is no ledger here")
         metadata.create_all(connection)
         connection.execute(sa.insert(meta).values(key="schema_version", value=str(VERSION)))
-        _make_keys(connection)
+        _make_keys(connection, create)
         if sqlite:
             connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
         return
-    version = None
-    if "dpicl_meta" in present:
-        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
-    known = {"1": _VERSION_1, "2": _VERSION_2, str(VERSION): set(metadata.tables)}
-    if version is not None and version not in known:
-        raise LedgerError(f"the ledger has schema version {version}; this release reads versions 1 to {VERSION}")
-    if version is None or present != known[version]:
-        raise LedgerError("the ledger has lost tables; restore it from a backup")
+    version = version_of(connection)
     if version == str(VERSION):
         return
     if version == "1":
         metadata.create_all(connection, tables=[counters, charges, queries, filters, acts])
         for statement in _MIGRATION_1:
             connection.exec_driver_sql(statement)
-        _make_keys(connection)
-    metadata.create_all(connection, tables=list(_VERSION_3))
-    connection.exec_driver_sql(_MIGRATION_2)
+        _make_keys(connection, secrets.token_hex(16))
+    else:
+        connection.execute(sa.insert(meta).values(key=IDENTITY, value=secrets.token_hex(16)))
+        connection.exec_driver_sql(_MIGRATION_3)
+    if version in ("1", "2"):
+        metadata.create_all(connection, tables=list(_SINCE_3))
+        connection.exec_driver_sql(_MIGRATION_2)
     connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(VERSION)))
 
 
-def _make_keys(connection: Connection) -> None:
-    """Random keys, made once: without them no hash in the ledger can be tried against a guess."""
+def _make_keys(connection: Connection, identity: str) -> None:
+    """Random keys, made once: without them no hash in the ledger can be tried against a guess. And its identity."""
     rows = [{"key": key, "value": secrets.token_hex(32)} for key in ("query_key", "fingerprint_key")]
-    connection.execute(sa.insert(meta), rows)
+    connection.execute(sa.insert(meta), [*rows, {"key": IDENTITY, "value": identity}])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.schema import books
+from langchain_dpicl.budget.schema import ADVICE, books
 from langchain_dpicl.budget.schema import seats as seat_pages
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -31,7 +31,7 @@ PAGE = 4096
 
 UNKNOWN = -1
 _NOBODY = bytes(MARK)
-LOST = "the ledger's tables of tickets have lost rows; restore them from a backup: nothing was charged"
+LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"
 
 
 class Stale(Exception):

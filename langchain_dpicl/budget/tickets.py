@@ -66,7 +66,7 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.schema import burns, pages, stubs
+from langchain_dpicl.budget.schema import burns, counters, pages, stubs
 from langchain_dpicl.budget.seats import LOST, PAGE, Asked, Seats, written
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -199,14 +199,16 @@ class Tickets:
         return self._seats.ask(store, owners)
 
     def burn(
-        self, connection: Connection, counter_id: int, asked: Sequence[Asked], units: int, *, first: bool
+        self, connection: Connection, counter_id: int, asked: Sequence[Asked], units: int, *, spent: int
     ) -> list[Admitted]:
         """Within a charge's transaction: ``units`` tickets of every owner asked who has as many, query by query.
 
         Owners who share a seat (exemplars of equal content, where each is its own owner) are one owner: the first of
-        them pays and takes part. ``first`` says that the counter was never charged before. Returns those who paid.
-        Raises `seats.Stale`.
+        them pays and takes part. ``spent`` is the counter's number before this charge. Every owner has as many tickets
+        fewer as the counter has ``lost``. Returns those who paid. Raises `seats.Stale`.
         """
+        lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == counter_id)) or 0
+        first = spent == lost
         with self._lock:
             mine = self._stubs.setdefault(counter_id, Stubs())
             if mine.read(connection, counter_id) == first:
@@ -217,7 +219,7 @@ class Tickets:
             for query, taken in zip(asked, self._seats.take(connection, asked), strict=True):
                 seats, first_of = np.unique(taken, return_index=True)
                 used = _grown(used, int(seats.max(initial=-1)) + 1)
-                pays = used[seats] + units <= self._count
+                pays = used[seats] + units <= self._count - lost
                 paid = seats[pays]
                 if len(asked) > 1:  # the next query of this charge finds them burnt
                     used = used.copy()

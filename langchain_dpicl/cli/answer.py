@@ -51,6 +51,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--output-key", default="label")
     parser.add_argument("--owner-key", help="whose record it is; default: each record is its own owner")
     parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="where releases are counted")
+    parser.add_argument("--witness", help="its witness: a path or a URL (default: beside the ledger)")
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
     parser.add_argument("--model-url", help="an OpenAI-compatible server (default: the embedded model)")
@@ -88,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
     )
     name = options.name or os.path.basename(options.data).partition(".")[0]
     delta = delta_of(options.delta, frozen_plan(name, options.ledger), store)
-    budget = PrivacyBudget(options.epsilon, delta, options.releases, ledger=options.ledger, name=name)
+    where = {"ledger": options.ledger, "name": name, "witness": options.witness}
+    budget = PrivacyBudget(options.epsilon, delta, options.releases, **where)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
     choice = ModelChoice(options.model, options.model_url)
     if options.mode != "label":

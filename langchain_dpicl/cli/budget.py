@@ -1,4 +1,5 @@
-"""``dpicl budget``: what a ledger has spent, its history, its receipts; and, for the deployer alone, its tickets."""
+"""``dpicl budget``: what a ledger has spent, its history, its receipts; for the deployer alone, its tickets; and what
+brings a ledger back that was lost or rolled back."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ _EPILOG = """examples:
   dpicl budget receipt reviews:vote:17
   dpicl budget export --format csv > releases.csv
   dpicl budget tickets --name reviews --plot private.png
+  dpicl budget recover --ledger sqlite:///dpicl-budget.db
 """
 
 
@@ -43,16 +45,34 @@ def add_parser(commands: Any) -> None:
         actions, "tickets", "PRIVATE, for the deployer alone: how many tickets owners have burnt", _tickets
     )
     tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets burnt; as private")
+    recover = _parser(actions, "recover", "after a ledger was lost or rolled back: count what it may lack", _recover)
+    recover.description = _RECOVER
+    recover.add_argument("--witness", metavar="PATH", help="the ledger's witness: a path or a URL (default: beside it)")
+    recover.add_argument(
+        "--keep-count",
+        action="store_true",
+        help="believe the ledger, without a witness: for one of an older release, if you KNOW that it is no copy",
+    )
+
+
+_RECOVER = """Stop every process that uses the ledger first, and put a whole copy in its place if it is damaged or gone.
+Whatever that copy may lack then counts as spent: everything up to the witness's marks, or without a witness every plan
+of the ledger as a whole."""
+
+
+def _parser(actions: Any, name: str, words: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=words, description=words.capitalize() + ".")
+    parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="the ledger's address")
+    add_common(parser)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _action(actions: Any, name: str, words: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=words, description=words.capitalize() + ".")
-    parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="the ledger's address")
+    parser = _parser(actions, name, words, run)
     whole = name != "tickets"
     which = "one budget of the ledger (default: all)" if whole else "the budget, one whose owners pay with tickets"
     parser.add_argument("--name", help=which, required=not whole)
-    add_common(parser)
-    parser.set_defaults(run=run)
     return parser
 
 
@@ -171,6 +191,27 @@ def _private_words(found: dict[str, Any]) -> list[str]:
                 burnt = f"all {low:,}" if low == of["tickets"] else burnt
                 lines.append(f"  {burnt:>21s} {owners:>9,}  {'#' * -(-40 * owners // highest)}".rstrip())
     return lines
+
+
+def _recover(options: argparse.Namespace) -> int:
+    from langchain_dpicl.budget.recovery import recover
+
+    found = recover(options.ledger, options.witness, keep_count=options.keep_count)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    how = "the ledger is believed" if options.keep_count else "there was none: every plan counts as spent"
+    print(f"ledger:  {found['ledger']}\nwitness: {found['witness']}{'' if found['had_witness'] else f' ({how})'}")
+    for counter in found["counters"]:
+        who = f", {counter['principal']}" if counter["principal"] else ""
+        if counter["spent"] is None:
+            print(f"{counter['budget']}: the filter stands where its witness knows that it was")
+        else:
+            counted = f"{counter['spent']:,} count, {counter['added']:,} of them new"
+            print(f"{counter['budget']}, {counter['line']}{who}: {counted}")
+    for name in found["missing"]:
+        print(f"{name}: not in the ledger, counts as spent")
+    return 0
 
 
 def _history(options: argparse.Namespace) -> int:

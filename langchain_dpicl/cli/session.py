@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.budget import PrivacyBudget, Receipt
+from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
 from langchain_dpicl.evaluation import Comparison, compare
 from langchain_dpicl.privacy import PrivacyPlan
@@ -24,7 +25,7 @@ from langchain_dpicl.store.base import PrivateStore
 def frozen_plan(name: str, ledger: str) -> PrivacyPlan | None:
     """The plan that a ledger holds under this name; None without one. Makes no ledger."""
     with contextlib.suppress(InvalidParameter, LedgerError):  # no ledger, or no such budget in it
-        budget = PrivacyBudget.open(name, ledger)
+        budget = PrivacyBudget.open(name, ledger, witness=UNWATCHED)
         try:
             return budget.plan
         finally:

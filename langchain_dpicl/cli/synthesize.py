@@ -58,6 +58,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--owner-key", help="whose record it is; default: each record is its own owner")
     parser.add_argument("--limit", type=int, help="use only the first so many inputs")
     parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="where tokens are counted")
+    parser.add_argument("--witness", help="its witness: a path or a URL (default: beside the ledger)")
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
     parser.add_argument("--model", default=local.DEFAULT_MODEL, help="an embedded model, a GGUF file or a folder")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -175,7 +176,7 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     return DPSampler(
         TransformersLogits(options.model, dtype=options.dtype),
         PoissonExampleSelector(store, options.shots, shots=1),
-        PrivacyBudget(options.epsilon, delta, tokens, ledger=options.ledger, name=name),
+        PrivacyBudget(options.epsilon, delta, tokens, ledger=options.ledger, name=name, witness=options.witness),
         template=DemonstrationTemplate.of(store, input_name=options.input_name, output_name=options.output_name),
         max_tokens=options.max_tokens,
         **{name: value for name, value in chosen.items() if value is not None},

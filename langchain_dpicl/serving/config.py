@@ -151,6 +151,8 @@ class BudgetSection(_Section):
     releases: int
     tickets: bool = False
     ledger: str = "sqlite:///dpicl-budget.db"
+    witness: str | None = None
+    """A path or a database URL; None: beside the ledger."""
     name: str = "default"
     scope: Literal["shared", "per_principal"] = "shared"
     replay: Replay = "principal"
@@ -247,6 +249,8 @@ class Settings(_Section):
         selector = PoissonExampleSelector(store, self.selector.members, **self.selector.amount, **gate)
         given = self.budget.model_dump()
         given["ledger"] = self._ledger(given["ledger"])
+        if given["witness"] is not None:
+            given["witness"] = self._witness(given["witness"])
         budget = PrivacyBudget(**given)
         member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
         limits = self.model.model_dump(include={"max_concurrency", "timeout"})
@@ -286,6 +290,9 @@ class Settings(_Section):
     def _ledger(self, url: str) -> str:
         path = url.removeprefix("sqlite:///")
         return url if path == url or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
+
+    def _witness(self, given: str) -> str:
+        return self._ledger(given) if "://" in given else str(self.folder / given)
 
     def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any], Any]:
         """The member and the aggregator."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from ledger_files import adopt
 
 from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
@@ -397,6 +398,7 @@ def test_an_old_ledger_on_postgresql_is_migrated(postgres_url: str) -> None:
             connection.exec_driver_sql(statement.rstrip(";"))
         connection.exec_driver_sql("SELECT setval('dpicl_plans_id_seq', 2)")
     engine.dispose()
+    adopt(postgres_url)
     with ThreadPoolExecutor(4) as pool:
         spent = list(pool.map(lambda _: PrivacyBudget.open("reviews:2025", postgres_url).spent(), range(4)))
     assert spent == [3] * 4

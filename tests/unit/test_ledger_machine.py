@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ledger_files import adopt
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import Charge, Replayed
@@ -33,6 +34,7 @@ class LedgerMachine(RuleBasedStateMachine):
             connection = sqlite3.connect(f"{self.folder}/ledger.db")
             connection.executescript(VERSION_1.read_text())
             connection.close()
+            adopt(self.url)
             self.spent = 3
         self.answers: dict[str, str] = {}
         self.open: list[Charge] = []

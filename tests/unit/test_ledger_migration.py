@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ledger_files import adopt
 
 from langchain_dpicl import LedgerError, PlanMismatch, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget import recovery, schema
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
 
 VERSION_1 = Path(__file__).parent.parent / "data" / "ledger_v1.sql"
 """A dump of a ledger that the first version of the package wrote: 3 of 10 votes charged, 2 of them recorded, under
@@ -53,14 +54,23 @@ def rows(url: str, statement: str) -> list[Any]:
         connection.close()
 
 
+def test_an_old_ledger_has_no_witness_and_is_refused(old: str) -> None:
+    """It may be an old copy. `recover` migrates it, and believes its counts if it is told to."""
+    with pytest.raises(LedgerError, match=r"no witness .* `dpicl budget recover`"):
+        PrivacyBudget(3.0, 1e-5, 10, old, "reviews:2025")
+    assert rows(old, "SELECT value FROM dpicl_meta") == [("1",)]
+    recovery.recover(old)
+    assert PrivacyBudget.open("reviews:2025", old).remaining() == 0
+
+
 def test_an_old_ledger_counts_on_where_it_stopped(old: str) -> None:
-    budget = PrivacyBudget(3.0, 1e-5, 10, old, "reviews:2025")
+    budget = PrivacyBudget(3.0, 1e-5, 10, adopt(old), "reviews:2025")
     line = budget.line("vote", 0.2)
     assert (budget.spent(), budget.remaining()) == (3, 7)
     assert [charge.number for charge in line.charge(2)] == [4, 5]
     with pytest.raises(PrivacyBudgetExceeded):
         PrivacyBudget.open("other", old).line("joint-em", 0.1).charge()
-    assert rows(old, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("3",)]
+    assert rows(old, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("4",)]
     assert rows(old, "PRAGMA integrity_check") == [("ok",)]
     names = {name for (name,) in rows(old, "SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert names == set(schema.metadata.tables)
@@ -68,6 +78,7 @@ def test_an_old_ledger_counts_on_where_it_stopped(old: str) -> None:
 
 def test_old_receipts_are_found_and_say_what_they_said(old: str) -> None:
     before = json.loads(rows(old, "SELECT receipt FROM dpicl_releases WHERE plan_id = 1 AND number = 3")[0][0])
+    adopt(old)
     receipt = PrivacyBudget.open("reviews:2025", old).receipt("reviews:2025:vote:3")
     assert receipt is not None
     assert {key: receipt[key] for key in before} == before  # type: ignore[literal-required]
@@ -76,7 +87,7 @@ def test_old_receipts_are_found_and_say_what_they_said(old: str) -> None:
 
 
 def test_a_migrated_ledger_replays(old: str) -> None:
-    line = PrivacyBudget.open("reviews:2025", old).line("vote", 0.2)
+    line = PrivacyBudget.open("reviews:2025", adopt(old)).line("vote", 0.2)
     query = line.query_id({"input": "x"})
     (charge,) = line.charge(queries=[query])
     line.record(charge, answer='"a"')  # type: ignore[arg-type]
@@ -89,7 +100,7 @@ def test_workers_that_open_an_old_ledger_at_once_migrate_it_once(old: str) -> No
     def run() -> None:
         barrier.wait()
         try:
-            spent.append(PrivacyBudget.open("reviews:2025", old).spent())
+            spent.append(PrivacyBudget.open("reviews:2025", old, witness=UNWATCHED).spent())
         except Exception as error:
             errors.append(error)
 
@@ -111,13 +122,13 @@ def test_a_migration_that_fails_at_any_step_leaves_the_old_ledger(
     with monkeypatch.context() as patch:
         patch.setattr(schema, "_MIGRATION_1", broken)
         with pytest.raises(LedgerError):
-            Ledger(old)
+            adopt(old)
     assert (
         "\n".join(map(str, rows(old, "SELECT * FROM dpicl_lines") + rows(old, "SELECT * FROM dpicl_releases")))
         == content
     )
     assert rows(old, "SELECT value FROM dpicl_meta") == [("1",)]
-    assert PrivacyBudget.open("reviews:2025", old).spent() == 3
+    assert PrivacyBudget.open("reviews:2025", adopt(old)).spent() == 3
 
 
 @pytest.mark.parametrize("table", sorted(schema._VERSION_1))
@@ -139,14 +150,14 @@ def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str
         Ledger(ledger_url)
 
 
-@pytest.mark.parametrize("version", ["0", "4", "", "two", "-1"])
+@pytest.mark.parametrize("version", ["0", "5", "", "two", "-1"])
 def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
     Ledger(ledger_url).close()
     path = ledger_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
     connection.close()
-    with pytest.raises(LedgerError, match="reads versions 1 to 3"):
+    with pytest.raises(LedgerError, match="reads versions 1 to 4"):
         Ledger(ledger_url)
     assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
 
@@ -157,20 +168,22 @@ def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: 
 def old_rows(url: str) -> list[Any]:
     """All that a ledger of version 2 holds, but its version."""
     columns = "id, name, content, digest, created, scope, fingerprint, generation"
-    tables = sorted(schema._VERSION_2 - {"dpicl_plans"})
-    found = [rows(url, f"SELECT {columns} FROM dpicl_plans")] + [rows(url, f"SELECT * FROM {t}") for t in tables]
-    return [row for table in found for row in table if row[0] != "schema_version"]
+    counted = "id, plan_id, line, principal, allowed, spent, returned"
+    tables = sorted(schema._VERSION_2 - {"dpicl_plans", "dpicl_counters"})
+    found = [rows(url, f"SELECT {columns} FROM dpicl_plans"), rows(url, f"SELECT {counted} FROM dpicl_counters")]
+    found += [rows(url, f"SELECT * FROM {t}") for t in tables]
+    return [row for table in found for row in table if row[0] not in ("schema_version", schema.IDENTITY)]
 
 
 def test_a_ledger_of_version_2_counts_on_and_replays(second: str) -> None:
     keys = rows(second, "SELECT key, value FROM dpicl_meta WHERE key LIKE '%_key' ORDER BY key")
     before = old_rows(second)
-    budget = PrivacyBudget(3.0, 1e-5, 10, second, "reviews:2025", replay_patience=0.0)
+    budget = PrivacyBudget(3.0, 1e-5, 10, adopt(second), "reviews:2025", replay_patience=0.0)
     line = budget.line("vote", 0.2)
     assert (budget.spent(), budget.remaining(), budget.tickets) == (3, 7, False)
     assert old_rows(second) == before, "nothing that was there has changed"
     assert rows(second, "SELECT key, value FROM dpicl_meta WHERE key LIKE '%_key' ORDER BY key") == keys
-    assert rows(second, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("3",)]
+    assert rows(second, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("4",)]
     assert rows(second, "SELECT DISTINCT tickets FROM dpicl_plans") == [(0,)]
     known = [line.query_id({"input": text}) for text in "xyz"]
     first, *charged = line.charge(queries=known)
@@ -182,7 +195,7 @@ def test_a_ledger_of_version_2_counts_on_and_replays(second: str) -> None:
 
 
 def test_principals_and_filters_of_version_2_stand(second: str) -> None:
-    callers = PrivacyBudget.open("callers", second)
+    callers = PrivacyBudget.open("callers", adopt(second))
     assert callers.principals() == {"ann": {"joint-em": 5}, "bob": {"joint-em": 2}}
     line = callers.line("joint-em", 0.1)
     with pytest.raises(PrivacyBudgetExceeded):
@@ -197,7 +210,7 @@ def test_principals_and_filters_of_version_2_stand(second: str) -> None:
 @pytest.mark.parametrize("dump", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
 def test_a_migrated_ledger_takes_a_plan_with_tickets(dump: Path, ledger_url: str, store_of: Any, records: Any) -> None:
     """And a plan without them, frozen before, cannot be opened with them."""
-    url = written(ledger_url, dump)
+    url = adopt(written(ledger_url, dump))
     with pytest.raises(PlanMismatch, match="tickets"):
         PrivacyBudget(3.0, 1e-5, 10, url, "reviews:2025", tickets=True)
     store = store_of(records(3))
@@ -215,11 +228,11 @@ def test_a_migration_from_version_2_that_fails_leaves_it(second: str, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(schema, "_MIGRATION_2", "INSERT INTO no_such_table VALUES (1)")
         with pytest.raises(LedgerError):
-            Ledger(second)
+            adopt(second)
     assert old_rows(second) == before
     assert rows(second, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name") == names
     assert rows(second, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [("2",)]
-    assert PrivacyBudget.open("reviews:2025", second).spent() == 3
+    assert PrivacyBudget.open("reviews:2025", adopt(second)).spent() == 3
 
 
 @pytest.mark.parametrize("table", sorted(schema._VERSION_2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_files import copy_ledger
 from letters import INPUTS, letters, no_more, part_of
 
 from langchain_dpicl import Demonstrations, DPSampler, InvalidParameter, PrivacyBudget, synthesize_demonstrations
@@ -47,7 +47,7 @@ def sampler_at(frozen: tuple[Any, Path], tmp_path: Path) -> Iterator[Callable[[P
 
     def make(folder: Path, **options: Any) -> DPSampler:
         folder.mkdir()
-        shutil.copy(original, folder / "ledger.db")
+        copy_ledger(original, folder / "ledger.db")
         budgets.append(PrivacyBudget(1000.0, 1e-5, RELEASES, f"sqlite:///{folder / 'ledger.db'}", **options))
         sampler = letters(store, budgets[-1])
         sampler.line()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from ledger_files import copy_ledger
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget
 from langchain_dpicl.budget import seats, tickets
@@ -67,7 +67,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def copied(frozen: str, ledger_url: str, request: pytest.FixtureRequest) -> None:
     count = 20 if request.node.name.startswith("test_folding_changes") else TICKETS
-    shutil.copy(f"{frozen}-{count}", disk.path_of(ledger_url))
+    copy_ledger(f"{frozen}-{count}", disk.path_of(ledger_url))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ LOSSES = {
 def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Two files of one ledger: after its first charge, and after all eight, of which five are folded."""
     folder = tmp_path_factory.mktemp("written")
-    shutil.copy(f"{frozen}-{TICKETS}", folder / "ledger.db")
+    copy_ledger(f"{frozen}-{TICKETS}", folder / "ledger.db")
     store, url = store_with(NAMES), f"sqlite:///{folder}/ledger.db"
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in ((tickets, "FOLD_AFTER", 5), (seats, "PAGE", 4), (tickets, "PAGE", 4)):
@@ -131,7 +131,7 @@ def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
             charge(budget, store, *(f"owner-{i}" for i in owners))
             budget.close()
             if i == 0:
-                shutil.copy(folder / "ledger.db", folder / "first.db")
+                copy_ledger(folder / "ledger.db", folder / "first.db")
     return str(folder / "first.db"), str(folder / "ledger.db")
 
 
@@ -142,12 +142,12 @@ def test_lost_rows_never_fill_up_tickets(loss: str, process: str, ledger_url: st
     """A process that comes later refuses, with nothing charged; one that runs may go on if it counts right."""
     store = store_with(NAMES)
     before, whole = written
-    shutil.copy(before if "behind" in process else whole, disk.path_of(ledger_url))
+    copy_ledger(before if "behind" in process else whole, disk.path_of(ledger_url))
     budget = opened(ledger_url)
     if process != "a new one":
         assert sum(int(n) * many for n, many in budget.private_ticket_report()["vote"][""]["burnt"].items()) in (1, 13)
         budget.close()
-        shutil.copy(whole, disk.path_of(ledger_url))
+        copy_ledger(whole, disk.path_of(ledger_url))
     assert disk.burnt(ledger_url, store) == USED
     assert disk.run(ledger_url, "SELECT count(*) FROM dpicl_burns") == [(3,)]
     for statement in LOSSES[loss].split(";"):
@@ -168,7 +168,7 @@ def test_new_owners_are_refused_too_where_rows_are_lost(ledger_url: str, frozen:
     """By the process that knows the seats of all others, and would give the next one."""
     for loss in ("DELETE FROM dpicl_books", "DELETE FROM dpicl_seats WHERE page = 1", "UPDATE dpicl_books SET seats=5"):
         url = ledger_url.replace(".db", f"-{len(loss)}.db")
-        shutil.copy(f"{frozen}-{TICKETS}", disk.path_of(url))
+        copy_ledger(f"{frozen}-{TICKETS}", disk.path_of(url))
         store = store_with([*NAMES, "new"])
         budget = opened(url)
         charge(budget, store, *NAMES)

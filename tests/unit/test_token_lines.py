@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from ledger_files import adopt
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
@@ -369,7 +370,7 @@ def test_receipts_of_older_releases_say_nothing_of_tokens(ledger_url: str) -> No
     path = ledger_url.removeprefix("sqlite:///")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript((Path(__file__).parent.parent / "data" / "ledger_v1.sql").read_text())
-    budget = PrivacyBudget.open("reviews:2025", ledger_url)
+    budget = PrivacyBudget.open("reviews:2025", adopt(ledger_url))
     assert budget.spent() == 3
     receipt = budget.receipt("reviews:2025:vote:3")
     assert receipt is not None

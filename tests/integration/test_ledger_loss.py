@@ -1,0 +1,431 @@
+"""Whoever copies, deletes, replaces, restores or truncates a ledger, and kills its processes, gets no answer more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
+from langchain_dpicl.budget import BudgetLine
+from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.recovery import recover
+from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID
+
+PLAN = 20
+
+
+def line_of(url: str, releases: int = PLAN, **options: Any) -> BudgetLine:
+    return PrivacyBudget(1000.0, 1e-5, releases, url, **options).line("vote", 0.5)
+
+
+def close(line: BudgetLine | Counter) -> None:
+    line._ledger.close()
+
+
+class Counter:
+    """One line's counter, as `BudgetLine` uses it, without a plan to solve and verify."""
+
+    def __init__(self, url: str, releases: int) -> None:
+        self._ledger = Ledger(url)
+        self._plan = self._ledger.store_plan("default", "{}", "0" * 64, {"vote": releases}).id
+        self._releases = releases
+
+    def charge(self) -> None:
+        if not self._ledger.charge(self._plan, "vote", 1):
+            raise PrivacyBudgetExceeded
+
+    def remaining(self) -> int:
+        return self._releases - self._ledger.spent(self._plan)["vote"]
+
+
+def path_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///"))
+
+
+def snapshot(url: str, folder: str) -> Path:
+    """What somebody copies: the ledger's files, and not its witness's."""
+    path, copy = path_of(url), path_of(url).parent / folder
+    copy.mkdir()
+    for end in ("", "-wal", "-shm"):
+        if Path(f"{path}{end}").exists():
+            shutil.copy(f"{path}{end}", copy / f"{path.name}{end}")
+    return copy
+
+
+def put_back(url: str, copy: Path) -> None:
+    """New files in place of the old ones."""
+    path = path_of(url)
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+        if (copy / f"{path.name}{end}").exists():
+            shutil.copy(copy / f"{path.name}{end}", f"{path}{end}")
+
+
+def all_of(line: BudgetLine | Counter, most: int = 1000) -> int:
+    """Charge until it is refused; how many were granted."""
+    for i in range(most):
+        try:
+            line.charge()
+        except (PrivacyBudgetExceeded, LedgerError):
+            return i
+    return most
+
+
+@contextlib.contextmanager
+def child(work: Callable[[Callable[[], None]], None]) -> Iterator[tuple[int, Callable[[], int]]]:
+    """A real process that calls ``work(answered)``: its number, and how many answers it has begun so far."""
+    reading: int | None
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code, writer = 1, os.fdopen(writing, "w")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PrivacyWarning)
+                work(lambda: print(".", end="", file=writer, flush=True))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    begun = [0]
+
+    def answered() -> int:
+        with contextlib.suppress(BlockingIOError):
+            while reading is not None and (piece := os.read(reading, 1 << 16)):
+                begun[0] += len(piece)
+        return begun[0]
+
+    try:
+        yield pid, answered
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        answered()
+        os.close(reading)
+        reading = None
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def charging(url: str, releases: int) -> Callable[[Callable[[], None]], None]:
+    def work(answered: Callable[[], None]) -> None:
+        line = Counter(url, releases)
+        while True:
+            line.charge()
+            answered()
+
+    return work
+
+
+# -- a copy ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_ledger_s_file_is_a_ledger_without_its_log(ledger_url: str) -> None:
+    """The tables and the plan are in the file itself."""
+    line = line_of(ledger_url)
+    line.charge(3)
+    shutil.copy(path_of(ledger_url), copy := path_of(ledger_url).with_name("copy.db"))
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT allowed, spent FROM dpicl_counters").fetchall() == [(PLAN, 0)]
+
+
+def test_a_copy_of_the_file_alone_gives_no_answer(ledger_url: str) -> None:
+    """It would start at 0: 20 more answers."""
+    line = line_of(ledger_url)
+    assert all_of(line) == PLAN
+    url = ledger_url.replace(".db", "-copy.db")
+    shutil.copy(path_of(ledger_url), path_of(url))
+    with pytest.raises(LedgerError, match=r"no witness .* `dpicl budget recover`"):
+        line_of(url)
+    found = recover(url)
+    assert [(each["spent"], each["added"]) for each in found["counters"]] == [(PLAN, PLAN)]
+    assert all_of(line_of(url)) == 0
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_file_without_tables_is_no_new_ledger(marked: bool, ledger_url: str) -> None:
+    """4,096 bytes: what a ledger without its log was."""
+    with contextlib.closing(sqlite3.connect(path_of(ledger_url))) as connection:
+        if marked:
+            connection.execute(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
+        connection.execute("PRAGMA journal_mode=WAL")
+    before = path_of(ledger_url).read_bytes()
+    assert len(before) == 4096
+    for options in ({}, {"witness": str(path_of(ledger_url)) + ".elsewhere"}):
+        with pytest.raises(LedgerError, match=r"holds no tables"):
+            Ledger(ledger_url, **options)
+    assert path_of(ledger_url).read_bytes() == before
+
+
+def test_a_copy_beside_a_copy_of_the_witness_is_what_the_docs_say(ledger_url: str) -> None:
+    """A folder that is put back as a whole: nobody can tell. The claim is no more than that, and no less."""
+    line = line_of(ledger_url, witness=(elsewhere := str(path_of(ledger_url).parent / "elsewhere.witness")))
+    line.charge(5)
+    close(line)
+    copy = snapshot(ledger_url, "copy")
+    line = line_of(ledger_url, witness=elsewhere)
+    line.charge(5)
+    close(line)
+    put_back(ledger_url, copy)
+    with pytest.raises(LedgerError, match="rolled back"):
+        line_of(ledger_url, witness=elsewhere)
+
+
+# -- under a running process -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "replaced by itself", "log deleted", "log replaced"])
+def test_a_running_process_refuses_once_its_file_is_another_one(how: str, ledger_url: str) -> None:
+    line = line_of(ledger_url)
+    copy = snapshot(ledger_url, "copy")
+    line.charge(3)
+    path = path_of(ledger_url)
+    if how == "deleted":
+        path.unlink()
+    elif how == "replaced":
+        put_back(ledger_url, copy)
+    elif how == "replaced by itself":
+        shutil.copy(path, path.with_name("same"))
+        os.replace(path.with_name("same"), path)
+    else:
+        log = Path(f"{path}-wal")
+        content = log.read_bytes()
+        log.unlink()
+        if how == "log replaced":
+            (path.parent / "held").write_bytes(b"")  # takes the inode that was freed
+            log.write_bytes(content)
+    for use in (line.charge, line.spent, line.remaining):
+        with pytest.raises(LedgerError, match=r"deleted or replaced .* `dpicl budget recover`"):
+            use()
+
+
+@pytest.mark.parametrize("how", ["in place", "new files"])
+def test_copies_that_are_put_back_under_running_processes_give_no_answer_more(how: str, ledger_url: str) -> None:
+    """What gave 58 answers on a plan of 20: each time a process refuses, the next one starts on the copy."""
+    line = line_of(ledger_url)
+    copy = snapshot(ledger_url, "copy")
+    answers = [len(line.charge(7))]
+    lines = [line]
+    for _ in range(4):
+        if how == "in place":
+            for end in ("", "-wal"):
+                if (copy / f"ledger.db{end}").exists():
+                    with open(f"{path_of(ledger_url)}{end}", "r+b") as file:
+                        file.truncate(0)
+                        file.write((copy / f"ledger.db{end}").read_bytes())
+        else:
+            put_back(ledger_url, copy)
+        answers += [all_of(each) for each in lines]
+        with contextlib.suppress(LedgerError):
+            lines.append(line_of(ledger_url))
+            answers.append(all_of(lines[-1]))
+    assert 7 <= sum(answers) <= PLAN
+
+
+def test_a_counter_that_falls_is_noticed(any_url: str) -> None:
+    """Rows set back by SQL: no file has changed."""
+    line = line_of(any_url)
+    charges = [line.charge() for _ in range(8)]
+    engine = sa.create_engine(any_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM dpicl_charges WHERE number > 3")
+        connection.exec_driver_sql("UPDATE dpicl_counters SET spent = 3")
+    engine.dispose()
+    for use in (line.charge, line.spent):
+        with pytest.raises(LedgerError, match=r"rolled back .*8 were reached.*`dpicl budget recover`"):
+            use()
+    with pytest.raises(LedgerError, match="rolled back"):
+        line_of(any_url)
+    with pytest.raises(LedgerError, match="in use"):
+        recover(any_url)
+    close(line)
+    with pytest.raises(LedgerError, match="rolled back"):
+        line_of(any_url)
+    (counter,) = recover(any_url)["counters"]
+    assert (counter["spent"], counter["added"]) == (8, 5)
+    assert len(charges) + all_of(line_of(any_url)) == PLAN
+
+
+# -- after a clean end, and after none ---------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_is_gone_while_its_witness_is_there_is_not_made_anew(ledger_url: str) -> None:
+    line = line_of(ledger_url)
+    copy = snapshot(ledger_url, "copy")
+    line.charge(5)
+    close(line)
+    path_of(ledger_url).unlink()
+    with pytest.raises(LedgerError, match=r"is gone, .* `dpicl budget recover`"):
+        line_of(ledger_url)
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        recover(ledger_url)
+    assert not path_of(ledger_url).exists()
+    put_back(ledger_url, copy)  # however old
+    recover(ledger_url)
+    assert all_of(line_of(ledger_url)) == PLAN - 5
+
+
+def test_a_copy_from_before_the_plan_was_frozen_counts_as_spent(ledger_url: str) -> None:
+    Ledger(ledger_url).close()
+    copy = snapshot(ledger_url, "empty")
+    line = line_of(ledger_url)
+    line.charge(5)
+    close(line)
+    put_back(ledger_url, copy)
+    with pytest.raises(LedgerError, match="rolled back"):
+        line_of(ledger_url)
+    assert recover(ledger_url)["missing"] == ["default"]
+    again = line_of(ledger_url)  # freezes the plan again
+    assert all_of(again) == 0
+    close(again)
+    with pytest.warns(PrivacyWarning, match="counts as spent"):
+        other = line_of(ledger_url, name="other")
+    assert all_of(other) == PLAN
+
+
+def test_another_ledger_s_witness_is_refused(ledger_url: str, tmp_path: Path) -> None:
+    close(line_of(ledger_url))
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    close(line_of(other))
+    with pytest.raises(LedgerError, match="whose witness"):
+        line_of(other, witness=f"{path_of(ledger_url)}.witness")
+    with pytest.raises(LedgerError, match="another ledger"):
+        recover(other, f"{path_of(ledger_url)}.witness")
+    line, copy = line_of(ledger_url), path_of(ledger_url).with_name("twice.db")
+    line.charge()
+    shutil.copy(path_of(ledger_url), copy)
+    with pytest.raises(LedgerError, match="another file"):  # the same ledger, in two files at once
+        line_of(f"sqlite:///{copy}", witness=f"{path_of(ledger_url)}.witness")
+
+
+@pytest.mark.parametrize("releases", [PLAN, 400])
+def test_killed_processes_and_old_copies_give_no_answer_more(releases: int, ledger_url: str) -> None:
+    """Kill -9 at any moment, then an older copy; where the ledger refuses, `recover`. All answers ever begun fit."""
+    close(Counter(ledger_url, releases))
+    copies, begun, rounds, refused = [snapshot(ledger_url, "0")], 0, 0, 0
+    while rounds < 8:
+        rounds += 1
+        with child(charging(ledger_url, releases)) as (pid, answered), contextlib.suppress(AssertionError):
+            wait_for(lambda n=answered, r=rounds: n() >= (3 if releases == PLAN else 20 + 7 * r), 3)
+            os.kill(pid, signal.SIGKILL)
+        begun += answered()
+        if rounds % 3 == 1:
+            copies.append(snapshot(ledger_url, str(rounds)))
+        put_back(ledger_url, copies[rounds % len(copies)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)
+            try:
+                close(Counter(ledger_url, releases))
+            except LedgerError:
+                refused += 1
+                recover(ledger_url)
+    assert begun > 5
+    assert refused, "or nothing was rolled back"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        line = Counter(ledger_url, releases)
+    rest = all_of(line, 2000)
+    assert begun + rest <= releases
+    lost = releases - begun - rest
+    assert lost <= rounds * (1 + releases // 100), "no more than a block for each killed process"
+
+
+def test_what_killed_workers_may_have_spent_counts(any_url: str) -> None:
+    """Three at once, of which none closes: at most 1 % of the plan is lost, and a charge under way of each."""
+    releases = 2000
+    close(Counter(any_url, releases))
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(child(charging(any_url, releases))) for _ in range(3)]
+        wait_for(lambda: all(answered() >= 40 for _, answered in workers), 60)
+        for pid, _ in workers:
+            os.kill(pid, signal.SIGKILL)
+    begun = sum(answered() for _, answered in workers)
+    if "postgresql" in any_url:  # its server may still be busy ending their sessions
+        time.sleep(0.5)
+    reader = Ledger(any_url, create=False)
+    (before,) = (releases - spent for spent in reader.spent(1).values())
+    with pytest.warns(PrivacyWarning, match="not closed by every process"):
+        line = Counter(any_url, releases)
+    assert begun <= releases - line.remaining() <= begun + releases // 100 + 3
+    assert line.remaining() < before
+    assert all_of(line, 10) == 10
+    close(line)
+    close(Counter(any_url, releases))  # and no warning
+
+
+def test_the_last_ones_are_not_kept_from_workers_by_idle_ones(any_url: str) -> None:
+    """A worker that charged early and idles; others charge to the end. What it holds is at most 1 %, and comes back."""
+    idle, busy = Counter(any_url, 300), Counter(any_url, 300)
+    idle.charge()
+    granted = 1 + all_of(busy)
+    assert 297 <= granted < 300
+    close(idle)
+    assert granted + all_of(busy) == 300
+
+
+def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
+    line = line_of(ledger_url, 1000)
+    line.charge()
+    hand = dict(line._ledger._permits._hand)  # type: ignore[union-attr]
+    assert list(hand.values()) == [5 - 0]
+
+    def work(answered: Callable[[], None]) -> None:
+        assert not line._ledger._permits._hand  # type: ignore[union-attr]
+        for _ in range(4):
+            line.charge()
+            answered()
+        line._ledger.close()
+
+    with child(work) as (pid, answered):
+        wait_for(lambda: answered() == 4)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert line._ledger._permits._hand == hand  # type: ignore[union-attr]
+    assert line.charge()[0].number == 6
+    close(line)
+    close(line_of(ledger_url, 1000))  # no warning: everything was given back
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_witness_may_be_on_another_database(postgres_url: str, tmp_path: Path) -> None:
+    """And then sees that a whole database was put back, witness tables of its own and all."""
+    witness = tmp_path / "witness"
+    line = line_of(postgres_url, witness=witness)
+    line.charge(5)
+    close(line)
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        assert not sa.inspect(connection).has_table("dpicl_marks")
+        connection.exec_driver_sql("DELETE FROM dpicl_charges")
+        connection.exec_driver_sql("UPDATE dpicl_counters SET spent = 0")
+    engine.dispose()
+    with pytest.raises(LedgerError, match="rolled back"):
+        line_of(postgres_url, witness=witness)
+    url, elsewhere = f"sqlite:///{tmp_path / 'b.db'}", postgres_url
+    line = line_of(url, witness=elsewhere)
+    line.charge(5)
+    close(line)
+    with pytest.raises(LedgerError, match="no witness"):
+        line_of(url)
+    path_of(url).unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        line_of(url, witness=elsewhere)
