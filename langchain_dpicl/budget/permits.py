@@ -81,6 +81,7 @@ class Permits:
             if not self.joined:
                 return
             self.joined = False
+            self.witness.once()
             hand, self._hand = self._hand, {}
             ahead, self._ahead = self._ahead, {}
             for key, block in ahead.items():

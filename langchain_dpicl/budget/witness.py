@@ -164,7 +164,6 @@ class Witness(Database):
     def __init__(self, url: str, *, live: bool = False) -> None:
         self._live = live
         super().__init__(url)
-        self._opened = True
 
     def _on_postgresql(self, connection: Any) -> None:
         if self._live:
@@ -182,7 +181,9 @@ class Witness(Database):
                 return {}
             return {key: value for key, value in connection.execute(sa.select(about)).all()}  # noqa: C416
 
-        return self.run(read, "read")
+        found = self.run(read, "read")
+        self._opened = True
+        return found
 
     def begin(self) -> dict[str, str]:
         """`about`; a new witness is made where there is none, for a ledger that is still to be made."""
@@ -204,6 +205,10 @@ class Witness(Database):
     def note(self, **values: str) -> None:
         """Replace what `about` says."""
         self.run(lambda connection: _write(connection, values))
+
+    def once(self) -> None:
+        """From now on try everything once: this process is leaving, and what it cannot give back stays reserved."""
+        self._opened = False
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
