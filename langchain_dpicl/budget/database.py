@@ -67,7 +67,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        self._url = _parse(url, self.noun)
+        self._url = _parse(url, self.noun.rpartition(" ")[2])
         self._path = _path(self._url)
         self._opened = False
         self._file: tuple[int, int] | None = None

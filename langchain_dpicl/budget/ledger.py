@@ -134,13 +134,15 @@ class Ledger(Database):
         self._permits = Permits(witness, self._seen)
 
     def _write_through(self) -> None:
-        """Move what the log holds into the file itself, so that a copy of the file alone is a ledger."""
-        if self.is_sqlite:
-            plain = self._engine.raw_connection()
+        """Move what SQLite's log holds into the file itself, if nobody reads: a copy of the file alone then has it."""
+        if not self.is_sqlite:
+            return
+        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers, self._mutex:
+            pooled = self._engine.raw_connection()
             try:
-                plain.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
             finally:
-                plain.close()
+                pooled.close()
 
     def _join(self) -> Permits | None:
         if self._permits is not None:
@@ -276,13 +278,7 @@ class Ledger(Database):
             drop(connection, gone, others)
 
         self.run(drop_all)
-        if self.is_sqlite:
-            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers, self._mutex:
-                pooled = self._engine.raw_connection()
-                try:
-                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                finally:
-                    pooled.close()
+        self._write_through()
 
     # -- charges ----------------------------------------------------------------------------------------------------
 

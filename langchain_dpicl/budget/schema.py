@@ -182,7 +182,8 @@ def has_ledger(connection: Connection) -> bool:
 
 def version_of(connection: Connection) -> str:
     """The version of a ledger's tables. `LedgerError` where it is a newer one, or where tables are lost."""
-    present, version = _tables(connection), None
+    present = _tables(connection)
+    version: str | None = None
     if "dpicl_meta" in present:
         version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
     known = {"1": _VERSION_1, "2": _VERSION_2, "3": _VERSION_3, str(VERSION): set(metadata.tables)}

@@ -156,7 +156,7 @@ class Witness(Database):
     Raises `LedgerError`. With ``live`` (PostgreSQL alone): every session says by a lock that this process is there.
     """
 
-    noun = "witness"
+    noun = "ledger's witness"
     application_id = 0x44504957  # "DPIW"
     journal = "PERSIST"  # one file: the journal beside it is empty between transactions
     options = {"pool_size": 1, "max_overflow": 0}  # noqa: RUF012 - never changed
