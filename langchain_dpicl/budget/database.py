@@ -86,11 +86,12 @@ class Database:
         except (ImportError, SQLAlchemyError) as error:
             reason = type(error).__name__
         else:
+            me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
 
             @sa.event.listens_for(engine, "connect")
             def _on_connect(connection: Any, _: Any) -> None:
                 connection.autocommit = True  # transactions are begun below, explicitly
-                self._on_postgresql(connection)
+                me._on_postgresql(connection)
 
             @sa.event.listens_for(engine, "begin")
             def _on_begin(connection: Connection) -> None:
@@ -117,6 +118,7 @@ class Database:
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers = threading.RLock()
         engine = sa.create_engine(url, **options)
+        me = weakref.proxy(self)
 
         @sa.event.listens_for(engine, "connect")
         def _on_connect(connection: Any, record: Any) -> None:
@@ -126,13 +128,13 @@ class Database:
             application, tables = cursor.execute(
                 "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
             ).fetchone()
-            if (tables or application) and application != self.application_id:
-                raise LedgerError(f"{url.database!r} is a database, but not a {self.noun}; it was left as it is")
-            _use_journal(cursor, self.journal)
+            if (tables or application) and application != me.application_id:
+                raise LedgerError(f"{url.database!r} is a database, but not a {me.noun}; it was left as it is")
+            _use_journal(cursor, me.journal)
             cursor.execute("PRAGMA foreign_keys=ON")
-            if self._path is not None and self.journal == "WAL":
+            if me._path is not None and me.journal == "WAL":
                 cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
-                record.info["log"] = place_of(f"{self._path}-wal")
+                record.info["log"] = place_of(f"{me._path}-wal")
             cursor.close()
 
         @sa.event.listens_for(engine, "begin")
@@ -142,7 +144,7 @@ class Database:
                 driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
                 connection.info["synchronous"] = kind
             driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
-            self._check_file(connection)
+            me._check_file(connection)
 
         return engine
 

@@ -55,7 +55,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -219,12 +219,12 @@ class Witness(Database):
     def write(self, found: Sequence[Mark]) -> None:
         """Replace these marks, for a process that knows that no other is there."""
 
-        def replace(connection: Connection) -> None:
+        def put(connection: Connection) -> None:
             for mark in found:
                 connection.execute(sa.delete(marks).where(_at(mark.key)))
                 connection.execute(sa.insert(marks).values(**mark.__dict__))
 
-        self.run(replace)
+        self.run(put)
 
     def grant(self, key: Key, need: int, mine: int, spent: int, in_use: int, allowed: int) -> int | None:
         """Grant ``need`` permits, and some ahead: how many of these. None where fewer than ``need`` are left.
@@ -250,8 +250,8 @@ class Witness(Database):
             others = max(mark.ahead - mine, 0)
             share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
             extra = max(0, min(share, (mark.allowed - reserved) // 8))
-            values = {"reserved": reserved + extra, "ahead": others + extra, "low": max(mark.low, spent)}
-            connection.execute(sa.update(marks).where(_at(key)).values(**values))
+            low, reserved = max(mark.low, spent), reserved + extra
+            _update(connection, replace(mark, low=low, reserved=reserved, ahead=others + extra))
             return extra
 
         return self.run(take)
@@ -262,8 +262,8 @@ class Witness(Database):
         def give(connection: Connection) -> None:
             mark = _read(connection, key)
             if mark is not None:
-                values = {"reserved": mark.reserved - permits, "ahead": max(mark.ahead - ahead, 0)}
-                connection.execute(sa.update(marks).where(_at(key)).values(**values, low=max(mark.low, low)))
+                reserved, left = mark.reserved - permits, max(mark.ahead - ahead, 0)
+                _update(connection, replace(mark, low=max(mark.low, low), reserved=reserved, ahead=left))
 
         self.run(give)
 
@@ -282,8 +282,7 @@ class Witness(Database):
             elif before < mark.reserved:
                 raise Behind if before >= mark.low else rolled_back(key, before, mark.low)
             counts = ("before", "state") if isinstance(before, str) else ("low", "reserved")
-            values = dict(zip(counts, (before, after), strict=True))
-            connection.execute(sa.update(marks).where(_at(key)).values(**values))
+            _update(connection, replace(mark, **dict(zip(counts, (before, after), strict=True))))  # type: ignore[arg-type]
             return Grant(key, mark.low, mark.reserved, mark.before, mark.state, (before, after))
 
         return self.run(take)
@@ -300,8 +299,23 @@ def _at(key: Key) -> sa.ColumnElement[bool]:
     return sa.and_(marks.c.plan == key.plan, marks.c.line == key.line, marks.c.principal == key.principal)
 
 
+# The statements of a grant, built once: building them anew takes about as long as running them.
+_HERE = sa.and_(*(marks.c[name] == sa.bindparam(f"at_{name}") for name in ("plan", "line", "principal")))
+_READ = sa.select(marks).where(_HERE).with_for_update()
+_CHANGED = ("low", "reserved", "ahead", "before", "state")
+_UPDATE = sa.update(marks).where(_HERE).values({name: sa.bindparam(f"new_{name}") for name in _CHANGED})
+
+
+def _where(key: Key | Mark) -> dict[str, object]:
+    return {"at_plan": key.plan, "at_line": key.line, "at_principal": key.principal}
+
+
+def _update(connection: Connection, mark: Mark) -> None:
+    connection.execute(_UPDATE, _where(mark) | {f"new_{name}": getattr(mark, name) for name in _CHANGED})
+
+
 def _read(connection: Connection, key: Key) -> Mark | None:
-    row = connection.execute(sa.select(marks).where(_at(key)).with_for_update()).one_or_none()
+    row = connection.execute(_READ, _where(key)).one_or_none()
     if row is None:
         return None
     if row.digest != key.digest:

@@ -201,11 +201,13 @@ def _recover(options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
         return 0
     how = "the ledger is believed" if options.keep_count else "there was none: every plan counts as spent"
+    counts = "stands where it is" if options.keep_count else "counts as spent"
     print(f"ledger:  {found['ledger']}\nwitness: {found['witness']}{'' if found['had_witness'] else f' ({how})'}")
     for counter in found["counters"]:
         who = f", {counter['principal']}" if counter["principal"] else ""
         if counter["spent"] is None:
-            print(f"{counter['budget']}: the filter stands where its witness knows that it was")
+            stands = "stands where its witness knows that it was" if found["had_witness"] else counts
+            print(f"{counter['budget']}: the filter {stands}")
         else:
             counted = f"{counter['spent']:,} count, {counter['added']:,} of them new"
             print(f"{counter['budget']}, {counter['line']}{who}: {counted}")

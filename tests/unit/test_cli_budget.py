@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import InvalidParameter, PrivacyBudget
+from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
 from langchain_dpicl.budget.report import LedgerReport, ticket_bins
 from langchain_dpicl.cli import main
 from langchain_dpicl.cli.budget_plot import _losses
@@ -138,6 +138,34 @@ def test_reading_makes_no_ledger(action: str, ledger_url: str, capsys: Any, tmp_
     code, _, err = run(capsys, ledger_url, action)
     assert code == 1
     assert "there is no ledger" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ledger_without_its_witness_is_read_and_recovered(url: str, capsys: Any) -> None:
+    """Restored without its witness: it is still shown; `recover` counts all of every plan, or what it is told to."""
+    for path in Path(url.removeprefix("sqlite:///")).parent.glob("*.witness*"):
+        path.unlink()
+    assert run(capsys, url, "show")[0] == 0
+    with pytest.raises(LedgerError, match="no witness"):
+        PrivacyBudget.open("reviews", url)
+    code, out, err = run(capsys, url, "recover")
+    assert (code, err) == (0, "")
+    assert "there was none: every plan counts as spent" in out
+    assert "reviews, classify: 20 count, 17 of them new" in out
+    assert "desk, vote, alice: 10 count, 8 of them new" in out
+    assert "free: the filter counts as spent" in out
+    assert PrivacyBudget.open("reviews", url).remaining("keywords") == 0
+    found = json.loads(run(capsys, url, "recover", "--json")[1])
+    assert found["had_witness"]
+    assert {counter["added"] for counter in found["counters"]} == {0, None}
+    code, _, err = run(capsys, url, "recover", "--keep-count")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "keep_count" in err
+
+
+def test_recover_makes_no_ledger(ledger_url: str, capsys: Any, tmp_path: Path) -> None:
+    code, _, err = run(capsys, ledger_url, "recover")
+    assert (code, err.count("there is no ledger")) == (1, 1)
     assert list(tmp_path.iterdir()) == []
 
 

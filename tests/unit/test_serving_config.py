@@ -447,6 +447,22 @@ def test_check_prints_the_plan_and_does_not_listen(tmp_path: Path, capsys: Any, 
     assert "server.workers" in err
 
 
+def test_a_server_does_not_start_on_a_ledger_that_was_restored(tmp_path: Path, capsys: Any) -> None:
+    """In one line, before any worker. The witness is where the configuration says."""
+    path = str(file_of(tmp_path, merged(VOTE, {"budget.witness": "elsewhere/w"})))
+    (tmp_path / "elsewhere").mkdir()
+    assert run(capsys, "--config", path, "--check")[0] == 0
+    assert (tmp_path / "elsewhere" / "w").exists()
+    assert not (tmp_path / "budget.db.witness").exists()
+    (tmp_path / "elsewhere" / "w").unlink()
+    for more in ((), ("--check",)):
+        code, out, err = run(capsys, "--config", path, *more)
+        assert (code, out, len(err.splitlines())) == (1, "", 1)
+        assert err.startswith("dpicl serve: the ledger ")
+        assert "has no witness" in err
+        assert "dpicl budget recover" in err
+
+
 def test_the_plan_is_frozen_before_workers_start_and_they_open_it(
     tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
