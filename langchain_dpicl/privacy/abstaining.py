@@ -76,8 +76,11 @@ def tail_reach(sigma: float) -> int:
 
 
 def _law(sigma: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The discrete Gaussian: its support, but for less than 1e-30 on either side, and its probabilities."""
+    """The discrete Gaussian: its support, but for less than 1e-30 on either side, and its probabilities.
+
+    Scale 0 (a study's vote without noise) is all at 0, as every scale below .01 is.
+    """
     half = math.ceil(12.0 * sigma) + 2
     support = np.arange(-half, half + 1)
-    weights = np.exp(-0.5 * (support / sigma) ** 2)
+    weights = np.exp(-0.5 * (support / max(sigma, 0.01)) ** 2)
     return support, weights / weights.sum()

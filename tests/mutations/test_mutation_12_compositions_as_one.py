@@ -17,7 +17,7 @@ from langchain_dpicl.privacy.losses import Losses
 RATE = 0.5
 
 
-def as_one(parts: Sequence[tuple[Losses, int]]) -> Composition:
+def as_one(parts: Sequence[tuple[Losses, int]], places: int | None = None) -> Composition:
     """The mutant: counts are not looked at, as one event of dp-accounting 0.6.0 does."""
     return Composition([(losses, min(count, 1)) for losses, count in parts])
 
