@@ -465,8 +465,9 @@ class Ledger(Database):
 
         given_back = self.run(keep, "note")
         if given_back and self._permits is not None and charge.permit is not None:
-            key = self._keys[charge.plan_id][1][charge.line, charge.principal]
-            self._permits.put_back(key, charge.permit.unused(given_back))
+            key = self._keys.get(charge.plan_id, (None, {}))[1].get((charge.line, charge.principal))
+            if key is not None:  # else this object charges nothing there: what it cannot use is lost to the plan
+                self._permits.put_back(key, charge.permit.unused(given_back))
 
     def give_up(self, charge: Charge) -> None:
         """There will be no answer: whoever waits for one may go on. The charge stands."""

@@ -332,7 +332,10 @@ def _insert(connection: Connection, mark: Mark) -> None:
 
 def _write(connection: Connection, values: dict[str, str]) -> None:
     connection.execute(sa.delete(about).where(about.c.key.in_(values)))
-    connection.execute(sa.insert(about), [{"key": key, "value": value} for key, value in values.items()])
+    try:
+        connection.execute(sa.insert(about), [{"key": key, "value": value} for key, value in values.items()])
+    except IntegrityError:  # another worker wrote it between the two statements
+        raise TryAgain from None
 
 
 def rolled_back(key: Key, spent: int | None = None, low: int | None = None) -> LedgerError:

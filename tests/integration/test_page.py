@@ -34,6 +34,9 @@ SCRIPT = "<img src=x onerror=\"document.title='run'\"><script>document.title='ru
 KEYS = {"Bearer key-of-alice": "alice", "Bearer key-of-bob": "bob"}
 BAD = {"failing": False}
 
+# All pages of this file show budgets on one store.
+pytestmark = pytest.mark.filterwarnings("ignore:the budget .* is used with data:langchain_dpicl.errors.PrivacyWarning")
+
 
 # -- a server with a page for each chain -------------------------------------------------------------------------------
 
