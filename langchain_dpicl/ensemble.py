@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import copy
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
@@ -19,6 +20,7 @@ from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.sharing import MadeUp, other_words, public_copy, refuse_changes, snapshot
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
@@ -101,6 +103,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
         self._limit = TimeLimit(sealed, timeout)
         self._member = self._limit.prepared
+        self._public_member, _ = public_copy(self._member, self.allow_state)
+        self._trying = threading.Lock()
+        self._unproven = bool(snapshot(self._member, self.allow_state).places)
         self._needed = _first_keys(self._member)
         self.doubts = Doubts()
 
@@ -122,6 +127,11 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     def check_sync(self) -> None:
         """Before a charge: `InvalidParameter` where ``timeout`` can be kept by ``ainvoke`` and ``abatch`` alone."""
         self._limit.check_sync()
+
+    @property
+    def public_member(self) -> Runnable[Any, Any]:
+        """Another copy, for public calls alone: nothing that a private call writes is in it."""
+        return self._public_member
 
     @property
     def members(self) -> int:
@@ -147,6 +157,69 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
             raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
         return copied
 
+    # -- what members share, shown by public calls --------------------------------------------------------------------
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the member could share state between its calls, and has not shown yet that it does not."""
+        return self._unproven
+
+    def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
+        """Before the first charge: see whether two calls on public values and made-up examples leave anything behind.
+
+        Costs nothing where the member's functions reach nothing that can be written. Raises `UnsafeConfigurationError`
+        where a call wrote something that another one reads, and `ModelUnavailable` where the member fails.
+        """
+        if self._unproven:
+            with self._trying:
+                trial = self._trial(values, aggregator)
+                with contextlib.suppress(StopIteration):
+                    asked = next(trial)
+                    while True:
+                        asked = trial.send(boundary.probe(*asked, _any_answer, self.timeout))
+
+    async def acheck_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> None:
+        """`check_sharing`, without blocking the event loop."""
+        if self._unproven:
+            trial = self._trial(values, aggregator)
+            with contextlib.suppress(StopIteration):
+                asked = next(trial)
+                while True:
+                    asked = trial.send(await boundary.aprobe(*asked, _any_answer, self.timeout))
+
+    def _trial(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any]
+    ) -> Generator[tuple[Runnable[Any, Any], boundary.Request], type[BaseException] | None, None]:
+        """Calls to make, each answered with the class of what it raised. The first may set up what later ones use."""
+        if not self._unproven:
+            return
+        chain, allowed = public_copy(self._member, self.allow_state)
+        other = other_words(dict(values))
+        failure = yield chain, (values, self._made_up(1, aggregator))
+        before = snapshot(chain, allowed)
+        if failure is None and (yield chain, (other, self._made_up(2, aggregator))) is not None:
+            failure = yield chain, (values, self._made_up(2, aggregator))  # the other words may be no valid request
+        refuse_changes(before, snapshot(chain, allowed))
+        boundary.seal(chain, public=self.public, allow_state=allowed)  # what the calls have set up, too
+        if failure is not None:
+            name = next((place.name for place in before.places.values()), "")
+            raise ModelUnavailable(
+                f"the member fails on made-up examples ({failure.__module__}.{failure.__qualname__}), by which it has "
+                f"to show that its calls write nothing into {name}; nothing was charged. Invoke the member chain alone "
+                f"to see the whole error, or allow what it shares: allow_state=[{name!r}]"
+            )
+        self._unproven = False
+
+    def _made_up(self, number: int, aggregator: Aggregator[Any]) -> Examples:
+        """As many examples, which no record of the store has a part in."""
+        store = self.selector.store
+        answers = list(getattr(aggregator, "labels", ())) or ["a made-up answer", "another made-up answer"]
+        made = [MadeUp({store.input_key: other_words("a made-up example")}) for i in range(number)]
+        for i, example in enumerate(made):
+            if store.output_key is not None:
+                example[store.output_key] = answers[(number + i) % len(answers)]
+        return Examples(list(made), store.input_key, store.output_key)
+
     # -- the member's health, from public facts alone -----------------------------------------------------------------
 
     def mark_suspect(self, caller: str = "") -> None:
@@ -166,7 +239,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
             with self.doubts.of(caller).lock:
                 if self.doubtful(tells, caller):
                     request = self.public_request(values)
-                    failure = boundary.probe(self._member, request, aggregator.check_public, self.timeout)
+                    failure = boundary.probe(self._public_member, request, aggregator.check_public, self.timeout)
                     self._judge(caller, failure)
 
     async def acheck_health(
@@ -175,7 +248,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         """`check_health`, without blocking the event loop."""
         if self.doubtful(tells, caller):
             request = self.public_request(values)
-            failure = await boundary.aprobe(self._member, request, aggregator.check_public, self.timeout)
+            failure = await boundary.aprobe(self._public_member, request, aggregator.check_public, self.timeout)
             self._judge(caller, failure)
 
     def doubtful(self, tells: bool = True, caller: str = "") -> bool:
@@ -275,6 +348,10 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
 
     def __repr__(self) -> str:
         return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
+
+
+def _any_answer(output: object) -> None:
+    """Takes whatever a call answers."""
 
 
 def _first_keys(member: Runnable[Any, Any]) -> frozenset[str]:

@@ -41,6 +41,7 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.reach import is_one, reachable
 from langchain_dpicl.sealing import seal_public
 from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.sharing import public_copy
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
@@ -217,7 +218,8 @@ class ReleaseSteps(AnyRelease):
         allowed = {"public": self.ensemble.public, "allow_state": self.ensemble.allow_state}
         limit = TimeLimit(seal_public(calls.chain, **allowed), "auto")
         self._public_timeout = None if limit.seconds is None else self.ensemble.timeout
-        return PublicCalls(limit.prepared, calls.count)
+        chain, _ = public_copy(limit.prepared, self.ensemble.allow_state)
+        return PublicCalls(chain, calls.count)
 
     @property
     def mechanism(self) -> str:
@@ -271,7 +273,8 @@ class ReleaseSteps(AnyRelease):
     def _calls_public(self, query: Query) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""
         near = self.ensemble.selector.nearest_to is not None
-        return self._public is not None or near or self.ensemble.doubtful(*self._health(query))
+        trying = self.ensemble.unproven or self.ensemble.doubtful(*self._health(query))
+        return self._public is not None or near or trying
 
     def _health(self, query: Query) -> tuple[bool, str]:
         """Whether a release would tell that the members fail; and whose doubt about them counts."""
@@ -337,6 +340,7 @@ class ReleaseSteps(AnyRelease):
                 self._public.chain, requests, max_concurrency=at_once, timeout=self._public_timeout
             )
         aggregator = self.aggregator.prepare(query.values, query.line.options, answers)
+        self.ensemble.check_sharing(query.values, aggregator)
         self.ensemble.check_health(query.values, aggregator, *self._health(query))
         return Prepared(aggregator, vector)
 
@@ -352,6 +356,7 @@ class ReleaseSteps(AnyRelease):
         aggregator = self.aggregator
         if self._prepares:
             aggregator = await asyncio.to_thread(aggregator.prepare, query.values, query.line.options, answers)
+        await self.ensemble.acheck_sharing(query.values, aggregator)
         await self.ensemble.acheck_health(query.values, aggregator, *self._health(query))
         return Prepared(aggregator, vector)
 
@@ -442,7 +447,7 @@ class ReleaseSteps(AnyRelease):
 
     def _zero_shot(self, query: Query) -> tuple[Any, Receipt]:
         (output,) = boundary.run_private(
-            self.ensemble.sealed_member,
+            self.ensemble.public_member,
             [self.ensemble.public_request(query.values)],
             max_concurrency=1,
             timeout=self.ensemble.timeout,
@@ -451,7 +456,7 @@ class ReleaseSteps(AnyRelease):
 
     async def _azero_shot(self, query: Query) -> tuple[Any, Receipt]:
         (output,) = await boundary.arun_private(
-            self.ensemble.sealed_member,
+            self.ensemble.public_member,
             [self.ensemble.public_request(query.values)],
             max_concurrency=1,
             timeout=self.ensemble.timeout,

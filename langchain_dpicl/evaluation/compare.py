@@ -59,6 +59,6 @@ def zero_shot(sealed: SealedRelease, values: Mapping[str, Any]) -> str | None:
     """The member's answer without examples: touches nothing private."""
     vote = sealed.aggregator
     assert isinstance(vote, NoisyVote)
-    (output,) = run_private(sealed.ensemble.sealed_member, [sealed.ensemble.public_request(values)], max_concurrency=1)
+    (output,) = run_private(sealed.ensemble.public_member, [sealed.ensemble.public_request(values)], max_concurrency=1)
     index = vote.parse(output)
     return None if index is None else vote.labels[index]

@@ -27,6 +27,7 @@ from langchain_dpicl.reach import is_named, is_one, reachable
 from langchain_dpicl.release import AnyRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.sharing import MadeUp
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.intake import Vectors
@@ -354,7 +355,11 @@ def _bucket_documents() -> list[Document]:
     if bucket is None:
         raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
     key = bucket.input_key if isinstance(bucket, Examples) else "text"
-    return [
+    documents = [
         Document(page_content=exemplar[key], metadata={name: exemplar[name] for name in exemplar if name != key})
         for exemplar in bucket
     ]
+    for document, exemplar in zip(documents, bucket, strict=True):
+        if isinstance(exemplar, MadeUp):
+            document.metadata = MadeUp(document.metadata)
+    return documents

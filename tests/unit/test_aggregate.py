@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ways
+from ears import Ears, Spy
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
 from ways import shown
@@ -33,7 +34,7 @@ from langchain_dpicl import (
 QUESTION = {"input": "a question"}
 
 
-class Member:
+class Member(Spy):
     """A member that records what had been spent when it was called."""
 
     def __init__(self, answer: str | BaseException = "Positive") -> None:
@@ -379,7 +380,7 @@ async def test_a_model_that_is_down_is_noticed_from_a_release_and_then_costs_not
 
 def test_the_public_question_holds_no_example(sealed_of: Any) -> None:
     member = Member(ConnectionError())
-    sizes: list[int] = []
+    sizes: list[int] = Ears()
 
     def look(values: dict[str, Any]) -> str:
         sizes.append(len(values["examples"]))
@@ -533,7 +534,7 @@ def test_the_planned_rate_stays_as_the_store_grows(sealed_of: Any, store_of: Any
 
     store = store_of(records(10))
     budget = budget_of()
-    sizes: list[int] = []
+    sizes: list[int] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         sizes.append(len(values["examples"]))

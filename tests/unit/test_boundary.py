@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from channels import QUESTION, Recorder
+from ears import Ears
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.globals import set_debug, set_llm_cache, set_verbose
@@ -90,7 +91,7 @@ def unsafe(hook: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str
 async def test_unsafe_globals_are_refused_before_anything_is_charged(
     kind: str, unsafe: Callable[[str], None], sealed_of: Any
 ) -> None:
-    calls: list[int] = []
+    calls: list[int] = Ears()
     sealed = sealed_of(lambda _: calls.append(1) or "Positive")
     sealed.invoke(QUESTION)
     calls.clear()
@@ -219,7 +220,7 @@ def test_an_abstention_is_one_object_that_says_nothing() -> None:
 @pytest.mark.parametrize("rate", [1e-7, 1.0])
 async def test_there_are_always_as_many_calls_as_members(members: int, rate: float, sealed_of: Any) -> None:
     """Also where the sample is empty, and also where some fail: the number of calls says nothing."""
-    calls: list[int] = []
+    calls: list[int] = Ears()
     lock = threading.Lock()
 
     def member(values: dict[str, Any]) -> str:
@@ -243,7 +244,7 @@ async def test_a_batch_makes_as_many_calls_as_members_for_each_question(
     fails: int, rate: float, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """n times N, however many owners are in and however they fare; public questions after a failure come on top."""
-    private: list[int] = []
+    private: list[int] = Ears()
     lock = threading.Lock()
 
     def member(values: dict[str, Any]) -> str:
@@ -314,7 +315,7 @@ callers_variable: contextvars.ContextVar[str] = contextvars.ContextVar("callers_
 
 
 async def test_members_and_caller_do_not_see_each_others_context(sealed_of: Any) -> None:
-    seen: list[str] = []
+    seen: list[str] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         seen.append(callers_variable.get())
@@ -350,7 +351,7 @@ async def test_every_member_has_its_own_bucket_in_its_own_context() -> None:
 
 
 def test_a_members_config_is_bare(sealed_of: Any) -> None:
-    configs: list[RunnableConfig] = []
+    configs: list[RunnableConfig] = Ears()
 
     def member(values: dict[str, Any], config: RunnableConfig) -> str:
         configs.append(config)
@@ -414,28 +415,29 @@ async def test_an_interrupt_of_the_caller_passes_without_private_baggage(
 async def test_cancelling_the_caller_cancels_every_member_and_keeps_the_charge(
     sealed_of: Any, canary: str, canary_free: Callable[..., None]
 ) -> None:
-    started, cancelled = asyncio.Event(), 0
+    heard: list[str] = Ears()
 
     async def slow(values: dict[str, Any]) -> str:
-        nonlocal cancelled
-        started.set()
+        heard.append("started")
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            cancelled += 1
+            heard.append("cancelled")
             raise
         return "Positive"
 
     sealed = sealed_of(RunnableLambda(slow), members=5, max_concurrency=3)
     before = asyncio.all_tasks()
     call = asyncio.create_task(sealed.ainvoke(QUESTION))
-    await asyncio.wait_for(started.wait(), 5)
+    async with asyncio.timeout(5):
+        while not heard:
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     call.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await call
     canary_free(caught.value, frames=True)
-    assert cancelled == 3
+    assert heard.count("cancelled") == 3
     assert asyncio.all_tasks() == before
     assert sealed.budget.spent() == 1
 
@@ -552,7 +554,7 @@ def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: 
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_a_member_writes_into_its_input_is_seen_by_nobody(way: str, sealed_of: Any, canary: str) -> None:
     """Not by another member, whose prompt would then hold two owners' records, and not by the caller or a tracer."""
-    read: list[Any] = []
+    read: list[Any] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         read.append(list(values["history"]))

@@ -36,6 +36,7 @@ from channels import (
     secret_store,
     surroundings,
 )
+from ears import Ears, Spy
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda
@@ -96,7 +97,11 @@ async def test_members_leave_nothing_in_logs_and_warnings(way: Any, fares: str, 
 
 async def test_public_logs_and_warnings_go_on_during_a_release(sealed_of: Any) -> None:
     """Another thread, and the caller itself after the release, are heard as before."""
-    inside, told = threading.Event(), threading.Event()
+
+    class Signal(threading.Event, Spy):
+        pass
+
+    inside, told = Signal(), Signal()
 
     def member(values: Any) -> str:
         logging.getLogger("member").error(OUTPUT)
@@ -276,7 +281,7 @@ async def test_tasks_hold_no_private_result() -> None:
 
 async def test_asyncios_debug_mode_is_refused_before_anything_is_charged(sealed_of: Any) -> None:
     """It logs every slow task with its result or its exception."""
-    calls: list[int] = []
+    calls: list[int] = Ears()
     release = sealed_of(lambda _: calls.append(1) or "Positive")
     loop = asyncio.get_running_loop()
     spent = release.budget.spent()

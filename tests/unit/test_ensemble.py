@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ears import Ears
 from langchain_core.language_models import FakeListLLM
 from langchain_core.load import dumps
 from langchain_core.prompts import PromptTemplate
@@ -29,7 +30,7 @@ QUESTION = {"input": "a question"}
 
 @pytest.fixture
 def calls() -> list[Any]:
-    return []
+    return Ears()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Ears
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from ways import WAYS, ask
 
@@ -339,7 +340,7 @@ async def test_a_query_that_cannot_be_embedded_costs_nothing(
 async def test_where_none_is_eligible_all_members_are_asked_without_examples(
     way: str, budget_of: Any, store_of: Any, records: Any
 ) -> None:
-    shown: list[int] = []
+    shown: list[int] = Ears()
     member = PrivateEnsemble(
         gated(store_of(records(20)), members=5, threshold=1.0), lambda v: shown.append(len(v["examples"])) or "a"
     )

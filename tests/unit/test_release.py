@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ways
+from ears import Spy
 from langchain_core.runnables import RunnableLambda
 from ways import WAYS
 
@@ -33,7 +34,7 @@ LABELS = ["Positive", "Negative"]
 Seal = Callable[..., SealedRelease]
 
 
-class Member:
+class Member(Spy):
     """Answers "Positive", counts its calls, and fails where a test wants it to."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tickets_on_disk as disk
+from ears import Spy
 from ticket_worlds import Degrees
 from ways import WAYS, ask
 
@@ -40,7 +41,7 @@ def store_of_degrees(owners: dict[str, tuple[int, ...]] = OWNERS) -> ExemplarSto
     return ExemplarStore.from_records(rows, Degrees(), owner_key="owner", progress=False)
 
 
-class Member:
+class Member(Spy):
     """Says yes; keeps which owners' examples it was shown."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ears import Ears
 from langchain.agents import create_agent
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
@@ -149,7 +150,7 @@ async def test_a_chain_from_a_release_is_a_tool_too(sealed_of: Any, run: Any) ->
 
 
 async def test_the_arguments_are_the_ones_that_were_declared(sealed_of: Any, run: Any) -> None:
-    seen: list[Any] = []
+    seen: list[Any] = Ears()
 
     def member(values: Any) -> str:
         seen.append(values["review"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Ears, Spy
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage
@@ -63,7 +64,7 @@ def collection(canary: str) -> InMemoryVectorStore:
     return private_collection(canary)
 
 
-class Model:
+class Model(Spy):
     """Answers with the desk that its prompt names, and keeps its prompts."""
 
     def __init__(self) -> None:
@@ -127,7 +128,7 @@ async def test_the_ordinary_chain_answers_privately_and_stays_as_it_was(
 
 
 def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection: Any) -> None:
-    seen: list[list[Document]] = []
+    seen: list[list[Document]] = Ears()
     keep = RunnableLambda(lambda documents: (seen.append(documents), "porch")[1])
     wrap(collection.as_retriever() | keep, documents=5).invoke(QUESTION)
     store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
@@ -143,7 +144,7 @@ def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection
 def test_by_default_documents_that_are_not_near_to_the_question_reach_no_member(
     collection: Any, budget_of: Any
 ) -> None:
-    seen: list[str] = []
+    seen: list[str] = Ears()
     keep = RunnableLambda(lambda documents: (seen.extend(each.page_content for each in documents), "porch")[1])
     store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
     near = store.similarity(np.arange(len(store)), store.embed_query(QUESTION))
@@ -173,7 +174,7 @@ def test_how_many_are_eligible_sizes_the_rate(collection: Any, budget_of: Any) -
 
 
 def test_metadata_reaches_the_member_without_the_owner(wrap: Any, collection: Any) -> None:
-    seen: list[Document] = []
+    seen: list[Document] = Ears()
     keep = RunnableLambda(lambda documents: (seen.extend(documents), "porch")[1])
     wrap(collection.as_retriever() | keep).invoke(QUESTION)
     assert seen
@@ -181,7 +182,7 @@ def test_metadata_reaches_the_member_without_the_owner(wrap: Any, collection: An
 
 
 async def test_a_mapping_reaches_the_chain_as_its_caller_gave_it(wrap: Any, collection: Any) -> None:
-    seen: list[Any] = []
+    seen: list[Any] = Ears()
     chain = RunnablePassthrough.assign(context=(lambda values: values["question"]) | collection.as_retriever()) | (
         lambda values: (seen.append({**values, "context": len(values["context"])}), "porch")[1]
     )
@@ -299,7 +300,7 @@ def test_two_wrapped_chains_with_other_settings_do_not_answer_each_others_questi
 
 
 def test_a_candidates_chain_gets_the_question_and_nothing_of_the_wrapping(collection: Any, budget_of: Any) -> None:
-    asked: list[Any] = []
+    asked: list[Any] = Ears()
 
     def write(values: Any) -> str:
         asked.append(dict(values))

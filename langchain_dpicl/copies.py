@@ -1,0 +1,239 @@
+"""A copy of a chain for public calls, so that they never read what a private call wrote.
+
+`copy.deepcopy` leaves functions as they are, and with them their closures, defaults and globals. `copied` copies these
+too: a function of the user's own gets new cells, and globals of its own in which every object that code names is a
+copy. Models, embeddings, clients of model servers, public collections, releases, selectors and stores stay the same
+objects, and so do classes with their attributes and methods (see `sharing`).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from contextvars import ContextVar
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.stores import BaseStore
+from langchain_core.vectorstores import VectorStore
+from pydantic import BaseModel
+
+from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.reach import OWN_CLOSED, is_cached, is_library, is_named, is_one, named_in, takes_nothing
+
+_ATOMS = (
+    str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
+    weakref.ref, property, staticmethod, classmethod, MappingProxyType, ContextVar,
+)  # fmt: skip
+_DESCRIPTIONS = {"typing", "typing_extensions", "pydantic", "pydantic_core", "annotated_types", "inspect", "re", "abc"}
+"""Packages whose objects describe types and patterns."""
+
+LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_SHARED = (BaseLanguageModel, Embeddings, VectorStore, BaseRetriever, BaseExampleSelector, BaseStore)
+_SHARED_NAMES = (
+    *OWN_CLOSED,
+    "anthropic._base_client.BaseClient",
+    "google.genai.client.Client",
+    "httpx._client.BaseClient",
+    "llama_cpp.llama.Llama",
+    "logging.Logger",
+    "openai._base_client.BaseClient",
+    "requests.sessions.Session",
+    "spacy.language.Language",
+    "tokenizers.Tokenizer",
+    "torch.nn.modules.module.Module",
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "xllamacpp.Server",
+)
+"""Stores and releases of this package, models of other libraries, and clients of model servers, by name."""
+
+
+def copied(chain: Any) -> Any:
+    """A copy of a chain, or of a tuple of objects that belong together.
+
+    Raises `UnsafeConfigurationError`, which names the object, for what cannot be copied.
+    """
+    return _Copier().whole(chain)
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self._kept: list[Any] = []  # alive, so that no id is used twice
+        self._made: dict[int, Any] = {}
+        self._spaces: dict[int, tuple[dict[str, Any], ModuleType]] = {}  # of a module's globals, the copy
+        self._done: set[tuple[int, str]] = set()
+        self._named: set[str] = set()
+
+    def whole(self, chain: Any) -> Any:
+        made = self.of(chain)
+        filled = -1
+        while filled != len(self._done):  # what modules hold under names that functions ask for
+            filled = len(self._done)
+            for space, module in list(self._spaces.values()):
+                self._fill(space, vars(module), self._named)
+        return made
+
+    def of(self, item: Any) -> Any:
+        if issubclass(type(item), _ATOMS) and not _has_state(item):
+            return item
+        if id(item) in self._made:
+            return self._made[id(item)]
+        described = type(item).__module__.partition(".")[0] in _DESCRIPTIONS
+        if described or is_one(item, _SHARED) or is_named(item, _SHARED_NAMES):
+            return item
+        try:
+            return self._put(item, self._copy(item))
+        except UnsafeConfigurationError:
+            raise
+        except Exception:
+            kind = type(item)
+        raise UnsafeConfigurationError(
+            f"the chain reaches a {kind.__module__}.{kind.__qualname__} that cannot be copied, and public calls (a "
+            "zero-shot answer, a candidate) need a copy of their own, on which no private call has written: make it "
+            "within the call, or put a model's client into a LangChain model"
+        )
+
+    def _put(self, item: Any, made: Any) -> Any:
+        self._kept.append(item)
+        self._made[id(item)] = made
+        return made
+
+    def _copy(self, item: Any) -> Any:
+        kind = type(item)
+        if kind in (dict, list, set, deque, defaultdict, OrderedDict):
+            return self._container(item)
+        if kind in (tuple, frozenset):
+            several = [self.of(each) for each in item]
+            return item if all(a is b for a, b in zip(several, item, strict=True)) else kind(several)
+        if kind in LOCKS:
+            return LOCKS[kind]()
+        if kind is FunctionType:
+            return self._function(item)
+        if kind is MethodType:
+            return MethodType(self.of(item.__func__), self.of(item.__self__))
+        if kind is BuiltinMethodType:
+            owner = self.of(item.__self__)
+            return item if owner is item.__self__ else getattr(owner, item.__name__)
+        if kind is CellType:
+            return self._cells([item])[0]
+        if is_cached(item):
+            return self._cached(item)
+        if isinstance(item, ModuleType):
+            return item if is_library(item.__name__) else self._space(vars(item))[1]
+        return self._model(item) if isinstance(item, BaseModel) else self._instance(item)
+
+    def _container(self, item: Any) -> Any:
+        made = self._put(item, type(item)())
+        if isinstance(item, dict):
+            if isinstance(item, defaultdict):
+                made.default_factory = self.of(item.default_factory)
+            made.update((self.of(key), self.of(value)) for key, value in list(item.items()))
+        elif isinstance(item, deque):
+            made = self._put(item, deque(maxlen=item.maxlen))
+            made.extend(self.of(each) for each in list(item))
+        else:
+            (made.update if isinstance(item, set) else made.extend)([self.of(each) for each in list(item)])
+        return made
+
+    def _function(self, item: FunctionType) -> Any:
+        if is_library(item.__globals__.get("__name__")):
+            given = (item.__defaults__, *(item.__kwdefaults__ or {}).values(), *vars(item).values())
+            if not item.__closure__ and all(self.of(each) is each for each in given):
+                return item
+            space = item.__globals__
+        else:
+            space = self._space(item.__globals__)[0]
+        waiting = [cell for cell in item.__closure__ or () if id(cell) not in self._made]
+        closure = tuple(self._made.get(id(cell)) or self._put(cell, CellType()) for cell in item.__closure__ or ())
+        made = self._put(item, FunctionType(item.__code__, space, item.__name__, None, closure or None))
+        for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
+            setattr(made, name, getattr(item, name))
+        self._cells(waiting)
+        made.__defaults__ = self.of(item.__defaults__)
+        made.__kwdefaults__ = self.of(item.__kwdefaults__)
+        vars(made).update({name: self.of(value) for name, value in vars(item).items()})
+        if space is not item.__globals__:
+            names = named_in(item)
+            self._named |= names["attribute"]
+            self._fill(item.__globals__, space, names["global"])
+        return made
+
+    def _cells(self, cells: list[CellType]) -> list[Any]:
+        for cell in cells:
+            made = self._made.get(id(cell)) or self._put(cell, CellType())
+            try:
+                contents = cell.cell_contents
+            except ValueError:  # a variable that has no value yet
+                continue
+            made.cell_contents = self.of(contents)
+        return [self._made[id(cell)] for cell in cells]
+
+    def _space(self, around: dict[str, Any]) -> tuple[dict[str, Any], ModuleType]:
+        """A module's globals, and the copy of the module whose globals functions of the copy see."""
+        if id(around) not in self._spaces:
+            module = ModuleType(str(around.get("__name__")))
+            vars(module).update(around)
+            self._kept.append(around)
+            self._spaces[id(around)] = around, module
+        found = self._spaces[id(around)]
+        return vars(found[1]), found[1]
+
+    def _fill(self, around: dict[str, Any], space: dict[str, Any], names: Iterable[str]) -> None:
+        for name in around.keys() & set(names):
+            if (id(around), name) not in self._done:
+                self._done.add((id(around), name))
+                space[name] = self.of(around[name])
+
+    def _cached(self, item: Any) -> Any:
+        if takes_nothing(item):
+            kept = self.of(item())
+            code, closure = (get := lambda: kept).__code__, get.__closure__
+            return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
+        return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
+
+    def _model(self, item: BaseModel) -> Any:
+        made = self._put(item, type(item).__new__(type(item)))
+        for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
+            object.__setattr__(made, name, self.of(getattr(item, name, None)))
+        return made
+
+    def _instance(self, item: Any) -> Any:
+        """As `copy.deepcopy`, but with `of` for what the object holds."""
+        kind = type(item)
+        if hasattr(kind, "__deepcopy__"):
+            return item.__deepcopy__(self._made)
+        reduce = copyreg.dispatch_table.get(kind)
+        reduced = item.__reduce_ex__(4) if reduce is None else reduce(item)
+        if isinstance(reduced, str):
+            return item
+        make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
+        if state is None and make is copyreg.__newobj__ and len(arguments) == 1 and items is None and entries is None:
+            return item  # it holds nothing: what makes it known is which object it is
+        made = self._put(item, make(*(self.of(each) for each in arguments)))
+        state = self.of(state)
+        if hasattr(made, "__setstate__") and state is not None:
+            made.__setstate__(state)
+        elif state is not None:
+            fields, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+            if fields:
+                made.__dict__.update(fields)
+            for name, value in (slots or {}).items():
+                object.__setattr__(made, name, value)
+        for each in items or ():
+            made.append(self.of(each))
+        for key, value in entries or ():
+            made[self.of(key)] = self.of(value)
+        return made
+
+
+def _has_state(item: Any) -> bool:
+    """Whether an object of a user's own kind of text or number holds more than its value."""
+    return not isinstance(item, type) and bool(getattr(item, "__dict__", None))

@@ -1,0 +1,23 @@
+"""Spies for tests: what a member says to one is neither copied for public calls nor taken for shared state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+
+
+class Spy(Embeddings):
+    """An object that passes for a model, which every copy of a chain shares."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        raise NotImplementedError
+
+    def embed_query(self, text: str) -> list[float]:
+        raise NotImplementedError
+
+
+class Ears(list[Any], Spy):
+    """A list of what was heard."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]

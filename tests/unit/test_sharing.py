@@ -1,0 +1,410 @@
+"""State that members share is found by public calls, and public calls never read what a private call wrote."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import queue
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from ears import Ears
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.tools import tool
+from pydantic import BaseModel, PrivateAttr
+
+from langchain_dpicl import EmbeddingMean, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.copies import copied
+from langchain_dpicl.sharing import refuse_changes, snapshot
+
+QUESTION = {"input": "a witty, seductive movie"}
+
+
+def text(values: dict[str, Any]) -> str:
+    return values["input"] + "".join(example["input"] for example in values["examples"])
+
+
+class Counter:
+    """An object of the user's own."""
+
+    shared: ClassVar[dict[str, str]] = {}
+    last = ""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seen: list[str] = []
+
+    def count(self, values: dict[str, Any]) -> str:
+        self.calls += 1
+        return "Positive"
+
+    def keep(self, values: dict[str, Any]) -> str:
+        self.seen.append(text(values))
+        return "Positive"
+
+    def of_the_class(self, values: dict[str, Any]) -> str:
+        self.shared[text(values)] = "Positive"
+        return "Positive"
+
+    @classmethod
+    def rebind(cls, values: dict[str, Any]) -> str:
+        cls.last = text(values)
+        return "Positive"
+
+
+class Step(Runnable[Any, Any]):
+    """A Runnable of the user's own."""
+
+    def __init__(self) -> None:
+        self.memory = {}
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> str:
+        return self.memory.setdefault(text(input), "Positive")
+
+
+class Settings(BaseModel):
+    names: list[str] = []
+    _seen: list[str] = PrivateAttr(default_factory=list)
+
+
+GLOBAL: dict[str, str] = {}
+LAST = ""
+
+
+def by_question(values: dict[str, Any]) -> str:
+    return GLOBAL.setdefault(text(values), "Positive")
+
+
+def rebinds(values: dict[str, Any]) -> str:
+    global LAST
+    LAST = text(values)
+    return "Positive"
+
+
+def nonlocal_name() -> Callable[[Any], str]:
+    last = ""
+
+    def keep(values: dict[str, Any]) -> str:
+        nonlocal last
+        last = text(values)
+        return "Positive"
+
+    return keep
+
+
+def default(values: dict[str, Any], seen: list[str] = []) -> str:  # noqa: B006
+    seen.append(text(values))
+    return "Positive"
+
+
+def attribute(values: dict[str, Any]) -> str:
+    attribute.last = text(values)  # type: ignore[attr-defined]
+    return "Positive"
+
+
+attribute.last = ""  # type: ignore[attr-defined]
+
+
+def writing(kept: Any, write: Callable[[Any, str], Any]) -> Callable[[Any], str]:
+    def member(values: dict[str, Any]) -> str:
+        write(kept, text(values))
+        return "Positive"
+
+    return member
+
+
+def itself() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+def module() -> Any:
+    made = types.ModuleType("theirs")
+    made.last = ""  # type: ignore[attr-defined]
+    space = {"__name__": "app", "theirs": made}
+    exec("def member(values):\n theirs.last = values['input']\n return 'Positive'", space)
+    return space["member"]
+
+
+SHARING: dict[str, tuple[Callable[[], Any], str]] = {
+    "a global dictionary by the question": (lambda: by_question, "by_question changes GLOBAL"),
+    "a global variable": (lambda: rebinds, "rebinds changes LAST"),
+    "a variable around it": (nonlocal_name, "keep changes last"),
+    "a default": (lambda: default, "changes seen"),
+    "a function's attribute": (lambda: attribute, "attribute changes"),
+    "a module's variable": (module, r"member changes theirs\.last"),
+    "a list": (lambda: writing([], list.append), r"member changes kept \(a list\)"),
+    "a list within": (lambda: writing([{"a": []}], lambda k, t: k[0]["a"].append(t)), "changes kept"),
+    "a set": (lambda: writing(set(), set.add), "changes kept"),
+    "a deque": (lambda: writing(collections.deque(maxlen=3), lambda k, t: k.append(t)), "changes kept"),
+    "a defaultdict": (lambda: writing(collections.defaultdict(list), lambda k, t: k[t].append(1)), "changes kept"),
+    "a counter": (lambda: writing(collections.Counter(), lambda k, t: k.update([t])), "changes kept"),
+    "an ordered one": (lambda: writing(collections.OrderedDict(), lambda k, t: k.update({t: 1})), "changes kept"),
+    "a bytearray": (lambda: writing(bytearray(), lambda k, t: k.extend(t.encode())), "changes kept"),
+    "bytes in place": (lambda: writing(bytearray(64), lambda k, t: k.__setitem__(len(t) % 64, 1)), "changes kept"),
+    "a namespace": (lambda: writing(types.SimpleNamespace(a=1), lambda k, t: setattr(k, "a", t)), "changes"),
+    "an iterator": (lambda: writing(iter(range(9)), lambda k, t: next(k)), "changes kept"),
+    "a list's iterator": (lambda: writing(iter(["a", "b", "c", "d"]), lambda k, t: next(k)), "changes kept"),
+    "itertools.count": (lambda: writing(itertools.count(), lambda k, t: next(k)), "changes kept"),
+    "a container in itself": (lambda: writing(itself(), list.append), "changes kept"),
+    "an object's number": (lambda: Counter().count, r"changes Counter\.\*"),
+    "an object's list": (lambda: Counter().keep, r"changes Counter\.seen"),
+    "a class's dictionary": (lambda: Counter().of_the_class, r"changes Counter\.shared"),
+    "a class's variable": (lambda: Counter.rebind, "changes Counter"),
+    "a step of the user's own": (Step, r"Step changes Step\.memory"),
+    "a partial": (
+        lambda: functools.partial(lambda kept, values: kept.append(text(values)) or "Positive", []), "changes"
+    ),
+    "a bound argument": (
+        lambda: RunnableLambda(lambda values, kept: kept.append(text(values)) or "Positive").bind(kept=[]),
+        "changes kept",
+    ),
+    "a bound method of a container": (
+        lambda: RunnablePassthrough.assign(kept=RunnableLambda([].append)) | (lambda values: "Positive"), "changes"
+    ),
+    "a model's private list": (lambda: writing(Settings(), lambda k, t: k._seen.append(t)), "changes"),
+    "a function's helper": (lambda: lambda values: by_question(values), "by_question changes GLOBAL"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHARING)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_what_a_call_leaves_behind_is_refused_before_anything_is_charged(
+    case: str, mode: str, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "GLOBAL", {})
+    monkeypatch.setattr(Counter, "shared", {})
+    make, shown = SHARING[case]
+    sealed = sealed_of(make())
+    for _ in range(2):
+        with pytest.raises(UnsafeConfigurationError, match=shown) as caught:
+            sealed.invoke(QUESTION) if mode == "sync" else await sealed.ainvoke(QUESTION)
+        assert "allow_state=[" in str(caught.value)
+        assert QUESTION["input"] not in str(caught.value)
+    assert sealed.budget.spent() == 0
+
+
+class Answer(BaseModel):
+    label: str = "Positive"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+CONSTANT = {"labels": ["Positive", "Negative"]}
+LLM = FakeListLLM(responses=["Positive"])
+lazy: Any = None
+
+
+def lazily(values: dict[str, Any]) -> str:
+    global lazy
+    if lazy is None:
+        lazy = FakeListLLM(responses=["Positive"])
+    return lazy.invoke("q")
+
+
+def agent() -> Any:
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage
+
+    class Fake(FakeMessagesListChatModel):
+        def bind_tools(self, *args: Any, **kwargs: Any) -> Any:
+            return self
+
+    made = create_agent(Fake(responses=[AIMessage("Positive")]), [add])
+    return (lambda values: {"messages": [("user", values["input"])]}) | made | (lambda s: s["messages"][-1].content)
+
+
+ORDINARY: dict[str, Callable[[], Any]] = {
+    "a prompt, a model and a parser": lambda: PromptTemplate.from_template("{input}") | LLM | StrOutputParser(),
+    "an agent": agent,
+    "a function over a model": lambda: lambda values: LLM.invoke("q"),
+    "a constant": lambda: lambda values: CONSTANT["labels"][0],
+    "a pydantic object": lambda: (lambda answer: lambda values: answer.label)(Answer()),
+    "what is made when it is needed": lambda: lazily,
+    "what is its own": lambda: lambda values: next(iter({"Positive": 1})),
+}
+
+
+@pytest.mark.parametrize("case", ORDINARY)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_ordinary_members_are_accepted(
+    case: str, mode: str, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "lazy", None)
+    sealed = sealed_of(ORDINARY[case](), releases=3)
+    for _ in range(2):
+        assert (sealed.invoke(QUESTION) if mode == "sync" else await sealed.ainvoke(QUESTION)) == "Positive"
+
+
+def test_members_without_state_pay_no_call_and_others_two_once(sealed_of: Any) -> None:
+    heard = Ears()
+    plain = sealed_of(lambda values: heard.append(values["input"]) or "Positive", members=3)
+    plain.invoke(QUESTION)
+    plain.invoke(QUESTION)
+    assert len(heard) == 6
+    heard.clear()
+    names = ["Positive"]
+    stateful = sealed_of(lambda values: heard.append(list(values["examples"])) or names[0], members=3)
+    stateful.invoke(QUESTION)
+    stateful.invoke(QUESTION)
+    assert len(heard) == 2 + 6
+    assert [len(examples) for examples in heard[:2]] == [1, 2], "made-up examples come first"
+    assert "made-up" in str(heard[:2])
+
+
+def test_a_handler_that_the_first_call_sets_up_is_found(sealed_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_core.caches import InMemoryCache
+
+    made: dict[str, Any] = {}
+
+    def member(values: dict[str, Any]) -> str:
+        made.setdefault("llm", FakeListLLM(responses=["Positive"], **{"ca" + "che": [InMemoryCache][0]()}))
+        return made["llm"].invoke("q")
+
+    with pytest.raises(UnsafeConfigurationError, match="InMemoryCache"):
+        sealed_of(member)  # the class that it names
+    source = "def member(values):\n made.setdefault('llm', make())\n return made['llm'].invoke('q')"
+    space: dict[str, Any] = {"__name__": "app", "made": {}, "make": functools.partial(eval, "llm()", {"llm": cached})}
+    exec(source, space)
+    sealed = sealed_of(space["member"])
+    with pytest.raises(UnsafeConfigurationError, match="cache"):
+        sealed.invoke(QUESTION)
+    assert sealed.budget.spent() == 0
+
+
+def cached() -> Any:
+    return __import__("langchain_core.language_models.fake", fromlist=["x"]).FakeListLLM(
+        responses=["Positive"], cache=__import__("langchain_core.caches", fromlist=["x"]).InMemoryCache()
+    )
+
+
+# -- what is allowed ---------------------------------------------------------------------------------------------------
+
+
+class Limiter:
+    """A rate limiter, which has to count calls."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def wait(self) -> None:
+        with self.lock:
+            self.calls += 1
+
+
+def test_a_rate_limiter_is_allowed_by_object_and_by_name(sealed_of: Any) -> None:
+    limiter = Limiter()
+
+    def member(values: dict[str, Any]) -> str:
+        limiter.wait()
+        return "Positive"
+
+    with pytest.raises(UnsafeConfigurationError, match="changes Limiter"):
+        sealed_of(member).invoke(QUESTION)
+    for allowed in (limiter, "limiter"):
+        before = limiter.calls
+        assert sealed_of(member, allow_state=[allowed]).invoke(QUESTION) == "Positive"
+        assert limiter.calls == before + 4, "one for each member"
+
+
+# -- public calls ------------------------------------------------------------------------------------------------------
+
+
+def cache_by_question(canary: str) -> tuple[Callable[[dict[str, Any]], str], dict[str, str]]:
+    kept: dict[str, str] = {}
+
+    def member(values: dict[str, Any]) -> str:
+        """Never ask the model twice."""
+        if values["examples"]:
+            kept[values["input"]] = values["examples"][0]["input"]
+        return kept.get(values["input"], "Positive")
+
+    return member, kept
+
+
+def test_a_spent_budget_never_answers_with_a_private_exemplar(sealed_of: Any, canary: str) -> None:
+    """Even where a deployer has allowed the cache that writes it."""
+    member, kept = cache_by_question(canary)
+    options: dict[str, Any] = {"on_exhausted": "zero_shot", "releases": 1, "return_receipt": True}
+    with pytest.raises(UnsafeConfigurationError, match="member changes kept"):
+        sealed_of(member, **options).invoke(QUESTION)
+    sealed = sealed_of(member, allow_state=[kept], **options)
+    with pytest.raises(ModelUnavailable):  # the exemplars are no labels: the members abstain
+        sealed.invoke(QUESTION)
+    assert canary in str(kept), "members have written it"
+    answered = sealed.invoke(QUESTION)
+    assert answered["answer"] == "Positive"
+    assert "not a release" in str(answered["receipt"]) or not answered["receipt"].get("released", False)
+
+
+def test_candidates_never_read_what_members_wrote(sealed_of: Any, canary: str) -> None:
+    kept: dict[str, str] = {}
+
+    def member(values: dict[str, Any]) -> str:
+        kept["last"] = values["examples"][0]["input"] if values["examples"] else "a good one"
+        return "a good one"
+
+    mean = EmbeddingMean(
+        DeterministicFakeEmbedding(size=4), lambda values: kept.get("last", "a good one"), n_candidates=1
+    )
+    sealed = sealed_of(member, vote=mean, allow_state=[kept], releases=3)
+    for _ in range(3):
+        assert sealed.invoke(QUESTION) == "a good one"
+    assert canary in str(kept)
+
+
+@pytest.mark.parametrize("held", [queue.SimpleQueue(), threading.local()], ids=str)
+def test_what_cannot_be_copied_is_refused_with_its_name(held: Any, sealed_of: Any) -> None:
+    with pytest.raises(UnsafeConfigurationError, match=f"{type(held).__name__} that cannot be copied"):
+        sealed_of(lambda values: str(held))
+
+
+def test_what_is_allowed_and_cannot_be_copied_is_refused(sealed_of: Any) -> None:
+    with pytest.raises(UnsafeConfigurationError, match="public calls would read it there"):
+        sealed_of(Counter().of_the_class, allow_state=[Counter.shared])
+
+
+def test_a_copy_shares_models_alone_and_works_alike() -> None:
+    llm, kept, space = FakeListLLM(responses=["Positive"]), [1], {"n": 0}
+    helper = writing(kept, list.append)
+
+    def recursive(n: int) -> int:
+        space["n"] += 1
+        return 0 if n == 0 else 1 + recursive(n - 1)
+
+    made = copied({"f": recursive, "g": helper, "llm": llm, "again": kept, "lock": threading.RLock()})
+    assert made["f"](3) == 3
+    assert space == {"n": 0}
+    made["g"]({"input": "q", "examples": []})
+    assert (kept, made["again"]) == ([1], [1, "q"])
+    assert made["llm"] is llm
+    copy = copied(by_question)
+    assert copy({"input": "q", "examples": []}) == "Positive"
+    assert "q" not in GLOBAL
+    assert copied(rebinds)({"input": "q", "examples": []}) == "Positive"
+    assert LAST == ""
+    assert copied(len) is len
+    assert copied(json := sys.modules["json"].dumps) is json
+
+
+def test_a_snapshot_keeps_no_text() -> None:
+    kept = ["a text"]
+    before = snapshot(RunnableLambda(writing(kept, list.append)))
+    assert "a text" not in repr(before.marks) + repr(list(before.places.values()))
+    refuse_changes(before, snapshot(RunnableLambda(writing(kept, list.append))))
