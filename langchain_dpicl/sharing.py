@@ -16,8 +16,7 @@ import gc
 import hashlib
 import itertools
 import operator
-import random
-import secrets
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +46,10 @@ from langchain_dpicl.reach import (
 )
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
-_CLOSED = (BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum, random.Random)
+_CLOSED = (BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
+_GENERATOR = "random.Random"
+"""By name: what it draws is chance, and members may share it."""
+
 _FIXED = (tuple, frozenset, functools.partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property)
 _BUFFERS = (bytearray, memoryview, np.ndarray)
 _PLAIN = frozenset({"builtins", "collections", "functools", "itertools"})
@@ -131,7 +133,7 @@ class _Search:
             self._allowed.add(id(item))
         if closed or id(item) in self._seen or id(item) in self._allowed:
             return
-        if is_one(item, _CLOSED) or is_named(item, OWN_CLOSED) or type(item) in LOCKS:
+        if is_one(item, _CLOSED) or is_named(item, (*OWN_CLOSED, _GENERATOR)) or type(item) in LOCKS:
             return
         self._seen[id(item)] = item
         self._waiting.append((item, found, name))
@@ -309,7 +311,7 @@ class MadeUp(dict[str, Any]):
 def other_words(values: Any) -> Any:
     """A request's values with every text in them made another, which no earlier call was asked."""
     if isinstance(values, str):
-        return f"{values} (in other words, {secrets.token_hex(4)})"
+        return f"{values} (in other words, {os.urandom(4).hex()})"
     if type(values) is dict:
         return {key: other_words(value) for key, value in values.items()}
     if type(values) in (list, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
@@ -15,6 +16,19 @@ class Spy(Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         raise NotImplementedError
+
+
+class Turns(Spy):
+    """Counts 0, 1, 2, ..., whoever asks."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __iter__(self) -> Turns:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._count)
 
 
 class Ears(list[Any], Spy):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ears import Ears
 
 from langchain_dpicl import PrivacyBudgetExceeded
 from langchain_dpicl.aggregate import SealedRelease
@@ -18,7 +19,7 @@ MEMBERS, RELEASES = 4, 2
 def check(sealed_of: Callable[..., Any]) -> None:
     """Counting: what the ledger says when each member is called. All of a release's members find it charged, and beyond
     the budget none is called."""
-    found: list[int] = []
+    found: list[int] = Ears()
 
     def member(_: dict[str, Any]) -> str:
         found.append(sealed.budget.spent())

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Spy
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from langchain_core.runnables import RunnableLambda
@@ -50,7 +51,7 @@ class Quiet(SecureRandomness):
         return np.zeros(size, np.int64)
 
 
-class World:
+class World(Spy):
     """A chain over a store, and how often its model is asked without an example (by chance: below 1e-13 a release).
 
     ``bad``: whether the members fail on Alice's questions, where they see the private examples.

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import ways
 from channels import RecordingClient
+from ears import Ears, Turns
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -291,7 +292,7 @@ async def test_one_bad_embedding_moves_its_own_member_alone(name: str, asynchron
             raise BAD[name]
         return BAD[name]
 
-    model, turn = Model(inside), itertools.count()
+    model, turn = Model(inside), Turns()
     sealed = release_of(of_kind("vector", model), lambda v: "bad" if next(turn) == 2 else "good")
     sealed._randomness = Silent()
     released = await sealed.ainvoke(QUESTION) if asynchronous else sealed.invoke(QUESTION)
@@ -303,7 +304,7 @@ async def test_one_bad_embedding_moves_its_own_member_alone(name: str, asynchron
 @pytest.mark.parametrize("kind", GENERATED)
 async def test_answers_that_are_no_text_add_nothing_and_break_nothing(kind: str, release_of: Any) -> None:
     odd = itertools.cycle(["movie fever", None, 5, ["fever"], {"fever": 1}, b"fever", "", " ", *["movie fever"] * 8])
-    sealed = release_of(kind, lambda v: next(odd), members=16)
+    sealed = release_of(kind, lambda v: next(odd), members=16, allow_state=["odd"])
     release = await sealed.ainvoke(QUESTION)
     assert len(release) == 2 if kind == "vector" else release == KINDS[kind][1]
     sealed.invoke(QUESTION)
@@ -322,7 +323,7 @@ async def test_where_no_answer_can_be_embedded_the_members_abstain(
         if canary in text:
             raise ValueError(f"cannot embed {text}")
 
-    number = itertools.count()
+    number = Turns()
     sealed = release_of(of_kind(kind, Model(inside)), lambda v: f"{canary} {next(number)}")
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.DEBUG):
         warnings.simplefilter("always")
@@ -339,7 +340,7 @@ async def test_where_no_answer_can_be_embedded_the_members_abstain(
 async def test_where_every_member_fails_ptr_falls_back_and_then_asks_in_public(
     way: str, release_of: Any, canary: str, canary_free: Any
 ) -> None:
-    failing = True
+    failing = Ears([1])
 
     def member(values: dict[str, Any]) -> str:
         if failing:
@@ -354,7 +355,7 @@ async def test_where_every_member_fails_ptr_falls_back_and_then_asks_in_public(
         await ask(way, sealed)
     canary_free(caught.value, frames=True)
     assert sealed.budget.spent() == 1
-    failing = False
+    failing.clear()
     assert (await ask(way, sealed))["answer"] == ["fever", "movie"]
 
 
@@ -363,7 +364,7 @@ async def test_joint_em_asks_in_public_first_where_the_last_proof_is_old(
     way: str, release_of: Any, monkeypatch: pytest.MonkeyPatch, canary: str, canary_free: Any
 ) -> None:
     """Its releases cannot show that the members fail: without the question each would cost a charge for nothing."""
-    failing, seen = True, []
+    failing, seen = Ears([1]), Ears()
     now = 1000.0
     monkeypatch.setattr(doubt.time, "monotonic", lambda: now)
 
@@ -379,14 +380,15 @@ async def test_joint_em_asks_in_public_first_where_the_last_proof_is_old(
     canary_free(caught.value, frames=True)
     assert (seen, sealed.budget.spent()) == ([0], 0), "one call, without an example, and no charge"
 
-    failing = False
+    failing.clear()
     for later, questions in ((1000.0, 1), (1059.0, 0), (1061.0, 1), (1062.0, 0)):
         now = later
         seen.clear()
         assert await ask(way, sealed) == ["fever"]
         assert len(seen) == MEMBERS + questions
         assert not questions or seen[0] == 0
-    failing, now = True, 1200.0
+    failing.append(1)
+    now = 1200.0
     with pytest.raises(ModelUnavailable):
         await ask(way, sealed)
     assert sealed.budget.spent() == 4
@@ -394,7 +396,7 @@ async def test_joint_em_asks_in_public_first_where_the_last_proof_is_old(
 
 async def test_joint_em_is_random_where_members_fail_between_two_proofs(release_of: Any) -> None:
     """A charge that tells nothing, and no error either: that the members fail is not what this release says."""
-    calls = itertools.count()
+    calls = Turns()
 
     def member(values: dict[str, Any]) -> str:
         if next(calls) > 0:
@@ -465,7 +467,7 @@ async def test_candidates_that_cannot_be_used_cost_nothing(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_spent_budget_refuses_before_any_candidate_is_written(way: str, release_of: Any) -> None:
-    asked: list[int] = []
+    asked: list[int] = Ears()
     chain = RunnableLambda(lambda values: asked.append(1) or ["rash", "fever"][len(asked) % 2])
     sealed = release_of(EmbeddingMean(Model(), chain, 5), releases=1)
     assert await ask(way, sealed) == "fever"
@@ -479,7 +481,7 @@ async def test_a_spent_budget_refuses_before_any_candidate_is_written(way: str, 
 
 
 async def test_a_batch_that_does_not_fit_writes_no_candidate(release_of: Any) -> None:
-    asked: list[int] = []
+    asked: list[int] = Ears()
     chain = RunnableLambda(lambda values: asked.append(1) or ["rash", "fever"][len(asked) % 2])
     sealed = release_of(EmbeddingMean(Model(), chain, 5), releases=2)
     with pytest.raises(PrivacyBudgetExceeded):
@@ -504,8 +506,8 @@ async def test_a_candidates_chain_gets_no_private_example_even_from_the_selector
         suffix="{input}",
         input_variables=["input"],
     )
-    prompts: list[str] = []
-    turn = itertools.count()
+    prompts: list[str] = Ears()
+    turn = Turns()
 
     def write(prompt: Any) -> str:
         assert current_bucket() is not None, "within the boundary"
@@ -513,7 +515,7 @@ async def test_a_candidates_chain_gets_no_private_example_even_from_the_selector
         return ["rash", "fever"][next(turn) % 2]
 
     chain = EmbeddingMean(Model(), shots | write, 4)
-    shown: list[str] = []
+    shown: list[str] = Ears()
     member = shots | (lambda prompt: shown.append(prompt.to_string()) or "movie fever")
     sealed = PrivateEnsemble(selector, member) | DPAggregate(chain, budget_of())
     assert await ask(way, sealed) == "fever"
@@ -530,7 +532,7 @@ async def test_candidates_that_are_all_equal_warn(way: str, release_of: Any, can
 
 
 async def test_fewer_candidates_than_asked_are_enough(release_of: Any) -> None:
-    turn = itertools.count()
+    turn = Turns()
 
     def write(values: Any) -> str:
         if (i := next(turn)) > 2:
@@ -630,7 +632,7 @@ async def test_a_slow_embedding_model_does_not_block_the_event_loop(kind: str, r
 
 async def test_requests_at_once_keep_their_candidates_and_queries_apart(release_of: Any) -> None:
     """Eight threads and eight tasks on one chain: shared state would mix them."""
-    turn = itertools.count()
+    turn = Turns()
 
     def write(values: dict[str, Any]) -> str:
         return f"{values['input']} {next(turn) % 2}"

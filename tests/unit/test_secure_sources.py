@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from ears import Turns
 from langchain_core.embeddings import Embeddings
 from scipy import stats
 from table_model import TableModel
@@ -305,7 +306,7 @@ def sampler(selector: PoissonExampleSelector, budget_of: Any) -> DPSampler:
 
 def transcript_of(kind: str, selector: PoissonExampleSelector, sampler: DPSampler, budget_of: Any) -> Transcript:
     """``kind``: a function that makes some releases of this kind, or samples, and gives all of them."""
-    said = itertools.count()
+    said = Turns()
 
     def released(aggregator: Any, answer: Callable[[int], str], epsilon: float, count: int) -> Transcript:
         """``answer`` is what the i-th member says, from 0 to 7 in every release."""

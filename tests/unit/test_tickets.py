@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tickets_on_disk as disk
-from ears import Spy
+from ears import Ears, Spy
 from ticket_worlds import Degrees
 from ways import WAYS, ask
 
@@ -160,16 +160,18 @@ async def test_a_release_that_fails_keeps_its_tickets_burnt(
 
 async def test_a_release_that_is_cancelled_keeps_its_tickets_burnt(seal: Any, member: Member, ledger_url: str) -> None:
     release = seal()
-    running = asyncio.Event()
+    running = Ears()
 
     async def slow(values: dict[str, Any]) -> str:
-        running.set()
+        running.append("yes")
         await asyncio.sleep(60)
         return "yes"
 
     release = PrivateEnsemble(release.selector, slow) | DPAggregate(NoisyVote(["yes", "no"]), release.budget)
     task = asyncio.create_task(release.ainvoke(at(0)))
-    await asyncio.wait_for(running.wait(), 30)
+    async with asyncio.timeout(30):
+        while not running:
+            await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

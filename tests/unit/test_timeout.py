@@ -18,6 +18,7 @@ import httpx
 import pytest
 from channels import QUESTION
 from chat_server import ChatServer, Reply, chat_server
+from ears import Ears, Spy
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -56,10 +57,14 @@ def outputs(way: str, member: Any, texts: str, *, timeout: float | None, at_once
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
+class Hanging(threading.Event, Spy):
+    pass
+
+
 @pytest.fixture
 def hang() -> Iterator[threading.Event]:
     """An event on which a member hangs, until the test is over."""
-    event = threading.Event()
+    event = Hanging()
     yield event
     event.set()
 
@@ -141,7 +146,7 @@ def test_an_answer_that_comes_late_is_an_abstention(way: str) -> None:
 
 def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threading.Event) -> None:
     """Fifteen releases, one of whose members hangs for ever: the last answers like the first."""
-    first: list[int] = []
+    first: list[int] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         first.append(1)

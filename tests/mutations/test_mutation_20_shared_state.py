@@ -1,0 +1,90 @@
+"""Mistake 20: a member that searches the whole collection, or shares a cache. One owner then moves many outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from langchain_dpicl import DPAggregate, NoisyVote, PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
+from langchain_dpicl import ensemble as module
+
+MEMBERS = 20
+QUESTION = {"input": "why does she cough?"}
+MOVED = "one owner moves {} of 20 outputs"
+RARE = {"input": "a rare case", "output": "Negative", "owner": "alder"}
+
+
+def by_question(records: list[dict[str, str]]) -> Callable[[dict[str, Any]], str]:
+    """Never ask the model twice."""
+    kept: dict[str, str] = {}
+
+    def member(values: dict[str, Any]) -> str:
+        seen = sorted(example["input"] for example in values["examples"])
+        return kept.setdefault(values["input"], "Negative" if RARE["input"] in seen else "Positive")
+
+    return member
+
+
+def whole_collection(records: list[dict[str, str]]) -> Callable[[dict[str, Any]], str]:
+    """Search among all patients."""
+    texts = [record["input"] for record in records]
+    collection = InMemoryVectorStore.from_texts(texts, DeterministicFakeEmbedding(size=8))
+
+    def member(values: dict[str, Any]) -> str:
+        found = collection.similarity_search(values["input"], k=len(texts))
+        return "Negative" if any(each.page_content == RARE["input"] for each in found) else "Positive"
+
+    return member
+
+
+def moved(make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: Any, salt: int) -> int:
+    """How many outputs the one owner moves; 0 where the ensemble is refused before anything is charged."""
+    outputs = []
+    for data in ([RARE, *records(9)], records(9)):
+        store = store_of(data)
+        selector = PoissonExampleSelector(store, MEMBERS, rate=1.0, max_exemplars=10)
+        selector._randomness = owner_keyed(store, salt)
+        try:
+            ensemble = PrivateEnsemble(selector, make(data), max_concurrency=1)
+        except UnsafeConfigurationError:
+            return 0
+        budget = budget_of()
+        sealed = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
+        if ensemble.unproven:
+            try:
+                sealed.invoke(QUESTION)
+            except UnsafeConfigurationError:
+                assert budget.spent() == 0
+                return 0
+        outputs.append(ensemble.run(QUESTION, 1.0))
+    return sum(a != b for a, b in zip(*outputs, strict=True))
+
+
+@pytest.mark.parametrize("make", [by_question, whole_collection])
+def test_20_state_that_members_share_is_caught(
+    make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = (make, store_of, records, owner_keyed, budget_of)
+    # Where the owner is in the first member, which runs first, the cache carries its answer to all.
+    first = next(salt for salt in range(10_000) if owner_keyed(store_of([RARE]), salt)._unit("alder", "member") < 0.05)
+    found = moved(*world, first)
+    assert found <= 1, MOVED.format(found)
+    monkeypatch.setattr(module.boundary, "seal", lambda chain, **_: chain)
+    monkeypatch.setattr(module, "snapshot", lambda *_: type("Nothing", (), {"places": {}}))
+    assert moved(*world, first) == MEMBERS, MOVED
+
+
+def test_20_a_member_of_its_own_moves_with_one_owner_alone(
+    store_of: Any, records: Any, owner_keyed: Any, budget_of: Any
+) -> None:
+    def own(data: Any) -> Any:
+        return RunnableLambda(
+            lambda values: "Negative" if any(e["input"] == RARE["input"] for e in values["examples"]) else "Positive"
+        )
+
+    assert moved(own, store_of, records, owner_keyed, budget_of, 1) == 1
