@@ -154,11 +154,11 @@ def wrap_rag(
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
     if isinstance(source, VectorStoreRetriever):
         _limit(source, "the source")  # its k says how many documents a question finds, which is the chain's to say
+    store = _store(source, owner_key)
     replaced, limits = _replaced(chain, documents_key)
     if documents is None and len(limits) > 1:
         raise InvalidParameter("documents", None, f"given where retrievers have different k: {sorted(limits)}")
     documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
-    store = _store(source, owner_key)
     members = checks.whole("members", members, at_least=2)
     by_owners = rate is None and eligible is None  # all of them are eligible, at most: the rate is as without a gate
     if rate is None and shots is None and not by_owners:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tickets_on_disk as disk
+from ears import Ears
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from pgvector_server import ask, database
@@ -328,7 +329,7 @@ def test_a_sealed_chain_answers_from_it(
     vectors = np.eye(DIMENSION)[[i % 2 for i in range(12)]]
     store = collection(records(12, secret=canary), vectors=vectors)
     store.embeddings = Fixed()
-    seen: list[list[str]] = []
+    seen: list[list[str]] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         seen.append(sorted(row["input"].split()[1] for row in values["examples"]))
@@ -368,7 +369,7 @@ def test_workers_share_the_tickets_of_their_owners_until_they_are_forgotten(
     name = f"shared_{owner_key}".lower()
     collection(rows, name=name, owner_key=owner_key, vectors=vectors)
     called = dict(zip(given, given if owner_key else ("#0", "#1", "#2", "#3"), strict=True))
-    shown: list[str] = []
+    shown: list[str] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         shown.extend(row["input"] for row in values["examples"])

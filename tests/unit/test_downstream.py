@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from typing import Any
 
 import pytest
+from ears import Turns
 from langchain_core.language_models.fake import FakeStreamingListLLM
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -137,7 +137,7 @@ async def test_a_whole_chain_writes_from_what_was_released_and_nothing_private(
 ) -> None:
     writer = Writer()
     keywords = Keywords.joint_em(["rash", "cough"], 1) if kind == "ranked" else Keywords.ptr(1)
-    squeezed, number = canary.replace("-", ""), itertools.count()  # one word, another one from each member
+    squeezed, number = canary.replace("-", ""), Turns()  # one word, another one from each member
     member = f"{'' if kind == 'fallback' else 'cough '}{squeezed}".__add__
     sealed = sealed_of(
         lambda values: member(str(next(number))), vote=keywords, members=6, return_receipt=return_receipt

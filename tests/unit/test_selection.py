@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Ears
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.load import dumps
@@ -451,7 +452,7 @@ def test_within_a_member_the_selector_gives_this_members_own_bucket(
 ) -> None:
     store = store_of(records(12))
     inner = PoissonExampleSelector(store, 3, rate=1.0, max_exemplars=8)
-    seen: list[tuple[str, list[str]]] = []
+    seen: list[tuple[str, list[str]]] = Ears()
 
     def look(values: dict[str, Any]) -> dict[str, Any]:
         text = few_shot(inner).invoke({"input": values["input"]}).to_string()
