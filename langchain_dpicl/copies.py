@@ -37,6 +37,9 @@ _DESCRIPTIONS = {"typing", "typing_extensions", "pydantic", "pydantic_core", "an
 """Packages whose objects describe types and patterns."""
 
 LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_EMPTY = object.__reduce_ex__(object(), 4)
+"""How an object that holds nothing is made again: `copyreg.__newobj__`, and its class."""
+
 _SHARED = (BaseLanguageModel, Embeddings, VectorStore, BaseRetriever, BaseExampleSelector, BaseStore)
 _SHARED_NAMES = (
     *OWN_CLOSED,
@@ -215,7 +218,7 @@ class _Copier:
         if isinstance(reduced, str):
             return item
         make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
-        if state is None and make is copyreg.__newobj__ and len(arguments) == 1 and items is None and entries is None:
+        if state is None and make is _EMPTY[0] and len(arguments) == 1 and items is None and entries is None:
             return item  # it holds nothing: what makes it known is which object it is
         made = self._put(item, make(*(self.of(each) for each in arguments)))
         state = self.of(state)

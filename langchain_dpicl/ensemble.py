@@ -131,7 +131,8 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     @property
     def public_member(self) -> Runnable[Any, Any]:
         """Another copy, for public calls alone: nothing that a private call writes is in it."""
-        return self._public_member
+        copy: Runnable[Any, Any] = self._public_member
+        return copy
 
     @property
     def members(self) -> int:

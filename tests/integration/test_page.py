@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from browser import Page, chromium, served, until
+from ears import Spy
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import (
@@ -85,10 +86,14 @@ def sometimes(values: Any) -> str:
     return "Positive"
 
 
+class Gate(threading.Event, Spy):
+    pass
+
+
 @pytest.fixture(scope="module")
 def gate() -> threading.Event:
     """Members of the chain "slow" answer when it is set."""
-    return threading.Event()
+    return Gate()
 
 
 @pytest.fixture(scope="module")
