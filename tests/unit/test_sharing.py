@@ -369,7 +369,7 @@ def test_candidates_never_read_what_members_wrote(sealed_of: Any, canary: str) -
     assert canary in str(kept)
 
 
-@pytest.mark.parametrize("held", [queue.SimpleQueue(), threading.local()], ids=str)
+@pytest.mark.parametrize("held", [queue.SimpleQueue(), threading.local()], ids=["queue", "local"])
 def test_what_cannot_be_copied_is_refused_with_its_name(held: Any, sealed_of: Any) -> None:
     with pytest.raises(UnsafeConfigurationError, match=f"{type(held).__name__} that cannot be copied"):
         sealed_of(lambda values: str(held))
