@@ -207,8 +207,10 @@ def _wait(
             workers -= 1
             continue
         for i, call in under_way.copy().items():
-            if call.overdue() and call.close() and under_way.pop(i, None) is not None:
-                threads.start(work)
+            if call.overdue():
+                call.close()
+                if under_way.pop(i, None) is not None:
+                    threads.start(work)
     return workers
 
 
@@ -267,28 +269,22 @@ async def arun_private(
                     break
                 wait = call.wait_after_error(error)
                 found = failed(error)
-        if call.overdue():  # a member may swallow its cancellation
-            if call.close():
-                leave(i)  # else once its requests have ended
-        else:
+        if not call.overdue():  # a member may swallow its cancellation
             outputs[i] = found
-            call.finish()
-            leave(i)
+        call.close()
+        leave(i)
         if _is_cancelled():  # the caller's cancellation, or `timeout`: not the member's own failure
             raise asyncio.CancelledError
 
     tasks = [asyncio.create_task(one(i), context=_clean_context().copy()) for i in range(len(requests))]
     pending = set(tasks)
     try:
-        while pending or under_way:
-            if pending:  # unlike awaiting a task, this ends at once when the caller is cancelled
-                _, pending = await asyncio.wait(pending, timeout=_until_next(under_way, calls))
-            else:
-                await asyncio.sleep(0.01)
+        while pending:  # unlike awaiting a task, this ends at once when the caller is cancelled
+            _, pending = await asyncio.wait(pending, timeout=_until_next(under_way, calls))
             for i, call in under_way.copy().items():
                 if call.overdue():
                     pending -= _end(tasks[i], call)
-                    if tasks[i] not in pending and not call.flights:
+                    if tasks[i] not in pending:
                         leave(i)
         _say(calls)
         return outputs
@@ -307,7 +303,7 @@ def _end(task: asyncio.Task[None], call: Call) -> set[asyncio.Task[None]]:
     if math.isinf(call.closed_at):
         call.close()
         task.cancel()
-    elif time.monotonic() - call.closed_at > _GRACE and not call.flights and not task.done():
+    elif time.monotonic() - call.closed_at > _GRACE and not task.done():
         _left_behind.add(task)
         task.add_done_callback(_left_behind.discard)
         return {task}
@@ -363,7 +359,7 @@ def _call(
             wait = call.wait_after_error(error)
             found = failed(error)
     late = call.overdue()
-    call.finish()
+    call.close()
     return ABSTAIN if late else found
 
 

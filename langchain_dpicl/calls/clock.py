@@ -143,7 +143,7 @@ class Call:
                 if not late:
                     call.flights.add(flight)
                     call._set_clock()
-            if late:
+            if late or flight.over:  # another thread may close the call meanwhile
                 self.end(flight)
                 raise Overdue
 
@@ -154,20 +154,16 @@ class Call:
                 call.flights.discard(flight)
                 call._set_clock()
 
-    def close(self) -> bool:
-        """Let no request begin any more, and end those under way. Returns whether there are none."""
+    def close(self) -> None:
+        """Let no request begin any more, and end those under way, whatever the call's own code does.
+
+        At its deadline, and when it has returned: it may have left a stream open, or hang where nobody can wake it.
+        """
         with self._lock:
             self.closed_at = min(self.closed_at, time.monotonic())
             flights = list(self.flights)
         for flight in flights:
             flight.abort()
-        return not flights
-
-    def finish(self) -> None:
-        """The call has returned: close what it left open, such as a stream that it did not read to its end."""
-        if not self.close():
-            for flight in list(self.flights):
-                flight.end(clean=False)
 
     # -- a model's slot -----------------------------------------------------------------------------------------------
 

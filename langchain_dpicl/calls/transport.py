@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
@@ -33,14 +34,18 @@ class Flight:
         self.call = call
         self._gate = gate
         self._response: Any = None
-        self._over = False
+        self._ended = threading.Lock()  # who takes it ends the flight: its reader, or who closes the call
         self.timeouts: dict[str, float | None] = {}
         try:
             call.begin(self)
         except Overdue:
-            if gate is not None:
-                call.leaves(gate, clean=True)
+            self.end(clean=True)
             raise
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended. Nothing more may be read of it then."""
+        return self._ended.locked()
 
     def limit(self, request: Any, given: dict[str, float | None]) -> None:
         """No step of the request outlasts the call."""
@@ -60,19 +65,16 @@ class Flight:
             self.timeouts["read"] = max(min(self.timeouts["read"] or 0.0, self.call.left()), 0.001)
 
     def abort(self) -> None:
-        """Close the connection under the reader's hands. Before the answer begins, the time limit does it."""
-        response = self._response
-        if response is None or response.extensions.get("http_version") == b"HTTP/2":  # others share that connection
-            return
+        """Close the connection under the reader's hands, and end the flight."""
         with contextlib.suppress(Exception):
-            connection = response.extensions["network_stream"].get_extra_info("socket")
+            connection = self._response.extensions["network_stream"].get_extra_info("socket")
             connection.shutdown(socket.SHUT_RDWR)
+        self.end(clean=False)
 
     def end(self, *, clean: bool) -> None:
         """It is over; ``clean`` where the server has finished it."""
-        if self._over:
+        if not self._ended.acquire(blocking=False):
             return
-        self._over = True
         self.call.end(self)
         if self._gate is not None:
             self.call.leaves(self._gate, clean)
@@ -256,9 +258,17 @@ def _async_stream(base: type[Any]) -> type[Any]:
             self._inner, self._flight, self._whole = inner, flight, False
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for chunk in self._inner:
-                yield chunk
-            self._whole = True
+            try:
+                async for chunk in self._inner:
+                    if self._flight.call.overdue():
+                        raise Overdue
+                    yield chunk
+                self._whole = not self._flight.call.overdue()
+            except Exception:
+                if not self._flight.call.overdue():
+                    raise
+            if not self._whole:
+                raise Overdue
 
         async def aclose(self) -> None:
             try:

@@ -35,7 +35,7 @@ from langchain_dpicl import (
     boundary,
 )
 from langchain_dpicl.boundary import ABSTAIN
-from langchain_dpicl.calls import clock, threads
+from langchain_dpicl.calls import clock, threads, transport
 from langchain_dpicl.calls.models import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.selection import Examples
 
@@ -396,6 +396,36 @@ def test_retries_and_fallbacks_of_a_member_do_not_go_on_after_its_time(way: str)
         assert outputs(way, member, "xa", timeout=0.7) == [ABSTAIN, "a"]
         time.sleep(0.8)
         assert server.asked.count("x") == 1
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_who_hangs_over_an_open_stream_holds_nothing(way: str, hang: threading.Event) -> None:
+    """Nobody reads that answer any more: the closing side ends it, and a late reader gets nothing."""
+    late: list[BaseException | str] = []
+
+    with chat_server(lambda prompt: (200, {}, prompt)) as server, httpx.Client() as client:
+        transport.install(client)
+
+        def member(values: dict[str, Any]) -> str:
+            body = {"messages": [{"content": values["input"]}]}
+            with client.stream("POST", f"{server.url}/chat/completions", json=body) as answer:
+                if values["input"] == "x":
+                    hang.wait(30)
+                    try:
+                        late.append(answer.read().decode())
+                    except BaseException as error:
+                        late.append(error)
+                answer.read()
+                return str(values["input"])
+
+        start = time.monotonic()
+        assert outputs(way, member, "xab", timeout=0.5, at_once=1) == [ABSTAIN, "a", "b"]
+        assert time.monotonic() - start < 5
+        hang.set()
+        deadline = time.monotonic() + 5
+        while not late and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert isinstance(late[0], clock.Overdue)
 
 
 def test_calls_outside_of_a_release_are_as_before() -> None:
