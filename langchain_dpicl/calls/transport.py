@@ -3,7 +3,7 @@
 Outside of private calls requests pass unchanged. Within one, a request
 
 * waits, off the call's clock, for the slot of a model that has only one (`Gate`),
-* is ended when the call's time is over: its connection is closed, and the server cancels it,
+* is ended when the call's time is over: its connection is closed (see `wires`), and the server cancels it,
 * is repeated, off the clock, where the server refuses it with the status 429.
 
 `install` puts it in place. It works for clients of ``httpx`` and of ``httpx2``, which the OpenAI SDK uses from version
@@ -13,13 +13,12 @@ Outside of private calls requests pass unchanged. Within one, a request
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import socket
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
+from langchain_dpicl.calls import wires
 from langchain_dpicl.calls.clock import Call, Overdue, current
 from langchain_dpicl.calls.gate import Gate
 
@@ -33,7 +32,7 @@ class Flight:
     def __init__(self, call: Call, gate: Gate | None) -> None:
         self.call = call
         self._gate = gate
-        self._response: Any = None
+        self._wire: Any = None
         self._ended = threading.Lock()  # who takes it ends the flight: its reader, or who closes the call
         self.timeouts: dict[str, float | None] = {}
         try:
@@ -60,16 +59,22 @@ class Flight:
 
     def answered(self, response: Any) -> None:
         """The head of the answer is here."""
-        self._response = response
+        if self._wire is None:
+            self._wire = response.extensions.get("network_stream")
         if self.timeouts:
             self.timeouts["read"] = max(min(self.timeouts["read"] or 0.0, self.call.left()), 0.001)
 
+    def carry(self, wire: Any) -> None:
+        """It goes over this connection."""
+        self._wire = wire
+        if self.over:  # closed while it connected
+            raise Overdue
+
     def abort(self) -> None:
         """Close the connection under the reader's hands, and end the flight."""
-        with contextlib.suppress(Exception):
-            connection = self._response.extensions["network_stream"].get_extra_info("socket")
-            connection.shutdown(socket.SHUT_RDWR)
         self.end(clean=False)
+        if self._wire is not None:
+            wires.shut(self._wire)
 
     def end(self, *, clean: bool) -> None:
         """It is over; ``clean`` where the server has finished it."""
@@ -97,7 +102,7 @@ def _exchange(call: Call, gate: Gate | None, request: Any) -> Generator[tuple[st
         flight = Flight(call, gate)
         flight.limit(request, given)
         try:
-            response = yield "send", request
+            response = yield "send", (flight, request)
         except Exception:
             flight.end(clean=False)
             if not call.overdue():
@@ -153,7 +158,12 @@ class _Sync:
             case "wait":
                 value.result()
             case "send":
-                return self.inner.handle_request(value)
+                flight, request = value
+                mark = wires.using.set(flight)
+                try:
+                    return self.inner.handle_request(request)
+                finally:
+                    wires.using.reset(mark)
             case "close":
                 value.close()
             case "sleep":
@@ -199,7 +209,12 @@ class _Async:
             case "wait":
                 await asyncio.wrap_future(value)
             case "send":
-                return await self.inner.handle_async_request(value)
+                flight, request = value
+                mark = wires.using.set(flight)
+                try:
+                    return await self.inner.handle_async_request(request)
+                finally:
+                    wires.using.reset(mark)
             case "close":
                 await value.aclose()
             case "sleep":
@@ -294,7 +309,10 @@ def install(client: Any, gate: Gate | None = None) -> None:
     kind = _Async if any(name.endswith(".AsyncClient") for name in _names(client)) else _Sync
 
     def before(transport: Any) -> Any:
-        return transport if transport is None or isinstance(transport, kind) else kind(transport, gate)
+        if transport is None or isinstance(transport, kind):
+            return transport
+        wires.watch(transport, is_async=kind is _Async)
+        return kind(transport, gate)
 
     client._transport = before(client._transport)
     for pattern, transport in client._mounts.items():

@@ -46,6 +46,9 @@ class ChatServer:
                 answer: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
                 whole = json.dumps({**answer, "choices": [choice]} if status == 200 else {"error": text}).encode()
                 try:
+                    for line in headers.pop("before", "").splitlines(keepends=True):  # before the head of the answer
+                        self.wfile.write(line.encode().replace(b"\n", b"\r\n"))
+                        time.sleep(0.05)
                     self.send_response(status)
                     for name, value in headers.items():
                         if name != "drip":

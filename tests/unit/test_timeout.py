@@ -385,6 +385,28 @@ def test_a_server_that_keeps_the_connection_busy_does_not_stop_the_clock(way: st
 
 
 @pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize(
+    "before", ["HTTP/1.1 100 Continue\n\n" * 60, "HTTP/1.1 200 OK\n" + "x: y\n" * 120], ids=["100", "drip"]
+)
+def test_a_server_that_never_ends_its_head_does_not_stop_the_clock(way: str, before: str) -> None:
+    """On a connection that is new, and on one that an earlier request has left open."""
+
+    def reply(prompt: str) -> Reply:
+        return 200, {"before": before} if prompt == "x" else {}, prompt
+
+    with chat_server(reply) as server:
+        member = chain_of(chat(server))
+        start = time.monotonic()
+        assert outputs(way, member, "axb", timeout=0.8, at_once=1) == ["a", ABSTAIN, "b"]
+        assert outputs(way, member, "xa", timeout=0.8, at_once=1) == [ABSTAIN, "a"]
+        assert time.monotonic() - start < 4
+        deadline = time.monotonic() + 3
+        while len(server.hung_up) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.hung_up == ["x", "x"], "the server sees that nobody listens any more"
+
+
+@pytest.mark.parametrize("way", BOTH)
 def test_retries_and_fallbacks_of_a_member_do_not_go_on_after_its_time(way: str) -> None:
     def reply(prompt: str) -> Reply:
         time.sleep(1.2 if prompt == "x" else 0)
