@@ -352,7 +352,7 @@ def _call(
                 call.pause(wait)
                 call.restart()
             output = member.invoke(_input(values, bucket), _config())
-            call.stop()
+            call.answered()
             found = reader.encode(output)
             wait = None
         except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
@@ -368,7 +368,7 @@ async def _acall(call: Call, member: Runnable[Any, Any], request: Request, reade
     _bucket.set(bucket)
     current.set(call)
     output = await member.ainvoke(_input(values, bucket), _config())
-    call.stop()
+    call.answered()
     return await reader.aencode(output)
 
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """Seconds that one call waits in all for servers that refuse it with the status 429."""
 
+READING = 30.0
+"""Seconds that the reading of one answer has at least. Answers are read at once, and may wait for each other where an
+embedding model in this process takes one text at a time: no clock stops there, so this one is generous."""
+
 _LONGEST_WAIT = 60.0
 
 
@@ -116,11 +120,11 @@ class Call:
                 call._waiting += more
                 call._set_clock()
 
-    def stop(self) -> None:
-        """The member has answered in time. What follows is not on the clock."""
+    def answered(self) -> None:
+        """The member has answered. Its answer is read on a clock of its own, if it came in time."""
         with self._lock:
-            if self.deadline > time.monotonic():
-                self.deadline, self._left = math.inf, None
+            if self.deadline > (now := time.monotonic()):
+                self.deadline, self._left = now + max(self._calls.seconds, READING), None
 
     def restart(self) -> None:
         """Begin anew, from zero."""

@@ -30,6 +30,7 @@ from langchain_dpicl import (
     InvalidParameter,
     MembersAbstained,
     ModelUnavailable,
+    NoisyVote,
     PoissonExampleSelector,
     PrivateEnsemble,
     boundary,
@@ -142,6 +143,38 @@ def test_an_answer_that_comes_late_is_an_abstention(way: str) -> None:
 
     for _ in range(2):
         assert outputs(way, member, "xa", timeout=0.5) == [ABSTAIN, "a"]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_an_answer_whose_reading_hangs_is_an_abstention(
+    way: str, sealed_of: Any, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read on a clock of its own, which begins when the member has answered."""
+    monkeypatch.setattr(clock, "READING", 1.0)
+    read: list[object] = []
+    kept: list[object] = []
+
+    class Slow(NoisyVote):
+        def encode(self, output: object) -> int:
+            time.sleep(0.4)  # longer than what is left of the member's time
+            read.append(output)
+            if len(read) == 1:
+                hang.wait(30)
+            return super().encode(output)
+
+        async def aencode(self, output: object) -> int:
+            return await threads.in_thread(self.encode, output)
+
+        def aggregate(self, outputs: Any, *others: Any) -> Any:
+            kept.extend(outputs)
+            return super().aggregate(outputs, *others)
+
+    sealed = sealed_of(lambda _: "Positive", vote=Slow(["Positive", "Negative"]), timeout=0.3)
+    start = time.monotonic()
+    with contextlib.suppress(MembersAbstained):
+        await ask(way, sealed, QUESTION)
+    assert time.monotonic() - start < 8
+    assert [output is ABSTAIN for output in kept].count(True) == 1
 
 
 def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threading.Event) -> None:
@@ -394,16 +427,15 @@ def test_a_server_that_never_ends_its_head_does_not_stop_the_clock(way: str, bef
     def reply(prompt: str) -> Reply:
         return 200, {"before": before} if prompt == "x" else {}, prompt
 
-    with chat_server(reply) as server:
-        member = chain_of(chat(server))
+    for texts in ("axb", "xa"):
         start = time.monotonic()
-        assert outputs(way, member, "axb", timeout=0.8, at_once=1) == ["a", ABSTAIN, "b"]
-        assert outputs(way, member, "xa", timeout=0.8, at_once=1) == [ABSTAIN, "a"]
-        assert time.monotonic() - start < 4
-        deadline = time.monotonic() + 3
-        while len(server.hung_up) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.hung_up == ["x", "x"], "the server sees that nobody listens any more"
+        with chat_server(reply) as server:
+            found = outputs(way, chain_of(chat(server)), texts, timeout=0.8, at_once=1)
+            assert found == [ABSTAIN if text == "x" else text for text in texts]
+            assert time.monotonic() - start < 2.5
+            while not server.hung_up and time.monotonic() - start < 5:
+                time.sleep(0.01)
+            assert server.hung_up == ["x"], "the server sees that nobody listens any more"
 
 
 @pytest.mark.parametrize("way", BOTH)
