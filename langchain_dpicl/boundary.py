@@ -241,6 +241,7 @@ async def arun_private(
 
     An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as it would anywhere in asyncio.
     """
+    threads.separate(asyncio.get_running_loop())
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)  # not the tasks' results, which their reprs show
     gate = asyncio.Semaphore(max_concurrency)
     calls = Calls(timeout, current.get())

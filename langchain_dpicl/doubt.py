@@ -17,14 +17,13 @@ MOST = 10_000
 
 
 class Doubt:
-    """What one caller has seen of the model. ``lock`` is held during a public question."""
+    """What one caller has seen of the model."""
 
-    __slots__ = ("answered_at", "lock", "suspected")
+    __slots__ = ("answered_at", "suspected")
 
     def __init__(self) -> None:
         self.suspected = False
         self.answered_at = -math.inf
-        self.lock = threading.Lock()
 
     def is_due(self, seconds: float = math.inf) -> bool:
         """Whether a release or a public question failed, or none was answered for so many seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import math
@@ -15,6 +14,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.models import TimeLimit, Timeout
 from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
@@ -237,11 +237,9 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         `ModelUnavailable`, also where the aggregator could not use any answer of this kind.
         """
         if self.doubtful(tells, caller):
-            with self.doubts.of(caller).lock:
-                if self.doubtful(tells, caller):
-                    request = self.public_request(values)
-                    failure = boundary.probe(self._public_member, request, aggregator.check_public, self.timeout)
-                    self._judge(caller, failure)
+            request = self.public_request(values)
+            failure = boundary.probe(self._public_member, request, aggregator.check_public, self.timeout)
+            self._judge(caller, failure)
 
     async def acheck_health(
         self, values: Mapping[str, Any], aggregator: Aggregator[Any], tells: bool = True, caller: str = ""
@@ -300,7 +298,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         among: Numbers | None = None,
     ) -> list[object | boundary.Abstention]:
         """`run`, asynchronously."""
-        requests = [(values, bucket) for bucket in await asyncio.to_thread(self._buckets, rate, query, among)]
+        requests = [(values, bucket) for bucket in await threads.in_thread(self._buckets, rate, query, among)]
         return await boundary.arun_private(
             self._member, requests, max_concurrency=self.max_concurrency, reader=reader, timeout=self.timeout
         )

@@ -9,8 +9,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from langchain_dpicl.calls.clock import current
 
 T = TypeVar("T")
 Work = Callable[[], object]
@@ -41,6 +44,55 @@ def _serve(inbox: SimpleQueue[Work]) -> None:
         if len(_idle) >= _KEPT:
             return
         _idle.append(inbox)
+
+
+def submit(function: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+    """The same with its result, or what it raised."""
+    done: Future[T] = Future()
+
+    def work() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            result = function(*arguments, **named)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    start(work)
+    return done
+
+
+class _Executor(ThreadPoolExecutor):
+    """An event loop's default executor that gives the work of private calls a thread at once, whatever others hold.
+
+    LangChain runs tools, parsers and embeddings there that have no asynchronous call of their own. All other
+    work goes where it went before. No thread of a private call is waited for when the loop ends.
+    """
+
+    def __init__(self, before: Executor | None) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self._before = before
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        if current.get() is not None:
+            return submit(function, *arguments, **named)
+        if self._before is not None:
+            return self._before.submit(function, *arguments, **named)
+        return super().submit(function, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if self._before is not None:
+            self._before.shutdown(wait, cancel_futures=cancel_futures)
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def separate(loop: asyncio.AbstractEventLoop) -> None:
+    """Keep private calls out of a loop's own threads, where the loop shows which executor it has (uvloop does not)."""
+    before = getattr(loop, "_default_executor", loop)
+    if before is not loop and not isinstance(before, _Executor):
+        loop.set_default_executor(_Executor(before))
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

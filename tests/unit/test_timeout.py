@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tools import tool
 from ways import ask
 
 from langchain_dpicl import (
@@ -249,6 +251,77 @@ def test_the_event_loops_threads_are_not_needed(hang: threading.Event) -> None:
         return found
 
     assert asyncio.run(run()) == ["A"] * 3
+
+
+async def test_what_hangs_in_langchains_executor_takes_no_thread_from_others(hang: threading.Event) -> None:
+    """Tools, parsers and embeddings run there; more of them hang than the event loop has threads."""
+
+    @tool
+    def look_up(text: str) -> str:
+        """Look a text up."""
+        if text == "x":
+            hang.wait(30)
+        return text
+
+    async def member(values: dict[str, Any]) -> str:
+        return str(await (look_up | StrOutputParser()).ainvoke({"text": values["input"]}))
+
+    texts = "x" * 64 + "ab"
+    found = await boundary.arun_private(
+        RunnableLambda(member), [request(text) for text in texts], max_concurrency=66, timeout=1.5
+    )
+    assert found == [ABSTAIN] * 64 + ["a", "b"]
+    assert await asyncio.wait_for(asyncio.to_thread(str, 1), 1) == "1"
+
+
+def test_a_loop_ends_although_a_private_call_hangs_and_keeps_its_own_executor(hang: threading.Event) -> None:
+    class Counted(ThreadPoolExecutor):
+        count = 0
+
+        def submit(self, *arguments: Any, **named: Any) -> Any:
+            self.count += 1
+            return super().submit(*arguments, **named)
+
+    executor = Counted(1)
+
+    async def member(values: dict[str, Any]) -> None:
+        await asyncio.to_thread(hang.wait, 30)
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(executor)
+        for _ in range(2):
+            found = await boundary.arun_private(RunnableLambda(member), [request("a")], max_concurrency=1, timeout=0.2)
+            assert found == [ABSTAIN]
+        await asyncio.to_thread(str, 1)
+
+    start = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - start < 5
+    assert executor.count == 1
+
+
+async def test_a_public_question_that_hangs_holds_no_other(sealed_of: Any, hang: threading.Event) -> None:
+    """Each asks its own: nobody waits on their clock for another's."""
+    asked: list[int] = []
+
+    def member(values: dict[str, Any]) -> str:
+        asked.append(1)
+        if len(asked) == 1:
+            hang.wait(30)
+        return "Positive"
+
+    sealed = sealed_of(member, timeout=20)
+    sealed.line()
+    sealed.ensemble.doubts.asked("")
+    sealed.ensemble.mark_suspect()
+    vote = NoisyVote(["Positive", "Negative"])
+    first = threading.Thread(target=sealed.ensemble.check_health, args=(QUESTION, vote), daemon=True)
+    first.start()
+    while not asked:
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(asyncio.to_thread(sealed.ensemble.check_health, QUESTION, vote), 5)
+    hang.set()
+    first.join(5)
 
 
 @pytest.mark.parametrize("way", BOTH)
