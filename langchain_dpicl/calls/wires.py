@@ -80,7 +80,7 @@ class _AsyncBackend(_Around):
 
 def watch(transport: Any, *, is_async: bool) -> None:
     """Know the connections of a transport, if it has a pool of them; those already open stay unknown."""
-    pool = getattr(transport, "_pool", None)
+    pool: Any = getattr(transport, "_pool", None)
     backend = getattr(pool, "_network_backend", None)
     if backend is not None and not isinstance(backend, _Around):
         pool._network_backend = (_AsyncBackend if is_async else _Backend)(backend)
