@@ -302,7 +302,7 @@ def test_a_loop_ends_although_a_private_call_hangs_and_keeps_its_own_executor(ha
 
 async def test_a_public_question_that_hangs_holds_no_other(sealed_of: Any, hang: threading.Event) -> None:
     """Each asks its own: nobody waits on their clock for another's."""
-    asked: list[int] = []
+    asked: list[int] = Ears()
 
     def member(values: dict[str, Any]) -> str:
         asked.append(1)
