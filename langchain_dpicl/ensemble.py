@@ -72,6 +72,12 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     would read each other's. So is a cached function with arguments; one without is called when the ensemble is made,
     and what it gives is looked into.
 
+    What the member's functions can write (containers, attributes, variables) is compared around two calls on made-up
+    examples, once, before the first charge. What changed is refused, unless ``allow_state`` names it; see the README
+    for state that no check sees. Zero-shot answers, candidates and questions about the model's health are asked of a
+    copy, made with the ensemble, of everything but models, embeddings, public collections and classes: what an app
+    changes in its objects later does not reach them. What cannot be copied is refused.
+
     The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
     the values that the member was made with.
 

@@ -39,6 +39,13 @@ _KEEPERS = (
 )
 """What outlives a call, by name: not all of it need be installed."""
 
+_BREAKERS = (
+    "aiobreaker.circuitbreaker.CircuitBreaker",
+    "circuitbreaker.CircuitBreaker",
+    "pybreaker.CircuitBreaker",
+)
+"""By name: calls that work do not change them, so that no trial shows what they are."""
+
 _COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
 
@@ -80,6 +87,11 @@ def seal(
             raise UnsafeConfigurationError(
                 f"the chain reaches a {_name(part)}: members would read there what other members wrote, and "
                 "it would keep private text: set the chain up without, and pass a conversation in as part of the input"
+            )
+        if is_named(part, _BREAKERS):
+            raise UnsafeConfigurationError(
+                f"the chain reaches a {_name(part)}: one owner's failing calls would open it for all members, and for "
+                "public calls. Set the chain up without"
             )
         if is_cached(part):
             _check_cached(part, allow_state)

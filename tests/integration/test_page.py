@@ -33,7 +33,13 @@ fastapi = pytest.importorskip("fastapi")
 LABELS = ["Positive", "Negative"]
 SCRIPT = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 KEYS = {"Bearer key-of-alice": "alice", "Bearer key-of-bob": "bob"}
-BAD = {"failing": False}
+
+
+class Switch(dict[str, bool], Spy):
+    pass
+
+
+BAD = Switch({"failing": False})
 
 # All pages of this file show budgets on one store.
 pytestmark = pytest.mark.filterwarnings("ignore:the budget .* is used with data:langchain_dpicl.errors.PrivacyWarning")

@@ -323,6 +323,41 @@ def test_a_rate_limiter_is_allowed_by_object_and_by_name(sealed_of: Any) -> None
         assert limiter.calls == before + 4, "one for each member"
 
 
+class Breaker:
+    """A circuit breaker: after two failures it lets no call through."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def call(self, function: Callable[[Any], str], values: Any) -> str:
+        if self.failures >= 2:
+            raise ConnectionError
+        try:
+            return function(values)
+        except ValueError:
+            self.failures += 1
+            raise
+
+
+def test_known_breakers_are_refused_and_public_calls_have_one_of_their_own(sealed_of: Any, canary: str) -> None:
+    named = type("CircuitBreaker", (Breaker,), {"__module__": "pybreaker"})()
+    with pytest.raises(UnsafeConfigurationError, match="open it for all members"):
+        sealed_of(lambda values: named.call(str, values))
+    own = Breaker()
+
+    def ask(values: dict[str, Any]) -> str:
+        if canary in str(list(values["examples"])):
+            raise ValueError
+        return "Positive"
+
+    options: dict[str, Any] = {"on_exhausted": "zero_shot", "releases": 1, "return_receipt": True}
+    sealed = sealed_of(lambda values: own.call(ask, values), **options)  # no check sees it: the README says so
+    with pytest.raises(ModelUnavailable):
+        sealed.invoke(QUESTION)
+    assert own.failures == 2
+    assert sealed.invoke(QUESTION)["answer"] == "Positive", "the public copy's is closed"
+
+
 # -- public calls ------------------------------------------------------------------------------------------------------
 
 
