@@ -30,6 +30,7 @@ import functools
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
@@ -47,6 +48,7 @@ from langchain_dpicl.sealing import seal as seal
 
 T = TypeVar("T")
 
+_STARVED = 30.0  # seconds to wait for a thread while the process can start none; then the members left abstain
 _GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
 _log = logging.getLogger("langchain_dpicl")
 REFUSED: Final = (
@@ -168,13 +170,17 @@ def run_private(
     the caller is interrupted, no further call begins, and those under way are waited for.
     """
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
-    waiting = iter(range(len(requests)))  # next() on it is atomic: each index goes to one worker
+    waiting = deque(range(len(requests)))  # taking from it is atomic: each index goes to one worker
     calls = Calls(timeout, current.get())
     under_way: dict[int, Call] = {}  # who takes a call out of it, its worker or `_wait`, decides what becomes of it
     ended: SimpleQueue[None] = SimpleQueue()
 
     def work() -> None:
-        for i in waiting:
+        while True:
+            try:
+                i = waiting.popleft()
+            except IndexError:
+                break
             call = under_way[i] = Call(calls)
             found = _clean_context().copy().run(_call, call, member, requests[i], reader, failed)
             if under_way.pop(i, None) is None:  # another worker has its place
@@ -184,34 +190,36 @@ def run_private(
         ended.put(None)
 
     at_once = min(max_concurrency, len(requests))
-    for _ in range(at_once):
-        threads.start(work)
+    workers, starved = 0, math.inf
+
+    def wait() -> None:
+        """Until all has been done. Each call that is overdue is closed, and its worker replaced, if one can be."""
+        nonlocal workers, starved
+        while workers or waiting:
+            while workers < at_once and waiting and threads.start(work):
+                workers += 1
+            scarce = workers < at_once and bool(waiting)
+            starved = math.inf if workers else min(starved, time.monotonic() + _STARVED)
+            if time.monotonic() > starved:
+                waiting.clear()  # they abstain
+            with contextlib.suppress(Empty):
+                ended.get(timeout=0.05 if scarce else _until_next(under_way, calls))
+                workers -= 1
+                continue
+            for i, call in under_way.copy().items():
+                if call.overdue():
+                    call.close()
+                    if under_way.pop(i, None) is not None:
+                        workers -= 1
+
     try:
-        at_once = _wait(at_once, ended, under_way, calls, work)
+        wait()
     finally:
         calls.stopped.set()
-        for _ in waiting:
-            pass
-        _wait(at_once, ended, under_way, calls, work)
+        waiting.clear()
+        wait()
     _say(calls)
     return outputs
-
-
-def _wait(
-    workers: int, ended: SimpleQueue[None], under_way: dict[int, Call], calls: Calls, work: Callable[[], None]
-) -> int:
-    """Until that many workers have ended. Each call that is overdue is ended, and its worker replaced."""
-    while workers:
-        with contextlib.suppress(Empty):
-            ended.get(timeout=_until_next(under_way, calls))
-            workers -= 1
-            continue
-        for i, call in under_way.copy().items():
-            if call.overdue():
-                call.close()
-                if under_way.pop(i, None) is not None:
-                    threads.start(work)
-    return workers
 
 
 def _until_next(under_way: dict[int, Call], calls: Calls) -> float | None:

@@ -56,7 +56,10 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         for ten minutes at most). Default "auto": 120 where every model of the member can be ended so (the embedded one,
         and those of ``langchain-openai``), else None. None: no limit. Raises `InvalidParameter` for a model that
         computes in this process; a model with an asynchronous call of its own keeps it in ``ainvoke`` and ``abatch``
-        alone.
+        alone. A model with a ``rate_limiter`` takes no limit. The clock cannot tell a call's work from its wait for
+        code that blocks the event loop or holds the interpreter's lock, for an HTTP client's pool of connections that
+        is smaller than ``max_concurrency``, or for public calls of the embedded model: one member can make others late
+        there. What hangs keeps its thread.
     public
         The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
         private text is in them. Any other is refused: every member would find the same owners' documents there.

@@ -57,8 +57,8 @@ class Gate:
         """The caller's requests are over. The next caller gets the slot once it is free."""
         if clean:
             self._pass_on()
-        else:
-            threads.start(self._settle_and_pass_on)
+        elif not threads.start(self._settle_and_pass_on):
+            self._settle_and_pass_on()
 
     def _settle_and_pass_on(self) -> None:
         try:

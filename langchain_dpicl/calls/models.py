@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import functools
 import inspect
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any, Literal
 
 from langchain_core.language_models import LLM, BaseChatModel, BaseLanguageModel, BaseLLM
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.transport import install, is_client
@@ -74,7 +76,9 @@ def _uncancellable(chain: Runnable[Any, Any]) -> tuple[list[str], list[str]]:
     never: list[str] = []
     waiting: list[str] = []
     for item in reachable(chain):
-        if is_named(item, _OPENAI) and (clients := _clients_of(item)):
+        if is_one(item, BaseLanguageModel) and getattr(item, "rate_limiter", None) is not None:
+            never.append(f"a {type(item).__name__} with a rate_limiter (whose waiting is on its clock)")
+        elif is_named(item, _OPENAI) and (clients := _clients_of(item)):
             for client in clients:
                 install(client)
         elif is_one(item, BaseLanguageModel) and not inspect.isclass(item):
@@ -106,11 +110,14 @@ def _is_async(model: Any) -> bool:
 
 def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
     """A part that has no asynchronous call of its own makes it in a thread of `threads`, not in the event loop's."""
-    if type(part) is RunnableLambda:
+    if type(part) is RunnablePassthrough:
+        if part.func is None or part.afunc is not None:
+            return part
+    elif type(part) is RunnableLambda:
         function = getattr(part, "func", None)
         if function is None or hasattr(part, "afunc") or inspect.isgeneratorfunction(function) or _wants_run(function):
             return part
-    elif type(part).ainvoke is not Runnable.ainvoke:
+    elif type(part) is not RunnableParallel and type(part).ainvoke is not Runnable.ainvoke:
         return part
     copied = copy.copy(part)
     copied.__class__ = _threaded(type(part))  # what a further copy runs is its own, and not this one's
@@ -125,10 +132,24 @@ def _threaded(kind: type[Any]) -> Any:
     if kind is RunnableLambda:
         return make(kind.__name__, (kind,), {**names, "afunc": property(_in_thread)})
 
+    if kind is RunnableParallel:
+        return make(kind.__name__, (kind,), {**names, "invoke": _invoke_all})
+
     async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
         return await threads.in_thread(self.invoke, input, config, **named)
 
     return make(kind.__name__, (kind,), {**names, "ainvoke": ainvoke})
+
+
+def _invoke_all(self: Any, input: Any, config: Any = None, **named: Any) -> dict[str, Any]:
+    """`RunnableParallel.invoke` without callbacks. Python waits at exit for a pool's threads, and not for these."""
+    steps = dict(self.steps__)
+    futures = [
+        threads.submit(contextvars.copy_context().run, step.invoke, input, dict(config or {}))
+        for step in steps.values()
+    ]
+    wait(futures)
+    return {key: future.result() for key, future in zip(steps, futures, strict=True)}
 
 
 def _in_thread(part: Any) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -19,20 +20,25 @@ T = TypeVar("T")
 Work = Callable[[], object]
 
 _KEPT = 512
+_STARVED = 30.0  # seconds to wait for a thread while the process can start none
 _idle: deque[SimpleQueue[Work]] = deque()
 
 
-def start(work: Work) -> None:
+def start(work: Work) -> bool:
     """Run ``work`` at once, in a thread of its own: one that is idle, or a new one. ``work`` must not raise.
 
-    The threads are daemons: a call that hangs does not keep the process alive.
+    The threads are daemons: a call that hangs does not keep the process alive. Returns False if none can start.
     """
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = SimpleQueue()
-        threading.Thread(target=_serve, args=(inbox,), name="dpicl-member", daemon=True).start()
+        try:
+            threading.Thread(target=_serve, args=(inbox,), name="dpicl-member", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            return False
     inbox.put(work)
+    return True
 
 
 def _serve(inbox: SimpleQueue[Work]) -> None:
@@ -60,7 +66,8 @@ def submit(function: Callable[..., T], *arguments: Any, **named: Any) -> Future[
         else:
             done.set_result(result)
 
-    start(work)
+    if not start(work):
+        raise RuntimeError("can't start new thread")
     return done
 
 
@@ -125,7 +132,13 @@ async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -
             loop.call_soon_threadsafe(settle, result, failure)
         del result, failure
 
-    start(work)
+    until = time.monotonic() + _STARVED
+    while not start(work):
+        if time.monotonic() > until:
+            raise RuntimeError("can't start new thread")
+        call = current.get()
+        with contextlib.nullcontext() if call is None else call.waits():
+            await asyncio.sleep(0.05)
     return await done
 
 

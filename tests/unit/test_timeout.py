@@ -8,9 +8,11 @@ import gc
 import itertools
 import logging
 import math
+import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +26,8 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
 from ways import ask
 
@@ -38,7 +41,7 @@ from langchain_dpicl import (
     boundary,
 )
 from langchain_dpicl.boundary import ABSTAIN
-from langchain_dpicl.calls import clock, threads, transport
+from langchain_dpicl.calls import clock, gate, threads, transport
 from langchain_dpicl.calls.models import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.selection import Examples
 
@@ -324,6 +327,65 @@ async def test_a_public_question_that_hangs_holds_no_other(sealed_of: Any, hang:
     first.join(5)
 
 
+@pytest.mark.parametrize("first", [0, 2, 4])
+def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
+    first: int, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if none is left for whom a call that hangs has taken."""
+    left = [first]
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "dpicl-member":
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+        begin(thread)
+
+    def member(values: dict[str, Any]) -> str:
+        if values["input"] == "x":
+            hang.wait(30)
+        return str(values["input"])
+
+    monkeypatch.setattr(threads, "_idle", deque())
+    monkeypatch.setattr(boundary, "_STARVED", 0.5)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    found = boundary.run_private(
+        RunnableLambda(member), [request(text) for text in "axbcd"], max_concurrency=5, timeout=0.4
+    )
+    assert found == (["a", ABSTAIN, "b", "c", "d"] if first else [ABSTAIN] * 5)
+
+
+def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[int] = []
+    slot = gate.Gate(lambda: settled.append(1))
+    monkeypatch.setattr(threads, "start", lambda work: False)
+    assert slot.ticket().done()
+    slot.release(clean=False)
+    assert settled == [1]
+    assert slot.ticket().done()
+
+
+def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
+    code = """
+import threading
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_dpicl import boundary
+from langchain_dpicl.calls.models import TimeLimit
+member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
+chain = TimeLimit(member, .3).prepared
+print(boundary.run_private(chain, [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=True)
+    assert done.stdout == "[ABSTAIN, {'a': 1, 'b': 'y'}]\n"
+
+
+def test_a_function_of_a_passthrough_does_not_stop_the_event_loop(hang: threading.Event) -> None:
+    member = RunnablePassthrough(lambda values: hang.wait(10) if values["input"] == "x" else None)
+    assert outputs("async", member, "xa", timeout=0.5)[0] is ABSTAIN
+    assert outputs("async", member, "xa", timeout=0.5)[1]["input"] == "a"
+
+
 @pytest.mark.parametrize("way", BOTH)
 def test_a_release_within_a_member_is_work_of_that_member(way: str, sealed_of: Any) -> None:
     slow = sealed_of(lambda _: (time.sleep(2.5), "Positive")[1], members=2, timeout=None)
@@ -419,6 +481,15 @@ def test_a_model_that_cannot_be_ended_takes_no_limit(where: str, selector: Any) 
         PrivateEnsemble(selector, member, timeout=5)
 
 
+def test_a_model_with_a_rate_limiter_takes_no_limit() -> None:
+    """A call would wait there for others, on its own clock."""
+    with chat_server(lambda prompt: (200, {}, prompt)) as server:
+        model = chat(server, rate_limiter=InMemoryRateLimiter(requests_per_second=1))
+        with pytest.raises(InvalidParameter, match="rate_limiter"):
+            TimeLimit(chain_of(model), 5)
+        assert TimeLimit(chain_of(model), "auto").seconds is None
+
+
 class Asynchronous(GenericFakeChatModel):
     """As integrations are that know aiohttp alone."""
 
@@ -505,8 +576,8 @@ def test_a_server_that_never_ends_its_head_does_not_stop_the_clock(way: str, bef
         with chat_server(reply) as server:
             found = outputs(way, chain_of(chat(server)), texts, timeout=0.8, at_once=1)
             assert found == [ABSTAIN if text == "x" else text for text in texts]
-            assert time.monotonic() - start < 2.5
-            while not server.hung_up and time.monotonic() - start < 5:
+            assert time.monotonic() - start < 4.5, "the head takes six seconds"
+            while not server.hung_up and time.monotonic() - start < 6:
                 time.sleep(0.01)
             assert server.hung_up == ["x"], "the server sees that nobody listens any more"
 
