@@ -295,9 +295,17 @@ def _async_stream(base: type[Any]) -> type[Any]:
 
 
 def is_client(client: Any) -> bool:
-    """Whether this is a client of httpx or httpx2 whose transport can be reached."""
+    """Whether this is a client of httpx or httpx2 whose transport can be reached, and whose connections carry one
+    request at a time: with HTTP/2, ending one request would end the others on its connection."""
     known = any(f"{name}.{kind}" in _names(client) for name in _LIBRARIES for kind in ("Client", "AsyncClient"))
-    return known and hasattr(client, "_transport") and isinstance(getattr(client, "_mounts", None), dict)
+    if not known or not hasattr(client, "_transport") or not isinstance(getattr(client, "_mounts", None), dict):
+        return False
+    return not any(_speaks_http2(transport) for transport in (client._transport, *client._mounts.values()))
+
+
+def _speaks_http2(transport: Any) -> bool:
+    pool = getattr(getattr(transport, "inner", transport), "_pool", None)
+    return bool(getattr(pool, "_http2", False))
 
 
 def _names(value: Any) -> set[str]:

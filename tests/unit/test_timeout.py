@@ -490,6 +490,18 @@ def test_a_model_with_a_rate_limiter_takes_no_limit() -> None:
         assert TimeLimit(chain_of(model), "auto").seconds is None
 
 
+def test_a_client_whose_connections_carry_several_requests_is_limited_in_an_event_loop_alone() -> None:
+    """HTTP/2: a thread ends a request by closing its connection, which fails the others that it carries."""
+    client = httpx.Client()
+    client._transport._pool._http2 = True  # type: ignore[attr-defined]  # what http2=True sets, if h2 is installed
+    with chat_server(lambda prompt: (200, {}, prompt)) as server:
+        TimeLimit(chain_of(chat(server)), 5).check_sync()
+        limit = TimeLimit(chain_of(chat(server, http_client=client)), 5)
+        with pytest.raises(InvalidParameter, match="ainvoke"):
+            limit.check_sync()
+    client.close()
+
+
 class Asynchronous(GenericFakeChatModel):
     """As integrations are that know aiohttp alone."""
 
