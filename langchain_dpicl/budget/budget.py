@@ -90,8 +90,10 @@ class PrivacyBudget:
         if the other is being answered just now; and once the budget is spent still gets it, where an unknown question
         is refused. ``"principal"``: an answer is replayed to the caller who asked for it (see `acting_for`; needed
         then), and for everybody else the question is a new one, in what it costs, in how long it takes and in what is
-        refused. ``False``: nobody is, and every question is charged. With ``scope="per_principal"`` callers share no
-        answers, so ``True`` and ``"principal"`` are the same.
+        refused. ``False``: nobody is, and every question is charged. With each of these they see how far the shared
+        counter is: how many releases there were, and on a line of tokens how many were drawn, so how long an answer
+        was. With ``scope="per_principal"`` callers share no counter and no answers, so ``True`` and ``"principal"`` are
+        the same.
     keep_queries
         Keep the queries' texts in the receipts, instead of keyed hashes.
     on_exhausted
@@ -409,7 +411,7 @@ class PrivacyBudget:
                 f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
                 "owner one budget, or read PrivacyBudget.total() for those of one ledger",
                 PrivacyWarning,
-                stacklevel=3,
+                stacklevel=renewal.users_line(),
             )
 
     def _forget(self, mark: bytes) -> None:

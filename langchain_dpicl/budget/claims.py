@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,12 +33,14 @@ class Account:
 
 
 class Permit:
-    """The units of one charge. What it did not use is given back once."""
+    """The units of one charge. What it did not use is given back once, by the process that made the charge: a child
+    of a fork has a copy of it."""
 
-    __slots__ = ("units",)
+    __slots__ = ("process", "units")
 
     def __init__(self, units: int) -> None:
         self.units = units
+        self.process = os.getpid()
 
     def unused(self, units: int) -> int:
         """``units`` of them, the first time; 0 from then on."""
@@ -70,9 +73,14 @@ class Charge:
     permit: Permit | None = field(default=None, repr=False, compare=False)
     """Its units, while what it did not use may be given back."""
     reopened: bool = field(default=False, compare=False)
-    """Made by a process that is gone: it gives nothing back."""
+    """Made by a process that is gone."""
     admitted: Any = field(default=None, repr=False, compare=False)
     """Where owners pay with tickets: those who paid (`tickets.Admitted`). Private."""
+
+    @property
+    def all_counts(self) -> bool:
+        """Whether it gives nothing back: another process made it, one that is gone or the one that was forked."""
+        return self.reopened or (self.permit is not None and self.permit.process != os.getpid())
 
     @property
     def spent(self) -> int:

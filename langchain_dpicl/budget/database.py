@@ -13,6 +13,10 @@ may have happened, so its caller gets a `CommitUnknown` and releases nothing, wh
 
 A SQLite database must stay the file that was opened. Before every transaction the path is looked up (one ``stat`` for
 the file and one for its log): where it names another file, or none, the transaction is refused.
+
+SQLite's connections do not survive a fork, and no table of its locks may: a child that inherits one believes that it
+holds locks which are its parent's. So before a fork every open SQLite database waits until no transaction is open, and
+closes its connections. Each side opens its own when it needs one.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import time
 import urllib.parse
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -44,6 +48,7 @@ _BUSY_SECONDS = 60
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 _SQLITE_OPTIONS = {"mode", "cache", "uri", "immutable", "nolock", "psow", "vfs", "timeout", "check_same_thread"}
 _RETRY_SECONDS = 15.0
+_FORK_SECONDS = 10.0
 _AGAIN = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03"}  # serialisation, deadlock, lock, server going or coming
 
 
@@ -70,6 +75,8 @@ class Database:
         self._url = _parse(url, self.noun.rpartition(" ")[2])
         self._path = _path(self._url)
         self._opened = False
+        self._gate = threading.RLock()  # held while the process forks
+        self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
         self._engine = self._sqlite() if self._url.get_backend_name() == "sqlite" else self._postgresql()
         _open_databases.add(self)
@@ -106,6 +113,8 @@ class Database:
 
     def _sqlite(self) -> Engine:
         url = self._url
+        if self._path is not None and (url.database or "").startswith("file:"):
+            url = url.set(database=f"file:{urllib.parse.quote(self._path)}")
         options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}}
         if self._path is None:
             warnings.warn(
@@ -134,7 +143,8 @@ class Database:
             cursor.execute("PRAGMA foreign_keys=ON")
             if me._path is not None and me.journal == "WAL":
                 cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
-                record.info["log"] = place_of(f"{me._path}-wal")
+                log = f"{os.path.realpath(me._path)}-wal"  # SQLite follows links, and has its log beside the file
+                record.info["log"] = log, place_of(log)
             cursor.close()
 
         @sa.event.listens_for(engine, "begin")
@@ -163,7 +173,7 @@ class Database:
         if self._file is None:
             self._file = found
         log = connection.info.get("log")
-        if found is None or found != self._file or (log is not None and log != place_of(f"{self._path}-wal")):
+        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
             raise LedgerError(
                 f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
                 f"charged; {ADVICE}"
@@ -201,7 +211,7 @@ class Database:
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         turn = contextlib.nullcontext() if kind == "read" else self._writers
-        with self._mutex, turn, self._engine.connect() as plain:
+        with self.using(), self._mutex, turn, self._engine.connect() as plain:
             connection = plain.execution_options(dpicl_kind=kind)
             try:
                 transaction = connection.begin()
@@ -224,8 +234,32 @@ class Database:
                 return answer
         raise failure
 
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """While a connection is used: the process does not fork."""
+        with self._gate:
+            self._busy.append(None)
+        try:
+            yield
+        finally:
+            self._busy.pop()
+
+    def before_fork(self) -> None:
+        """Let nobody use a connection, and close SQLite's."""
+        self._gate.acquire()
+        if self.is_sqlite and self._path is not None:
+            deadline = time.monotonic() + _FORK_SECONDS
+            while self._busy and time.monotonic() < deadline:  # after that the child is refused, and nothing is lost
+                time.sleep(0.0005)
+            self._engine.dispose()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._gate.release()
+
     def after_fork(self) -> None:
         """In a child: its parent's connections are not used, and not closed on the parent's side."""
+        self._gate, self._busy = threading.RLock(), []
         self._engine.dispose(close=False)
         if self.is_sqlite:
             self._writers = threading.RLock()  # a thread that the child lacks may have held it
@@ -324,8 +358,8 @@ def _path(url: URL) -> str | None:
         return None
     if path.startswith("file:"):
         path = urllib.parse.unquote(path.removeprefix("file:").partition("?")[0])
-        return f"/{path.lstrip('/')}" if path.startswith("//") else path
-    return path
+        path = f"/{path.lstrip('/')}" if path.startswith("//") else path
+    return os.path.abspath(path)  # a process may change its directory
 
 
 def place_of(path: str) -> tuple[int, int] | None:
@@ -351,10 +385,30 @@ def shown(url: str | URL) -> str:
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
+_forks = threading.Lock()  # one at a time
+_forking: list[Database] = []
+
+
+def _before_fork() -> None:
+    _forks.acquire()
+    # Ledgers before witnesses: a transaction on a ledger may still need its witness.
+    _forking[:] = sorted(_open_databases, key=lambda database: database.journal != "WAL")
+    for database in _forking:
+        database.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().after_fork_in_parent()
+    _forks.release()
+
+
 def _after_fork() -> None:
+    _forking.clear()
     for database in list(_open_databases):
         database.after_fork()
+    _forks.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

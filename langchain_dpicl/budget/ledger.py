@@ -137,7 +137,7 @@ class Ledger(Database):
         """Move what SQLite's log holds into the file itself, if nobody reads: a copy of the file alone then has it."""
         if not self.is_sqlite:
             return
-        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers, self._mutex:
+        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self.using(), self._writers, self._mutex:
             pooled = self._engine.raw_connection()
             try:
                 pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -264,7 +264,7 @@ class Ledger(Database):
         if not url.database or ":memory:" in url.database or "mode=memory" in str(self._url):
             return None
         is_file = not url.database.startswith("file:")
-        return url.set(database=os.path.abspath(url.database) if is_file else url.database).render_as_string()
+        return url.set(database=self._path if is_file else url.database).render_as_string()
 
     def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
         """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
@@ -444,7 +444,7 @@ class Ledger(Database):
         If the power fails just now, the charge stands as it was and all of it may be missing. Units are given back to
         a charge that nobody has answered or given up, and once; the same record written again changes nothing.
         """
-        unused = 0 if charge.reopened else unused
+        unused = 0 if charge.all_counts else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
         row = _row(charge)
         update = sa.update(charges).where(row, charges.c.units == charge.units).values(**values)

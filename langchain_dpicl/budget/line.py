@@ -405,7 +405,8 @@ class BudgetLine:
             Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
             "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
             nothing back (`LedgerError`, nothing changes); the same record written twice counts once. A filtered budget
-            gives nothing back, and neither does a charge that was reopened: all of it counts.
+            gives nothing back, and neither does a charge that was reopened, or recorded by another process than made
+            it (a child of a fork): all of it counts.
         """
         if not isinstance(outcome, str) or not outcome or len(outcome) > 255:
             raise InvalidParameter("outcome", outcome, "a string of 1 to 255 characters")
@@ -413,7 +414,7 @@ class BudgetLine:
         if unused and (outcome != RELEASED or unused > self._may_return(charge)):
             most = f"at most {self._may_return(charge)} here, and 0 unless the outcome is {RELEASED!r}"
             raise InvalidParameter("unused", unused, f"tokens that were never sampled: {most}")
-        unused = 0 if charge.reopened else unused
+        unused = 0 if charge.all_counts else unused
         receipt = self._receipt(charge, outcome, unused)
         self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, unused)
         return receipt

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from langchain_dpicl.budget.witness import Grant, Key, Presence, Witness
 from langchain_dpicl.errors import LedgerError
@@ -29,11 +30,15 @@ class Permits:
         self._mutex = threading.Lock()  # held while the witness is written; never while waiting for a ledger
         self._hand: dict[Key, int] = {}
         self._ahead: dict[Key, int] = {}
+        self._charged: dict[Key, int] = {}
+        self._at_exit: Any = None
 
     def join(self, check: Callable[[bool], None]) -> None:
         """Be one of those who have the ledger open. ``check(alone)`` refuses one that was lost or rolled back."""
         if self.joined:
             return
+        from multiprocessing.util import Finalize
+
         with self._joining:
             if self.joined:
                 return
@@ -46,18 +51,22 @@ class Permits:
                 self._presence.leave()
                 raise
             self.joined = True
+            # A child of `multiprocessing` ends without Python's own exit, and forgets what its parent has registered.
+            self._at_exit = Finalize(None, self.leave, exitpriority=0)
 
     def take(self, key: Key, units: int, spent: int, in_use: int, allowed: int) -> bool:
-        """Use up so many permits; False where the witness has no more."""
+        """Use up so many permits; False where the witness has no more. So many ahead as were charged before."""
         with self._mutex:
-            hand = self._hand.get(key, 0)
+            hand, charged = self._hand.get(key, 0), self._charged.get(key, 0)
             if hand >= units:
                 self._hand[key] = hand - units
-                return True
-            extra = self.witness.grant(key, units - hand, self._ahead.get(key, 0), spent, in_use, allowed)
-            if extra is None:
-                return False
-            self._hand[key] = self._ahead[key] = extra
+            else:
+                ahead = self._ahead.get(key, 0)
+                extra = self.witness.grant(key, units - hand, ahead, spent, in_use, allowed, most=charged)
+                if extra is None:
+                    return False
+                self._hand[key] = self._ahead[key] = extra
+            self._charged[key] = charged + units
             return True
 
     def put_back(self, key: Key, units: int) -> None:
@@ -81,6 +90,7 @@ class Permits:
             if not self.joined:
                 return
             self.joined = False
+            self._at_exit.cancel()
             self.witness.once()
             hand, self._hand = self._hand, {}
             ahead, self._ahead = self._ahead, {}

@@ -140,7 +140,9 @@ def find_witness(ledger: Ledger, given: str | os.PathLike[str] | None) -> Witnes
     if witness.begin()["made"] and not exists(ledger):
         raise LedgerError(
             f"the ledger {ledger.shown!r} is gone, and its witness {witness.shown!r} knows that it was there: nothing "
-            f"was charged; {ADVICE}. For another budget name another ledger: both then count"
+            f"was charged; {ADVICE}. For another budget name another ledger: both then count. Deleting a ledger takes "
+            "no answer back. Only if no earlier answer counts, because it was a trial on data of nobody, remove the "
+            "witness as well: by that you vouch for it"
         )
     return witness
 

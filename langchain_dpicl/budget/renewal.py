@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -251,3 +252,11 @@ def _sum(*values: float) -> float:
     """The sum, rounded up where adding rounds at all."""
     answer = math.fsum(values)
     return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)
+
+
+def users_line() -> int:
+    """The ``stacklevel`` of the caller's warning: the first line that is neither this package's nor LangChain's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(("langchain_dpicl", "langchain_core")):
+        level, frame = level + 1, frame.f_back
+    return level

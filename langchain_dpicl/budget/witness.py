@@ -13,7 +13,8 @@ the disk before the charge it is for is committed, and never beyond ``allowed``,
 at the first grant. A grant of n gives n permits to one process, in its memory. A charge of n units uses up n permits
 of the process that makes it, before its answer is begun. A permit is given back (``reserved`` falls, or the process
 may use it again) only by the process that has it, and only if it was not used: the charge was rolled back for certain,
-or the tokens were never sampled, which each charge says once. A child of a fork starts without permits. So at every
+or the tokens were never sampled, which each charge says once. A child of a fork starts without permits, and
+gives back nothing of its parent's charges. So at every
 moment the units of all answers ever begun are at most the permits that were granted and not given back: at most
 ``reserved``, at most ``allowed``. No step looked at the ledger.                                                    QED
 
@@ -35,10 +36,10 @@ A charge that `BudgetLine.reopen` takes up again needs no new permit: that its t
 caller's own record (the job's file), and nothing of it is given back.
 
 WHAT IT COSTS. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 %
-of the plan unused, each a share of it, and less towards the end. So few charges write the witness. Below 200, and with
-tickets and filters, each charge writes it once more. Processes that end give back what they have not used; what a
-killed process had not used stays reserved, and when next a ledger is opened while nobody else has it open, all that is
-reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
+of the plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write
+the witness. Below 200, and with tickets and filters, each charge writes it once more. Processes that end give back what
+they have not used; what a killed process had not used stays reserved, and when next a ledger is opened while nobody
+else has it open, all that is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
 
 WHAT IS REFUSED (`LedgerError`), since the ledger was lost or rolled back: another identity than the witness knows; no
 ledger where the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file
@@ -63,7 +64,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from langchain_dpicl.budget.database import Database, TryAgain
-from langchain_dpicl.budget.schema import ADVICE
+from langchain_dpicl.budget.schema import ADVICE, UNLIMITED
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 
 try:
@@ -226,7 +227,9 @@ class Witness(Database):
 
         self.run(put)
 
-    def grant(self, key: Key, need: int, mine: int, spent: int, in_use: int, allowed: int) -> int | None:
+    def grant(
+        self, key: Key, need: int, mine: int, spent: int, in_use: int, allowed: int, *, most: int = UNLIMITED
+    ) -> int | None:
         """Grant ``need`` permits, and some ahead: how many of these. None where fewer than ``need`` are left.
 
         Parameters
@@ -235,6 +238,8 @@ class Witness(Database):
             How many this process was granted ahead before, and has used up.
         spent, in_use, allowed
             What the ledger's counter says before the charge. The first grant alone believes ``allowed``.
+        most
+            How many it takes ahead, at most.
         """
 
         def take(connection: Connection) -> int | None:
@@ -249,7 +254,7 @@ class Witness(Database):
                 return None
             others = max(mark.ahead - mine, 0)
             share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
-            extra = max(0, min(share, (mark.allowed - reserved) // 8))
+            extra = max(0, min(share, (mark.allowed - reserved) // 8, most))
             low, reserved = max(mark.low, spent), reserved + extra
             _update(connection, replace(mark, low=low, reserved=reserved, ahead=others + extra))
             return extra

@@ -90,6 +90,8 @@ async def _life(chain: Runnable[Any, Any]) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_default_executor(pool)
         await asyncio.to_thread(warm, chain)
         yield
+    for release in releases_in(chain):  # SIGTERM is sent again after this, and ends the process at once
+        release.budget.close()
 
 
 def warm(chain: Runnable[Any, Any]) -> None:

@@ -610,10 +610,13 @@ class ExemplarStore(PrivateStore, Reading):
         Raises `StoreFileChanged`, and writes nothing, where the file is not as this process knows it: if it is newer,
         call `refresh` and save again; if it is another store's, take another path or remove it. Of two processes that
         save at once, one is refused. Raises `StoreFileError` for a file that cannot be written.
+        What the store's other files have lost and gained is taken over first (`refresh`): whoever was forgotten in one
+        of them is not written to another.
         """
         target = Path(path).expanduser().resolve()
         with self.lock:
             known = next((file for file in self._files if file.path == target), None)
+            self._follow([file for file in self._files if file is not known])
             file = SharedFile(target) if known is None else known
             file.write(self._contents())
             if known is None:
@@ -659,11 +662,14 @@ class ExemplarStore(PrivateStore, Reading):
         that has become older or another store's, `StoreFileError` for one that cannot be read: until that is mended
         nothing is released, since nobody can tell who was forgotten.
         """
-        if not self._files or not self.is_behind:
+        return self._follow(self._files)
+
+    def _follow(self, files: Sequence[SharedFile]) -> bool:
+        if not any(file.is_behind() for file in files):
             return False
         changed = False
         with self.lock:
-            for file in self._files:
+            for file in files:
                 found = file.newer()
                 if found is None:
                     continue

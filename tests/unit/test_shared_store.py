@@ -200,6 +200,17 @@ def test_saving_over_a_newer_generation_is_refused_and_says_what_to_do(two: Two,
     assert "owner-4" not in ExemplarStore.load(path, EMBEDDINGS).owners
 
 
+def test_who_was_forgotten_in_one_file_is_written_to_no_other(two: Two, path: Path, tmp_path: Path) -> None:
+    """A process that has not looked since would make a file that still holds it."""
+    first, stale = two
+    stale.save(tmp_path / "second.npz")
+    first.forget("owner-1")
+    first.save(path)
+    for target in ("second.npz", "third.npz"):  # one that it knows, and a new one
+        stale.save(tmp_path / target)
+        assert "text of owner-1" not in names(ExemplarStore.load(tmp_path / target, EMBEDDINGS))
+
+
 def test_saving_over_another_store_or_something_else_is_refused(two: Two, path: Path, tmp_path: Path) -> None:
     here, _ = two
     other = ExemplarStore.from_records([row("a")], EMBEDDINGS, owner_key="owner")
