@@ -114,9 +114,11 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
     def follow(self: witness.Witness, key: witness.Key, reserved: int) -> None:
         self.write([replace(mark, low=0, reserved=reserved) for mark in self.marks() if mark.key == key])
 
-    def granted(self: Any, key: Any, need: int, mine: int, spent: int, in_use: int, allowed: int) -> int | None:
+    def granted(
+        self: Any, key: Any, need: int, mine: int, spent: int, in_use: int, allowed: int, **most: int
+    ) -> int | None:
         follow(self, key, in_use)
-        return grant(self, key, need, mine, spent, in_use, allowed)
+        return grant(self, key, need, mine, spent, in_use, allowed, **most)
 
     def swapped(self: Any, key: Any, before: Any, after: Any, allowed: int) -> Any:
         follow(self, key, before)
