@@ -39,7 +39,7 @@ from langchain_dpicl.budget.claims import (
     take_claims,
 )
 from langchain_dpicl.budget.database import CommitUnknown, Database
-from langchain_dpicl.budget.permits import Permits
+from langchain_dpicl.budget.permits import Left, Permits
 from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, holds
 from langchain_dpicl.budget.schema import (
     ADVICE,
@@ -54,6 +54,7 @@ from langchain_dpicl.budget.schema import (
     meta,
     open_schema,
     plans,
+    stubs,
 )
 from langchain_dpicl.budget.witness import Behind, Grant, Key, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
@@ -369,6 +370,9 @@ class Ledger(Database):
                 key = self._keys[account.plan_id][1][account.line, account.principal]
                 recovery.settle_one(self, permits.witness, key)
                 continue
+            except Left:
+                self._join()
+                continue
             except CommitUnknown:
                 raise
             except _NoPermit:
@@ -404,10 +408,14 @@ class Ledger(Database):
         if state is not None:
             whole = replace(key, line="", principal="")
             after = read_filter(connection, account.plan_id)
-            taken.append(permits.witness.swap(whole, state, after, UNLIMITED))
+            taken.append(permits.swap(whole, state, after, UNLIMITED))
             return
         if stored.tickets:
-            taken.append(permits.witness.swap(key, before, entries[-1].number, UNLIMITED))
+            of_counter = stubs.c.counter_id == entries[0].counter_id
+            row = connection.execute(sa.select(stubs.c.before, stubs.c.digest).where(of_counter)).one_or_none()
+            if row is None:
+                raise LedgerError(f"owners pay for this plan, and nobody paid: nothing was charged; {ADVICE}")
+            taken.append(permits.swap(key, row.before, row.digest, UNLIMITED, (before, entries[-1].number)))
             return
         count = len(entries) * units
         if not permits.take(key, count, before, before - entries[0].returned, self._allowed[key]):

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.budget.witness import Grant, Key, Presence, Witness
 from langchain_dpicl.errors import LedgerError
+
+
+class Left(Exception):
+    """The ledger was closed while this charge was under way: roll back, join again, and try again."""
 
 
 class Permits:
@@ -27,7 +31,7 @@ class Permits:
         self._presence = Presence(self.witness)
         self.joined = False
         self._joining = threading.Lock()
-        self._mutex = threading.Lock()  # held while the witness is written; never while waiting for a ledger
+        self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
         self._hand: dict[Key, int] = {}
         self._ahead: dict[Key, int] = {}
         self._charged: dict[Key, int] = {}
@@ -56,7 +60,7 @@ class Permits:
 
     def take(self, key: Key, units: int, spent: int, in_use: int, allowed: int) -> bool:
         """Use up so many permits; False where the witness has no more. So many ahead as were charged before."""
-        with self._mutex:
+        with self._here():
             hand, charged = self._hand.get(key, 0), self._charged.get(key, 0)
             if hand >= units:
                 self._hand[key] = hand - units
@@ -78,6 +82,19 @@ class Permits:
                 self._hand[key] -= surplus
                 with contextlib.suppress(LedgerError):  # they then stay reserved
                     self.witness.give_back(key, surplus)
+
+    def swap(self, key: Key, before: str, after: str, allowed: int, counts: tuple[int, int] | None = None) -> Grant:
+        """`Witness.swap`, while this process is there."""
+        with self._here():
+            return self.witness.swap(key, before, after, allowed, counts)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Keep `leave` waiting. Raises `Left` if it was called: a process that has left is granted nothing."""
+        with self._mutex:
+            if not self.joined:
+                raise Left
+            yield
 
     def withdraw(self, grant: Grant) -> None:
         """The charge of this grant was rolled back for certain."""

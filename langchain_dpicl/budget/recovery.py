@@ -25,6 +25,8 @@ from langchain_dpicl.budget.schema import (
     has_ledger,
     identity_of,
     plans,
+    stub_digest,
+    stubs,
     version_of,
 )
 from langchain_dpicl.budget.witness import GIVEN_UP, Key, Mark, Presence, Witness, address, rolled_back
@@ -38,7 +40,7 @@ LOST = "counted as spent: the charge of a process that was killed, or of a copy 
 
 @dataclass(frozen=True)
 class Count:
-    """A counter as the ledger has it; of a filter, whose line is "", its state."""
+    """A counter as the ledger has it; of a filter, whose line is "", its state; of one whose owners pay, its digest."""
 
     plan_id: int
     key: Key
@@ -47,6 +49,12 @@ class Count:
     in_use: int
     tickets: bool
     state: str | None = None
+    id: int | None = None
+
+    @property
+    def filter(self) -> str | None:
+        """A filter's state."""
+        return None if self.tickets else self.state
 
 
 class Recovered(TypedDict):
@@ -79,12 +87,17 @@ def counts(connection: Connection) -> dict[tuple[str, str, str], Count]:
     """Every counter and every filter of a ledger."""
     found: dict[tuple[str, str, str], Count] = {}
     query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, filters.c.state)
+    query = query.add_columns(stubs.c.digest.label("stub")).outerjoin(stubs, stubs.c.counter_id == counters.c.id)
     query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(filters, filters.c.plan_id == plans.c.id)
     for row in connection.execute(query):
         if row.state is None:
             key = Key(row.name, row.line, row.principal, row.digest)
             numbers = (row.allowed, row.spent, row.spent - row.returned)
-            found[row.name, row.line, row.principal] = Count(row.plan_id, key, *numbers, bool(row.tickets))
+            stub = row.stub if row.stub is not None else stub_digest(spent=row.spent, lost=row.lost)
+            state = stub if row.tickets else None
+            found[row.name, row.line, row.principal] = Count(
+                row.plan_id, key, *numbers, bool(row.tickets), state, row.id
+            )
     query = sa.select(filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == filters.c.plan_id)
     for row in connection.execute(query):
         key = Key(row.name, "", "", row.digest)
@@ -96,7 +109,8 @@ def lose(connection: Connection, plan_id: int, key: Key, units: int) -> None:
     """Count so many units as spent for which there is no charge. Makes a principal's counter where it is missing."""
     where = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
     values = {"spent": counters.c.spent + units, "lost": counters.c.lost + units}
-    advance = sa.update(counters).where(where).values(**values).returning(counters.c.id, counters.c.spent)
+    returned = (counters.c.id, counters.c.spent, counters.c.lost)
+    advance = sa.update(counters).where(where).values(**values).returning(*returned)
     row = connection.execute(advance).one_or_none()
     if row is None:
         of_line = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == "")
@@ -109,6 +123,22 @@ def lose(connection: Connection, plan_id: int, key: Key, units: int) -> None:
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     written = {"counter_id": row.id, "number": row.spent, "charged": now, "units": units, "outcome": LOST}
     connection.execute(sa.insert(charges).values(written))
+    mine = stubs.c.counter_id == row.id
+    stub = connection.execute(sa.select(stubs).where(mine)).one_or_none()
+    if stub is not None and (stub.spent, stub.lost) == (row.spent - units, row.lost - units):  # else it is no such copy
+        digest = stub_digest(stub.chain, stub.burns, stub.tickets, row.spent, row.lost, stub.seats)
+        new = {"spent": row.spent, "lost": row.lost, "before": stub.digest, "digest": digest}
+        connection.execute(sa.update(stubs).where(mine).values(**new))
+
+
+def digest(connection: Connection, plan_id: int, key: Key) -> str:
+    """What the witness must know of a counter whose owners pay."""
+    where = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
+    query = sa.select(counters.c.spent, counters.c.lost, stubs.c.digest).where(where)
+    row = connection.execute(query.outerjoin(stubs, stubs.c.counter_id == counters.c.id)).one_or_none()
+    if row is None:
+        return stub_digest()
+    return row.digest if row.digest is not None else stub_digest(spent=row.spent, lost=row.lost)
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -184,7 +214,7 @@ def check(ledger: Ledger, witness: Witness, alone: bool) -> None:
     if not alone:
         return
     here = [mark for mark in known if mark.plan in present]
-    lost = {mark.key: units for mark in here if (units := settle(ledger, mark)) is not None}
+    lost = {mark.key: units for mark in here if (units := settle(ledger, witness, mark)) is not None}
     changed = [
         replace(mark, reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
         for mark in known
@@ -209,10 +239,10 @@ def settle_one(ledger: Ledger, witness: Witness, key: Key) -> None:
     filter_key = replace(key, line="", principal="")
     for mark in witness.marks():
         if mark.key in (key, filter_key):
-            settle(ledger, mark)
+            settle(ledger, witness, mark)
 
 
-def settle(ledger: Ledger, mark: Mark) -> int | None:
+def settle(ledger: Ledger, witness: Witness, mark: Mark) -> int | None:
     """Count as spent what is reserved and not in the ledger: how much that was (0 of a filter), None if nothing."""
 
     def work(connection: Connection) -> int | None:
@@ -222,7 +252,7 @@ def settle(ledger: Ledger, mark: Mark) -> int | None:
         stored = connection.execute(plan).one_or_none()
         if stored is None:
             raise rolled_back(mark.key)
-        if mark.state is not None:
+        if mark.state is not None and not stored.tickets:
             if read_filter(connection, stored.id) != mark.before or mark.before == mark.state:
                 return None
             write_filter(connection, stored.id, mark.state)
@@ -235,9 +265,12 @@ def settle(ledger: Ledger, mark: Mark) -> int | None:
         if spent < mark.low:
             raise rolled_back(mark.key, spent, mark.low)
         units: int = mark.reserved - (spent - returned)
-        if units <= 0:
+        before = digest(connection, stored.id, mark.key) if stored.tickets else None
+        if units <= 0 or (before is not None and before != mark.before):
             return None
         lose(connection, stored.id, mark.key, units)
+        if before is not None:  # the next charge is on this copy, and on no other that has counted as far
+            witness.settle(mark, digest(connection, stored.id, mark.key))
         return units
 
     return ledger.run(work)
@@ -301,32 +334,40 @@ def _recover(reader: Ledger, own: Witness, presence: Presence, keep_count: bool)
     if had_witness and keep_count:
         raise InvalidParameter("keep_count", True, "False: the ledger has a witness, whose marks count")
     own.begin()
+    from langchain_dpicl.budget.tickets import begin_anew
+
     if not presence.enter():
         raise LedgerError(f"the ledger {reader.shown!r} is in use: stop every process that uses it first")
     known = {(mark.plan, mark.line, mark.principal): mark for mark in own.marks()} if had_witness else {}
     before = reader.run(counts, "read")
 
     def work(connection: Connection) -> None:
+        torn = _torn(reader, connection)
         for count in [*counts(connection).values(), *_unknown(known, before)]:
             mark = known.get((count.key.plan, count.key.line, count.key.principal))
             whole = mark.digest != count.key.digest if mark is not None else not (had_witness or keep_count)
-            if count.state is not None:
-                state = _spent_filter(count.state) if whole else count.state
+            if count.filter is not None:
+                state = _spent_filter(count.filter) if whole else count.filter
                 if mark is not None and mark.state is not None and not whole:
-                    state = _later(count.state, mark.state)
+                    state = _later(count.filter, mark.state)
                 write_filter(connection, count.plan_id, state)
                 continue
             units = mark.reserved - count.in_use if mark is not None else 0
             if whole:
                 units = _tickets(connection, count) if count.tickets else count.allowed - count.in_use
+            if count.id in torn:
+                units = max(units, _tickets(connection, count))
             if units > 0:
                 lose(connection, count.plan_id, count.key, units)
+            if count.id in torn:
+                begin_anew(connection, count.id)
 
     reader.run(work)
     after = reader.run(counts, "read")
     present = {name for name, _, _ in after}
     missing = [mark for mark in known.values() if mark.plan not in present]
     gone = [replace(mark, reserved=mark.allowed, low=0, ahead=GIVEN_UP) for mark in missing]
+    gone = [replace(mark, before=stub_digest(), state="") if _pays(mark) else mark for mark in gone]
     unused = [replace(mark, low=0, ahead=0) for at, mark in known.items() if at not in after and mark not in missing]
     own.write([*map(_mark, after.values()), *unused, *gone])
     own.note(identity=str(identity), made="yes", place=_place(reader))
@@ -347,6 +388,24 @@ def _unknown(known: dict[tuple[str, str, str], Mark], before: dict[tuple[str, st
             yield Count(template.plan_id, mark.key, mark.allowed, 0, 0, template.tickets)
 
 
+def _torn(reader: Ledger, connection: Connection) -> set[int | None]:
+    """The counters whose owners pay and whose rows are not of one copy. Seats that cannot be read are emptied."""
+    from langchain_dpicl.budget.seats import Seats
+    from langchain_dpicl.budget.tickets import whole
+
+    found: set[int | None] = set()
+    for count in counts(connection).values():
+        if count.tickets and count.id is not None:
+            Seats(reader, count.plan_id).mend(connection)
+            if not whole(connection, count.id, Seats(reader, count.plan_id)):
+                found.add(count.id)
+    return found
+
+
+def _pays(mark: Mark) -> bool:
+    return bool(mark.line) and mark.state is not None
+
+
 def _mark(count: Count) -> Mark:
     key = count.key
     numbers = (count.allowed, count.spent, min(count.in_use, count.allowed), 0)
@@ -355,7 +414,7 @@ def _mark(count: Count) -> Mark:
 
 def _recovered(count: Count, before: Count | None) -> Recovered:
     added = count.in_use - (before.in_use if before else 0)
-    plain = count.state is None
+    plain = count.filter is None
     return Recovered(
         budget=count.key.plan,
         line=count.key.line,

@@ -15,12 +15,15 @@
   an owner's mark (a keyed hash) stands in the row of its seat; ``changes`` counts what was forgotten. A seat is never
   given again
 - stubs, burns, pages: of each counter of such a plan, which seats burnt a ticket at which charge (``burns``, numbered
-  without a gap), what that adds up to for the earlier ones (``pages``), and by how many numbers and tickets to know
-  that nothing is lost (``stubs``). Private: see `tickets`
+  without a gap), what that adds up to for the earlier ones (``pages``), and one row that says what all of this must
+  be (``stubs``): how many numbers and tickets, the hash of all burns (``chain``; ``base`` of the folded ones), of the
+  pages (``sums``) and of the first ``seats`` marks (``marks``), and the counter's ``spent`` and ``lost``. ``digest``
+  is the hash of the row, which the witness knows too, and ``before`` the one before. Private: see `tickets`
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 
 import sqlalchemy as sa
@@ -33,7 +36,8 @@ SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 IDENTITY = "identity"
 ADVICE = (
-    "stop every process that uses it, put a whole copy in place if it is damaged or gone, and run "
+    "stop every process that uses it, put a whole copy in place if it is damaged or gone (remove its -wal and -shm "
+    "first), and run "
     "`dpicl budget recover`, which counts as spent whatever that copy may lack"
 )
 """For a ledger that was lost, damaged or rolled back. A copy alone would start counting again from where it was."""
@@ -134,6 +138,11 @@ stubs = sa.Table(
     sa.Column("burns", sa.BigInteger, nullable=False),
     sa.Column("folded", sa.BigInteger, nullable=False),
     sa.Column("tickets", sa.BigInteger, nullable=False),
+    *(sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in ("spent", "lost", "seats")),
+    *(
+        sa.Column(name, sa.String(32), nullable=False, server_default="")
+        for name in ("chain", "base", "sums", "marks", "before", "digest")
+    ),
 )
 burns = sa.Table(
     "dpicl_burns",
@@ -158,7 +167,14 @@ _SINCE_3 = (books, seats, stubs, burns, pages)
 _VERSION_3 = set(metadata.tables)
 _VERSION_2 = _VERSION_3 - {table.name for table in _SINCE_3}
 _VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
-_MIGRATION_3 = "ALTER TABLE dpicl_counters ADD COLUMN lost BIGINT NOT NULL DEFAULT 0"
+_MIGRATION_3 = (
+    "ALTER TABLE dpicl_counters ADD COLUMN lost BIGINT NOT NULL DEFAULT 0",
+    *(f"ALTER TABLE dpicl_stubs ADD COLUMN {name} BIGINT NOT NULL DEFAULT 0" for name in ("spent", "lost", "seats")),
+    *(
+        f"ALTER TABLE dpicl_stubs ADD COLUMN {name} VARCHAR(32) NOT NULL DEFAULT ''"
+        for name in ("chain", "base", "sums", "marks", "before", "digest")
+    ),
+)
 _MIGRATION_2 = "ALTER TABLE dpicl_plans ADD COLUMN tickets INTEGER NOT NULL DEFAULT 0"
 _MIGRATION_1 = (
     "ALTER TABLE dpicl_plans ADD COLUMN scope VARCHAR(20) NOT NULL DEFAULT 'shared'",
@@ -173,6 +189,21 @@ _MIGRATION_1 = (
     "DROP TABLE dpicl_releases",
     "DROP TABLE dpicl_lines",
 )
+
+
+def hashed(*pieces: bytes) -> str:
+    """The hash of these bytes, and of how they are cut."""
+    found = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(len(piece).to_bytes(8, "big") + piece)
+    return found.hexdigest()
+
+
+def stub_digest(
+    chain: str = "", burns: int = 0, tickets: int = 0, spent: int = 0, lost: int = 0, seats: int = 0
+) -> str:
+    """The digest of a counter whose owners pay. Folding does not change it, and forgetting does not."""
+    return hashed(f"{chain}:{burns}:{tickets}:{spent}:{lost}:{seats}".encode())
 
 
 def has_ledger(connection: Connection) -> bool:
@@ -231,7 +262,8 @@ def open_schema(connection: Connection, *, create: str | None) -> None:
         _make_keys(connection, secrets.token_hex(16))
     else:
         connection.execute(sa.insert(meta).values(key=IDENTITY, value=secrets.token_hex(16)))
-        connection.exec_driver_sql(_MIGRATION_3)
+        for statement in _MIGRATION_3[: None if version == "3" else 1]:
+            connection.exec_driver_sql(statement)
     if version in ("1", "2"):
         metadata.create_all(connection, tables=list(_SINCE_3))
         connection.exec_driver_sql(_MIGRATION_2)

@@ -8,6 +8,7 @@ read; what is written it learns by reading it again, once it is committed.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.schema import ADVICE, books
+from langchain_dpicl.budget.schema import ADVICE, books, counters, stubs
 from langchain_dpicl.budget.schema import seats as seat_pages
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -31,6 +32,7 @@ PAGE = 4096
 
 UNKNOWN = -1
 _NOBODY = bytes(MARK)
+_KEPT = 64
 LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"
 
 
@@ -49,6 +51,7 @@ class Asked:
     seats: NDArray[np.int64] = field(repr=False)
     new: dict[int, bytes] = field(repr=False)
     changes: int = field(default=0, repr=False)
+    turn: int = field(default=0, repr=False)
 
 
 class Seats:
@@ -60,6 +63,9 @@ class Seats:
         self._count = 0
         self._changes = 0
         self._of: dict[bytes, int] = {}
+        self._hash = _hash_of(b"")  # of the marks that it has read
+        self._at = {0: hashed_marks()}  # the hash of the first so many
+        self._turn = 0  # how often it had to learn everything anew
         self._by_number: WeakKeyDictionary[PrivateStore, NDArray[np.int64]] = WeakKeyDictionary()
         self._key: bytes | None = None
         # Held for a moment, by whoever is in a transaction too; never while waiting for a store or a database.
@@ -70,14 +76,15 @@ class Seats:
     def ask(self, store: PrivateStore, owners: Numbers) -> Asked:
         """What a charge needs to know of a query's eligible owners. Private."""
         with self._lock:
+            turn = self._turn
             seats = self._numbered(store, int(owners.max(initial=-1)) + 1)[owners]
         at = np.flatnonzero(seats == UNKNOWN)
         if not len(at):
-            return Asked(store, owners, seats, {})
+            return Asked(store, owners, seats, {}, turn=turn)
         changes = self._ledger.run(self._book, "read").changes  # first: who is forgotten after this is noticed
         with store.reading() as view:
             marks = view.marks(owners[at], self._mark_key())
-        asked = Asked(store, owners, seats, dict(zip(at.tolist(), marks, strict=True)), changes)
+        asked = Asked(store, owners, seats, dict(zip(at.tolist(), marks, strict=True)), changes, turn)
         gone = [position for position, mark in asked.new.items() if not mark]  # forgotten just now
         return _without(asked, gone) if gone else asked
 
@@ -98,28 +105,38 @@ class Seats:
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
     def take(self, connection: Connection, asked: Sequence[Asked]) -> list[NDArray[np.int64]]:
+        """`take_after`, for a counter on which nothing was ever burnt."""
+        return self.take_after(connection, asked, 0, hashed_marks())[0]
+
+    def take_after(
+        self, connection: Connection, asked: Sequence[Asked], count: int, marks: str, *, first: bool = False
+    ) -> tuple[list[NDArray[np.int64]], tuple[int, str]]:
         """A seat for every owner of every query: those that have none get the next ones, with all their tickets.
 
         Once in a transaction, for all its queries: what it gives is written after the last reading, so that nothing is
-        remembered that may yet be rolled back. Raises `Stale`.
+        remembered that may yet be rolled back. ``count`` and ``marks`` is what its counter's latest charge saw: so many
+        seats, and the hash of their marks. Also returns what this one has seen. `LedgerError` where these seats are
+        others now. Raises `Stale`. With ``first``, nobody else gives or takes seats until the transaction ends.
         """
         wanted = list(dict.fromkeys(mark for query in asked for mark in query.new.values()))
-        if not wanted:
-            return [query.seats for query in asked]
         with self._lock:
-            self._read(connection)
+            if wanted or self._at.get(count) != marks:
+                self._read(connection, count, marks)
             has_new = not all(mark in self._of for mark in wanted)
-        if has_new:
+        if has_new or first:
             self._hold(connection)
         with self._lock:
-            count = self._read(connection)
-            if any(query.new and query.changes != self._changes for query in asked):
+            if wanted or first:
+                self._read(connection, count, marks)
+            if any(query.turn != self._turn or (query.new and query.changes != self._changes) for query in asked):
                 raise Stale
             fresh = [mark for mark in wanted if mark not in self._of]
-            given = {mark: count + i for i, mark in enumerate(fresh)}
+            given = {mark: self._count + i for i, mark in enumerate(fresh)}
             if given:
-                self._append(connection, count, fresh)
-            return [self._seated(query, given) for query in asked]
+                self._append(connection, self._count, fresh)
+            after = self._hash.copy()
+            after.update(b"".join(fresh))
+            return [self._seated(query, given) for query in asked], (self._count + len(fresh), after.hexdigest())
 
     def _seated(self, query: Asked, given: Mapping[bytes, int]) -> NDArray[np.int64]:
         """The seats of one query's owners; those that are committed are remembered."""
@@ -134,25 +151,86 @@ class Seats:
         """Let no other transaction give or take seats until this one ends. Waits, so it is called without the lock."""
         connection.execute(sa.select(books.c.seats).where(books.c.plan_id == self._plan_id).with_for_update())
 
-    def _read(self, connection: Connection) -> int:
-        """Learn what was written; how many seats there are. `LedgerError` where pages are lost."""
+    def check(self, connection: Connection, count: int, marks: str) -> None:
+        """`LedgerError` where the first seats are not those that a counter's latest charge saw."""
+        with self._lock:
+            self._read(connection, count, marks)
+
+    def _read(self, connection: Connection, seen: int = 0, marks: str = "") -> int:
+        """Learn what was written; how many seats there are. `LedgerError` where pages are lost, or are others than a
+        counter has ``seen``."""
         row = self._book(connection)
         if row.seats < self._count or row.changes < self._changes:
+            self._forget_all()
             raise LedgerError(LOST)
-        start = self._count if row.changes == self._changes else 0
-        if row.seats > start or row.changes != self._changes:
-            first = start // PAGE
-            found = self._pages(connection, first)
-            marks = b"".join(map(written, found))
-            if len(found) != -(-row.seats // PAGE) - first or len(marks) != (row.seats - first * PAGE) * MARK:
-                raise LedgerError(LOST)
-            of = self._of if start else {}
-            for seat in range(start, row.seats):
-                at = (seat - first * PAGE) * MARK
-                if (mark := marks[at : at + MARK]) != _NOBODY:
-                    of[mark] = seat
-            self._of, self._count, self._changes = of, row.seats, row.changes
+        known = row.changes == self._changes
+        if known and marks and seen < self._count and seen not in self._at:
+            pieces = self._whole(connection, row.seats)
+            known = _hash_of(pieces[: self._count * MARK]).hexdigest() == self._hash.hexdigest()
+            self._at[seen] = _hash_of(pieces[: seen * MARK]).hexdigest()
+        if known and marks and self._at.get(seen, marks) != marks:
+            known = False
+        if not known or row.seats > self._count:
+            self._learn(connection, row, self._count if known else 0, seen)
+            if known and marks and self._at.get(seen) != marks:
+                self._learn(connection, row, 0, seen)
+        if marks and self._at.get(seen) != marks:
+            self._forget_all()
+            raise LedgerError(LOST)
         return self._count
+
+    def mend(self, connection: Connection) -> None:
+        """Where the seats cannot be read, nobody has one: for `recovery`, which then takes away all tickets."""
+        with self._lock:
+            try:
+                self._read(connection)
+            except LedgerError:
+                connection.execute(sa.delete(seat_pages).where(seat_pages.c.plan_id == self._plan_id))
+                connection.execute(sa.delete(books).where(books.c.plan_id == self._plan_id))
+                connection.execute(sa.insert(books).values(plan_id=self._plan_id, seats=0))
+
+    def _learn(self, connection: Connection, row: Any, start: int, seen: int) -> None:
+        """Read the pages from a seat on."""
+        first = start // PAGE
+        marks = self._whole(connection, row.seats, first)
+        base = first * PAGE
+        of = self._of if start else {}
+        found = self._hash.copy() if start else _hash_of(b"")
+        at = dict(list(self._at.items())[-_KEPT:]) if start else {0: hashed_marks()}
+        if start < seen <= row.seats:
+            found.update(marks[(start - base) * MARK : (seen - base) * MARK])
+            at[seen] = found.hexdigest()
+            found.update(marks[(seen - base) * MARK :])
+        else:
+            found.update(marks[(start - base) * MARK :])
+        at[row.seats] = found.hexdigest()
+        moved = False
+        for seat in range(start, row.seats):
+            here = (seat - base) * MARK
+            if (mark := marks[here : here + MARK]) != _NOBODY:
+                if of.setdefault(mark, seat) != seat:
+                    self._forget_all()
+                    raise LedgerError(LOST)
+                moved = moved or (start == 0 and seat < self._count and self._of.get(mark) != seat)
+        if moved:  # a process that ran on a copy which is gone: what it knows of its queries' owners is wrong
+            self._by_number.clear()
+            self._turn += 1
+        self._of, self._count, self._changes, self._hash, self._at = of, row.seats, row.changes, found, at
+
+    def _forget_all(self) -> None:
+        self._of, self._count, self._changes, self._hash = {}, 0, 0, _hash_of(b"")
+        self._at = {0: hashed_marks()}
+        self._by_number.clear()
+        self._turn += 1
+
+    def _whole(self, connection: Connection, count: int, first: int = 0) -> bytes:
+        """The marks of all pages from one on."""
+        found = self._pages(connection, first)
+        marks = b"".join(map(written, found))
+        if len(found) != -(-count // PAGE) - first or len(marks) != (count - first * PAGE) * MARK:
+            self._forget_all()
+            raise LedgerError(LOST)
+        return marks
 
     def _book(self, connection: Connection) -> Any:
         """How many seats there are, and how many changes were made to them."""
@@ -200,15 +278,26 @@ class Seats:
         self._ledger.run(lambda connection: self._remove(connection, mark))
 
     def _remove(self, connection: Connection, mark: bytes) -> None:
+        mine = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
+        of_plan = sa.select(stubs.c.counter_id, stubs.c.seats, stubs.c.marks).where(stubs.c.counter_id.in_(mine))
+        of_plan = of_plan.order_by(stubs.c.counter_id).with_for_update()
+        connection.execute(of_plan).all()  # first, as a charge does; again below, for counters that came meanwhile
         self._hold(connection)
         with self._lock:
             self._read(connection)
             seat = self._of.get(mark)
             if seat is not None:
-                page, start = seat // PAGE, (seat % PAGE) * MARK
-                marks = bytearray(self._page(connection, page))
-                marks[start : start + MARK] = _NOBODY
-                self._write(connection, page, bytes(marks))
+                old = self._whole(connection, self._count)
+                page, start = seat // PAGE, seat * MARK
+                new = old[:start] + _NOBODY + old[start + MARK :]
+                if old[start : start + MARK] != mark:
+                    self._forget_all()
+                    raise LedgerError(LOST)
+                self._write(connection, page, new[page * PAGE * MARK : (page + 1) * PAGE * MARK])
+                for counter_id, seen, marks in connection.execute(of_plan).all():
+                    if seen > seat and _hash_of(old[: seen * MARK]).hexdigest() == marks:  # else it was wrong before
+                        stub = sa.update(stubs).where(stubs.c.counter_id == counter_id)
+                        connection.execute(stub.values(marks=_hash_of(new[: seen * MARK]).hexdigest()))
         book = sa.update(books).where(books.c.plan_id == self._plan_id)
         connection.execute(book.values(changes=books.c.changes + 1))
 
@@ -224,6 +313,15 @@ class Seats:
             return np.sort(np.fromiter(self._of.values(), np.int64, len(self._of)))
 
 
+def _hash_of(marks: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(marks, digest_size=16)
+
+
+def hashed_marks(marks: bytes = b"") -> str:
+    """The hash of the marks of a plan's first seats."""
+    return _hash_of(marks).hexdigest()
+
+
 def written(found: object) -> bytes:
     """A page as it was written. `LedgerError` for what is none."""
     if not isinstance(found, (bytes, bytearray, memoryview)):
@@ -237,4 +335,4 @@ def _without(asked: Asked, gone: Sequence[int]) -> Asked:
     stays[list(gone)] = False
     place = np.cumsum(stays) - 1
     new = {int(place[position]): mark for position, mark in asked.new.items() if stays[position]}
-    return Asked(asked.store, asked.owners[stays], asked.seats[stays], new, asked.changes)
+    return Asked(asked.store, asked.owners[stays], asked.seats[stays], new, asked.changes, asked.turn)

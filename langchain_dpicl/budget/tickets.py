@@ -50,14 +50,15 @@ by keyed hashes, and it also holds the key: keep it where the store is kept.
 ON DISK. A charge appends one row, the seats that burn a ticket (`seats`): a few bytes for each, however many owners
 there are. Rows are numbered without a gap, and from time to time they are added up into pages of counts. So a row that
 is lost is missed at once: the numbers have a gap, a page is too short, or the sum of all tickets is wrong, and then
-nothing is charged and nothing answered (`LedgerError`).
+nothing is charged and nothing answered (`LedgerError`). The same where rows are older or newer than the others: hashes
+bind the burns, the pages, the seats and the counter to each other, and to the witness (`witness`, BINDING).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import sqlalchemy as sa
@@ -66,8 +67,8 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.schema import burns, counters, pages, stubs
-from langchain_dpicl.budget.seats import LOST, PAGE, Asked, Seats, written
+from langchain_dpicl.budget.schema import burns, counters, hashed, pages, stub_digest, stubs
+from langchain_dpicl.budget.seats import LOST, PAGE, Asked, Seats, hashed_marks, written
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
@@ -107,15 +108,26 @@ class Stubs:
         self.used: NDArray[np.int64] = np.zeros(0, np.int64)
         self.burns = 0
         self.folded = 0
+        self.chain = ""
 
-    def read(self, connection: Connection, counter_id: int) -> bool:
-        """Learn what was burnt since; False where nothing ever was. `LedgerError` where rows are lost."""
+    def read(self, connection: Connection, counter_id: int) -> Any:
+        """Learn what was burnt since; the counter's stub, or None where nothing ever was. `LedgerError` where rows are
+        lost, or are not the ones that the stub was written with."""
+        try:
+            return self._read(connection, counter_id)
+        except LedgerError:
+            self.__init__()  # type: ignore[misc]
+            raise
+
+    def _read(self, connection: Connection, counter_id: int) -> Any:
         query = sa.select(stubs).where(stubs.c.counter_id == counter_id)
         row = connection.execute(query.with_for_update()).one_or_none()
         if row is None:
             if self.burns:
                 raise LedgerError(LOST)
-            return False
+            return None
+        if row.digest != stub_digest(row.chain, row.burns, row.tickets, row.spent, row.lost, row.seats):
+            raise LedgerError(LOST)
         if row.burns < self.burns:
             raise LedgerError(LOST)
         self.folded = row.folded
@@ -124,22 +136,23 @@ class Stubs:
             found = connection.execute(of_counter.order_by(pages.c.page)).all()
             whole = [page for page, _ in found] == list(range(len(found)))
             parts = [written(used) for _, used in found]
-            if not whole or any(len(part) != 4 * PAGE for part in parts):
+            if not whole or any(len(part) != 4 * PAGE for part in parts) or hashed(*parts) != row.sums:
                 raise LedgerError(LOST)
             self.used = _numbers(b"".join(parts))
-            self.burns = row.folded
+            self.burns, self.chain = row.folded, row.base
         if self.burns < row.burns:
             since = sa.and_(burns.c.counter_id == counter_id, burns.c.number > self.burns)
             later = connection.execute(sa.select(burns).where(since).order_by(burns.c.number)).all()
             if [burn.number for burn in later] != list(range(self.burns + 1, row.burns + 1)):
                 raise LedgerError(LOST)
             for burn in later:
-                self._add(_numbers(written(burn.seats)), burn.units)
+                seats = written(burn.seats)
+                self._add(_numbers(seats), burn.units)
+                self.chain = _chained(self.chain, burn.number, burn.units, seats)
             self.burns = row.burns
-        if int(self.used.sum()) != row.tickets:
-            self.__init__()  # type: ignore[misc]
+        if self.chain != row.chain or int(self.used.sum()) != row.tickets:
             raise LedgerError(LOST)
-        return True
+        return row
 
     def _add(self, seats: NDArray[np.int64], units: int) -> None:
         self.used = _grown(self.used, int(seats.max(initial=-1)) + 1)
@@ -147,7 +160,7 @@ class Stubs:
 
     def fold(self, connection: Connection, counter_id: int) -> None:
         """Write the sums of all burns so far, in place of the burns."""
-        if not self.read(connection, counter_id) or self.burns == self.folded:
+        if self.read(connection, counter_id) is None or self.burns == self.folded:
             return
         connection.execute(sa.delete(pages).where(pages.c.counter_id == counter_id))
         counts = _grown(self.used, -(-len(self.used) // PAGE) * PAGE).astype("<u4")
@@ -158,7 +171,38 @@ class Stubs:
         if rows:
             connection.execute(sa.insert(pages), rows)
         connection.execute(sa.delete(burns).where(burns.c.counter_id == counter_id, burns.c.number <= self.burns))
-        connection.execute(sa.update(stubs).where(stubs.c.counter_id == counter_id).values(folded=self.burns))
+        sums = hashed(*(row["used"] for row in rows))
+        folded = {"folded": self.burns, "base": self.chain, "sums": sums}
+        connection.execute(sa.update(stubs).where(stubs.c.counter_id == counter_id).values(**folded))
+
+
+def _chained(chain: str, number: int, units: int, seats: bytes) -> str:
+    return hashed(chain.encode(), str(number).encode(), str(units).encode(), seats)
+
+
+def whole(connection: Connection, counter_id: int, seats: Seats) -> bool:
+    """Whether all that a ledger says of a counter's tickets was written together: rows of one and the same copy."""
+    mine = sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
+    spent, lost = connection.execute(mine).one()
+    try:
+        row = Stubs().read(connection, counter_id)
+        if row is not None:
+            seats.check(connection, row.seats, row.marks)
+    except LedgerError:
+        return False
+    return bool((spent, lost) == ((row.spent, row.lost) if row is not None else (lost, lost)))
+
+
+def begin_anew(connection: Connection, counter_id: int) -> None:
+    """Where nobody has a ticket left: forget what was burnt."""
+    spent, lost = connection.execute(
+        sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
+    ).one()
+    for table in (burns, pages, stubs):
+        connection.execute(sa.delete(table).where(table.c.counter_id == counter_id))
+    row = {"counter_id": counter_id, "burns": 0, "folded": 0, "tickets": 0, "spent": spent, "lost": lost, "seats": 0}
+    digest = stub_digest(spent=spent, lost=lost)
+    connection.execute(sa.insert(stubs).values(**row, marks=hashed_marks(), before=digest, digest=digest))
 
 
 class LineTickets(TypedDict):
@@ -208,15 +252,17 @@ class Tickets:
         fewer as the counter has ``lost``. Returns those who paid. Raises `seats.Stale`.
         """
         lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == counter_id)) or 0
-        first = spent == lost
         with self._lock:
             mine = self._stubs.setdefault(counter_id, Stubs())
-            if mine.read(connection, counter_id) == first:
+            row = mine.read(connection, counter_id)
+            if (spent, lost) != ((row.spent, row.lost) if row is not None else (lost, lost)):
                 raise LedgerError(LOST)
-            used, burnt = mine.used, 0
+            used, burnt, chain = mine.used, 0, mine.chain
+            seen = (0, hashed_marks()) if row is None else (row.seats, row.marks)
+            places, (count, marks) = self._seats.take_after(connection, asked, *seen, first=row is None)
             admitted: list[Admitted] = []
             rows: list[dict[str, object]] = []
-            for query, taken in zip(asked, self._seats.take(connection, asked), strict=True):
+            for query, taken in zip(asked, places, strict=True):
                 seats, first_of = np.unique(taken, return_index=True)
                 used = _grown(used, int(seats.max(initial=-1)) + 1)
                 pays = used[seats] + units <= self._count - lost
@@ -226,20 +272,25 @@ class Tickets:
                     used[paid] += units
                 burnt += units * len(paid)
                 admitted.append(Admitted(np.sort(query.owners[first_of[pays]])))
-                rows.append({"number": mine.burns + len(admitted), "seats": paid.astype("<u4").tobytes()})
+                number, packed = mine.burns + len(admitted), paid.astype("<u4").tobytes()
+                rows.append({"number": number, "seats": packed})
+                chain = _chained(chain, number, units, packed)
             connection.execute(sa.insert(burns), [{**row, "counter_id": counter_id, "units": units} for row in rows])
-            self._count_on(connection, counter_id, first, len(rows), burnt)
+            numbers = {"burns": mine.burns + len(rows), "tickets": burnt + (row.tickets if row is not None else 0)}
+            numbers |= {"spent": spent + units * len(rows), "lost": lost, "seats": count}
+            before = row.digest if row is not None else stub_digest(spent=spent, lost=lost)
+            values = {**numbers, "chain": chain, "marks": marks, "before": before}
+            values["digest"] = stub_digest(chain, **numbers)
+            self._count_on(connection, counter_id, row is None, values)
             if mine.burns + len(rows) - mine.folded >= FOLD_AFTER:
                 self._due.add(counter_id)
         return admitted
 
-    def _count_on(self, connection: Connection, counter_id: int, first: bool, rows: int, burnt: int) -> None:
+    def _count_on(self, connection: Connection, counter_id: int, first: bool, values: Mapping[str, object]) -> None:
         if first:
-            row = sa.insert(stubs).values(counter_id=counter_id, burns=rows, folded=0, tickets=burnt)
-            connection.execute(row)
+            connection.execute(sa.insert(stubs).values(counter_id=counter_id, folded=0, **values))
             return
-        mine = sa.update(stubs).where(stubs.c.counter_id == counter_id)
-        connection.execute(mine.values(burns=stubs.c.burns + rows, tickets=stubs.c.tickets + burnt))
+        connection.execute(sa.update(stubs).where(stubs.c.counter_id == counter_id).values(**values))
 
     def fold(self) -> None:
         """After a charge: add up burns where there are many. Nothing is decided by it, and it may fail."""

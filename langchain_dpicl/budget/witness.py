@@ -18,16 +18,28 @@ gives back nothing of its parent's charges. So at every
 moment the units of all answers ever begun are at most the permits that were granted and not given back: at most
 ``reserved``, at most ``allowed``. No step looked at the ledger.                                                    QED
 
-PROOF OF 2. Here the witness also orders charges. Let a copy's count be its counter's ``spent``. A charge of n units on
-a copy of count k needs ``reserved == k`` and sets it to k + n in one step (`Witness.swap`), with the counter locked,
-as the last act before its COMMIT. Say that a copy of count k is complete if every answer begun under the grants up to
-k is in its burns, or in its ``lost``: n of ``lost`` are n tickets fewer for every owner. A new ledger is complete. A
-charge that commits on a complete copy of count k leaves it complete at k + n. A copy of count j < ``reserved`` becomes
-one of count ``reserved`` by adding the difference to ``lost``, and the answers that it may lack were begun under the
-grants from j on, with as many units at most: complete again, whoever else is at work. So every charge is made on a
-complete copy, and an owner pays only if its burns there, ``lost`` and the charge are at most T together: its burns in
-all answers ever begun are at most T. A grant is withdrawn only if its charge was rolled back for certain and no other
-grant followed.                                                                                                     QED
+PROOF OF 2. Here the witness also orders charges. Let a copy's count be its counter's ``spent``. A charge of n units
+on a copy of count k sets ``reserved`` from k to k + n in one step (`Witness.swap`), with the counter locked, as the
+last act before its COMMIT, and only on the copy whose digest the witness has (BINDING). Say that a copy of count k is
+complete if every answer begun under the grants up to k is in its burns, or in its ``lost``: n of ``lost`` are n
+tickets fewer for every owner. A new ledger is complete. A charge that commits on a complete copy of count k leaves it
+complete at k + n. A copy of count j < ``reserved`` becomes one of count ``reserved`` by adding the difference to
+``lost``, and the answers that it may lack were begun under the grants from j on, with as many units at most: complete
+again, whoever else is at work. Its digest is then another one, which the witness takes over (`Witness.settle`). So
+every charge is made on a complete copy, and an owner pays only if its burns there, ``lost`` and the charge are at
+most T together: its burns in all answers ever begun are at most T. A grant is withdrawn only if its charge was rolled
+back for certain and no other grant followed.                                                                       QED
+
+BINDING. A copy may be a mixture: pages or rows, some old, some new. Each counter whose owners pay has one row, its
+stub, with its ``spent`` and ``lost``, the chained hash of all its burns, the hash of the pages of counts, and the
+hash of the marks of the first s seats, where s is how many its latest charge saw. A charge, in its transaction,
+refuses unless the counter, the burns, the pages and the seats are those that the stub was written with, and the
+witness has the stub's digest. The digest leaves out what folding and forgetting change, so the stub is that of the
+latest charge, or of a folding or forgetting after it; each of these goes with the burns, counts and seats of all
+charges. Seats from s on were never used on this counter, and no mark has two. What a process knows is compared in the
+same way. The check is against old bytes, wherever they are put, whole rows or parts of them (a stub is a few hundred
+bytes, within one page); who forges hashes can do more. `recovery.recover` takes a copy for one of its count only if
+it passes these checks without the witness, and takes away all tickets of a counter otherwise.
 
 PROOF OF 3. As 2, with the filter's state in place of the count: the witness keeps the state before and after the
 latest grant. A copy in the state before takes over the state after, which holds that grant's divergence.           QED
@@ -127,7 +139,7 @@ class Mark:
     """How many of these were granted ahead. `GIVEN_UP` where the ledger need not have the plan."""
     before: str | None
     state: str | None
-    """A filter's state before and after its latest grant."""
+    """A filter's state, or the digest of a counter whose owners pay, before and after its latest grant."""
 
     @property
     def key(self) -> Key:
@@ -137,14 +149,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Grant:
-    """A grant of `Witness.swap`, and what was there before it."""
+    """A grant of `Witness.swap`: the mark before it, and after it."""
 
-    key: Key
-    low: int
-    reserved: int
-    before: str | None
-    state: str | None
-    new: tuple[int | str, int | str]
+    old: Mark
+    new: Mark
 
 
 class Behind(Exception):
@@ -218,12 +226,18 @@ class Witness(Database):
         return self.run(lambda connection: [Mark(*row) for row in connection.execute(sa.select(marks))], "read")
 
     def write(self, found: Sequence[Mark]) -> None:
-        """Replace these marks, for a process that knows that no other is there."""
+        """Replace these marks, for a process that knows that no other is there. ``reserved`` never falls by it,
+        whatever was granted since they were read."""
 
         def put(connection: Connection) -> None:
             for mark in found:
-                connection.execute(sa.delete(marks).where(_at(mark.key)))
-                connection.execute(sa.insert(marks).values(**mark.__dict__))
+                there = _read(connection, mark.key, any_plan=True)
+                if there is None:
+                    _insert(connection, mark)
+                    continue
+                if there.digest == mark.digest:
+                    mark = replace(mark, reserved=max(mark.reserved, min(there.reserved, mark.allowed)))
+                connection.execute(sa.update(marks).where(_at(mark.key)).values(**mark.__dict__))
 
         self.run(put)
 
@@ -272,31 +286,40 @@ class Witness(Database):
 
         self.run(give)
 
-    def swap(self, key: Key, before: int | str, after: int | str, allowed: int) -> Grant:
-        """Grant one charge, on a copy of the ledger that lacks none: from a count to a count, or from a filter's state
-        to a state. Raises `Behind` where the copy lacks the latest grant alone."""
+    def swap(self, key: Key, before: str, after: str, allowed: int, counts: tuple[int, int] | None = None) -> Grant:
+        """Grant one charge, on a copy of the ledger that lacks none: from a state to a state, and from a count to a
+        count where owners pay. Raises `Behind` where the copy lacks the latest grant alone."""
 
         def take(connection: Connection) -> Grant:
             mark = _read(connection, key)
             if mark is None:
                 mark = Mark(key.plan, key.line, key.principal, key.digest, allowed, 0, 0, 0, None, None)
                 _insert(connection, mark)
-            elif isinstance(before, str):
-                if before != mark.state:
-                    raise Behind if before == mark.before else rolled_back(key)
-            elif before < mark.reserved:
-                raise Behind if before >= mark.low else rolled_back(key, before, mark.low)
-            counts = ("before", "state") if isinstance(before, str) else ("low", "reserved")
-            _update(connection, replace(mark, **dict(zip(counts, (before, after), strict=True))))  # type: ignore[arg-type]
-            return Grant(key, mark.low, mark.reserved, mark.before, mark.state, (before, after))
+            elif before != mark.state:
+                raise (
+                    Behind if before == mark.before else rolled_back(key, *((counts[0], mark.low) if counts else ()))
+                )
+            low, reserved = counts or (mark.low, mark.reserved)
+            new = replace(mark, low=low, reserved=max(reserved, mark.reserved), before=before, state=after)
+            _update(connection, new)
+            return Grant(mark, new)
 
         return self.run(take)
 
+    def settle(self, mark: Mark, state: str) -> None:
+        """The ledger's counter, which lacked the latest grant, counts it as lost: no copy that has it is taken."""
+        same = sa.and_(_at(mark.key), marks.c.before == mark.before, marks.c.state == mark.state)
+
+        def put(connection: Connection) -> None:
+            if connection.execute(sa.update(marks).where(same).values(state=state)).rowcount != 1:
+                raise rolled_back(mark.key)
+
+        self.run(put)
+
     def withdraw(self, grant: Grant) -> None:
         """A grant whose charge was rolled back for certain, unless another followed it."""
-        first, second = ("before", "state") if isinstance(grant.new[0], str) else ("low", "reserved")
-        same = sa.and_(_at(grant.key), marks.c[first] == grant.new[0], marks.c[second] == grant.new[1])
-        old = {first: getattr(grant, first), second: getattr(grant, second)}
+        same = sa.and_(_at(grant.new.key), marks.c.before == grant.new.before, marks.c.state == grant.new.state)
+        old = {name: getattr(grant.old, name) for name in _CHANGED}
         self.run(lambda connection: connection.execute(sa.update(marks).where(same).values(**old)))
 
 
@@ -319,11 +342,11 @@ def _update(connection: Connection, mark: Mark) -> None:
     connection.execute(_UPDATE, _where(mark) | {f"new_{name}": getattr(mark, name) for name in _CHANGED})
 
 
-def _read(connection: Connection, key: Key) -> Mark | None:
+def _read(connection: Connection, key: Key, *, any_plan: bool = False) -> Mark | None:
     row = connection.execute(_READ, _where(key)).one_or_none()
     if row is None:
         return None
-    if row.digest != key.digest:
+    if row.digest != key.digest and not any_plan:
         raise LedgerError(f"the witness knows another plan under the name {key.plan!r}: nothing was charged; {ADVICE}")
     return Mark(*row)
 

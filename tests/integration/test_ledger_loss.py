@@ -13,14 +13,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
+from langchain_core.embeddings import DeterministicFakeEmbedding
 
-from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
+from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.budget import BudgetLine
+from langchain_dpicl.budget.claims import Account
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.recovery import recover
-from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID
+from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
+from langchain_dpicl.budget.seats import Seats
+from langchain_dpicl.budget.tickets import Tickets
 
 PLAN = 20
 
@@ -29,7 +34,7 @@ def line_of(url: str, releases: int = PLAN, **options: Any) -> BudgetLine:
     return PrivacyBudget(1000.0, 1e-5, releases, url, **options).line("vote", 0.5)
 
 
-def close(line: BudgetLine | Counter) -> None:
+def close(line: BudgetLine | Counter | Payer) -> None:
     line._ledger.close()
 
 
@@ -403,6 +408,110 @@ def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
     assert line.charge()[0].number == 13
     close(line)
     close(line_of(ledger_url, 1000))  # no warning: everything was given back
+
+
+# -- some rows are old -------------------------------------------------------------------------------------------------
+
+
+STORE = ExemplarStore.from_records(
+    [{"input": f"text {i}", "output": "x", "owner": f"o{i}"} for i in range(3)],
+    DeterministicFakeEmbedding(size=4),
+    owner_key="owner",
+    progress=False,
+)
+TABLES = [f"dpicl_{name}" for name in ("stubs", "burns", "pages", "seats", "books")]
+
+
+class Payer:
+    """A plan whose owners have six tickets."""
+
+    def __init__(self, url: str) -> None:
+        self._ledger = Ledger(url)
+        try:
+            content = '{"lines": {"vote": {"count": 6}}}'
+            self._plan = self._ledger.store_plan("n", content, "0" * 64, {"vote": UNLIMITED}, tickets=True).id
+        except LedgerError:
+            self._ledger.close()
+            raise
+        self._tickets = Tickets(self._ledger, Seats(self._ledger, self._plan), 6, lambda _: None)
+
+    def took(self, times: int, owner: int = 0) -> int:
+        """In how many answers the owner takes part, of so many; none after an error."""
+        found = 0
+        for _ in range(times):
+            asked = [self._tickets.ask(STORE, np.array([owner]))]
+            burn: Any = lambda c, counter, spent, _, a=asked: self._tickets.burn(c, counter, a, 1, spent=spent)  # noqa: E731
+            try:
+                claimed = self._ledger.claim(Account(self._plan, "vote"), [None], burn=burn)
+            except LedgerError:
+                break
+            found += claimed.entries[0].admitted.take().size
+        return found
+
+
+@pytest.mark.parametrize(
+    "tables", [TABLES, ["dpicl_seats", "dpicl_books"], ["dpicl_stubs", "dpicl_burns"], ["dpicl_burns"]]
+)
+@pytest.mark.parametrize("how", ["running", "reopened", "recovered"])
+def test_tables_that_are_put_back_alone_give_no_ticket_back(tables: list[str], how: str, any_url: str) -> None:
+    """The counter says six, and who they were is forgotten. The other owner gets the first one's seat, if any does."""
+    payer = Payer(any_url)
+    payer.took(0)
+    engine = sa.create_engine(any_url)
+    with engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE old_{table} AS SELECT * FROM {table}")
+    assert payer.took(6) == 6
+    with engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+            connection.exec_driver_sql(f"INSERT INTO {table} SELECT * FROM old_{table}")
+    engine.dispose()
+    more = 0
+    if how != "running":
+        close(payer)
+        if how == "recovered":
+            recover(any_url)
+        with contextlib.suppress(LedgerError):
+            payer = Payer(any_url)
+            payer.took(1, owner=1)
+            more = payer.took(8)
+    else:
+        more = payer.took(8)
+    assert more == 0
+    close(payer)
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+def test_an_old_file_under_a_newer_log_gives_no_ticket_back(recovered: bool, ledger_url: str) -> None:
+    """Seats are in the file, and burns in the log: the same seats were given out again, and twelve of six taken."""
+    close(Payer(ledger_url))
+    old = path_of(ledger_url).read_bytes()
+    payer = Payer(ledger_url)
+    assert payer.took(1) == 1
+    close(payer)
+
+    def burn_all(answered: Callable[[], None]) -> None:
+        child_s = Payer(ledger_url)
+        for _ in range(child_s.took(5)):
+            answered()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with child(burn_all) as (pid, answered):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert answered() == 5
+    assert path_of(ledger_url).with_name(f"{path_of(ledger_url).name}-wal").stat().st_size
+    path_of(ledger_url).unlink()
+    path_of(ledger_url).write_bytes(old)
+    if recovered:
+        recover(ledger_url)
+    more = 0
+    with contextlib.suppress(LedgerError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        payer = Payer(ledger_url)
+        payer.took(1, owner=1)
+        more = payer.took(8)
+    assert more == 0
 
 
 # -- elsewhere ---------------------------------------------------------------------------------------------------------

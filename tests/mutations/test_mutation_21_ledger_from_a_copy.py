@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
@@ -111,8 +111,12 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """The mutant: what the ledger says stands, and its witness is corrected."""
     grant, swap = witness.Witness.grant, witness.Witness.swap
 
-    def follow(self: witness.Witness, key: witness.Key, reserved: int) -> None:
-        self.write([replace(mark, low=0, reserved=reserved) for mark in self.marks() if mark.key == key])
+    def follow(self: witness.Witness, key: witness.Key, reserved: int, state: str | None = None) -> None:
+        values: dict[str, object] = {"low": 0, "reserved": reserved}
+        if state is not None:
+            values["state"] = state
+        here = witness._at(key)
+        self.run(lambda connection: connection.execute(sa.update(witness.marks).where(here).values(**values)))
 
     def granted(
         self: Any, key: Any, need: int, mine: int, spent: int, in_use: int, allowed: int, **most: int
@@ -120,9 +124,9 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
         follow(self, key, in_use)
         return grant(self, key, need, mine, spent, in_use, allowed, **most)
 
-    def swapped(self: Any, key: Any, before: Any, after: Any, allowed: int) -> Any:
-        follow(self, key, before)
-        return swap(self, key, before, after, allowed)
+    def swapped(self: Any, key: Any, before: Any, after: Any, allowed: int, counts: Any = None) -> Any:
+        follow(self, key, counts[0], before)
+        return swap(self, key, before, after, allowed, counts)
 
     patch.setattr(witness.Witness, "grant", granted)
     patch.setattr(witness.Witness, "swap", swapped)

@@ -22,6 +22,7 @@ from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, Privac
 from langchain_dpicl.budget.claims import Account, Charge, Claimed, read_filter, write_filter
 from langchain_dpicl.budget.database import shown
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
+from langchain_dpicl.budget.permits import Left
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.seats import Seats
@@ -31,6 +32,7 @@ from langchain_dpicl.errors import PrivacyWarning
 
 ENDS = ("", "-wal", "-shm")
 KEY = Key("n", "vote", "", "0" * 64)
+TABLES = [f"dpicl_{name}" for name in ("books", "seats", "stubs", "burns", "pages", "counters", "charges")]
 
 
 def killed(ledger: Ledger) -> None:
@@ -187,7 +189,8 @@ class TicketThief(Thief):
     def process(self) -> Any:
         ledger = Ledger(self.url)
         try:
-            plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": UNLIMITED}, tickets=True).id
+            content = f'{{"lines": {{"vote": {{"count": {self.releases}}}}}}}'
+            plan = ledger.store_plan("n", content, "0" * 64, {"vote": UNLIMITED}, tickets=True).id
         except LedgerError:
             ledger.close()
             raise
@@ -208,6 +211,33 @@ class TicketThief(Thief):
             self.begun = int(self.used.max())
 
     record = None  # type: ignore[assignment]
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data(), tables=st.sets(st.sampled_from(TABLES), min_size=1))
+    def put_tables_back(self, data: Any, tables: set[str]) -> None:
+        """Some tables of a copy, the others as they are."""
+        copy = data.draw(st.sampled_from(self.copies))
+        old = Path(tempfile.mkdtemp(dir=self.folder)) / "b.db"
+        shutil.copytree(copy, old.parent, dirs_exist_ok=True)
+        if not (self.folder / "b.db").exists():
+            return
+        connection = sqlite3.connect(self.folder / "b.db", timeout=1)
+        with contextlib.closing(connection), contextlib.suppress(sqlite3.Error):
+            connection.execute("ATTACH ? AS old", (str(old),))
+            with connection:
+                for table in tables:
+                    connection.execute(f"DELETE FROM {table}")
+                    connection.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data(), kept=st.sets(st.integers(0, 60)))
+    def put_pages_back(self, data: Any, kept: set[int]) -> None:
+        """The pages of a copy's file, but some; and the log as it is."""
+        copy, target = data.draw(st.sampled_from(self.copies)) / "b.db", self.folder / "b.db"
+        if target.exists() and copy.exists():
+            old, now = copy.read_bytes(), target.read_bytes()
+            pages = [now if n in kept and n * 4096 < len(now) else old for n in range(len(old) // 4096)]
+            target.write_bytes(b"".join(page[n * 4096 : (n + 1) * 4096] for n, page in enumerate(pages)))
 
 
 class FilterThief(Thief):
@@ -251,6 +281,45 @@ for machine in (Thief, BlockThief, TicketThief, FilterThief):
     )
     globals()[f"Test{machine.__name__}"] = case
 del case, machine
+
+
+# -- a ledger that is closed while it is used --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("releases", [10, 700])
+def test_a_charge_that_was_under_way_when_its_ledger_was_closed_joins_again(releases: int, ledger_url: str) -> None:
+    """Else a process that opens just now thinks that it is alone."""
+    ledger = Ledger(ledger_url)
+    plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": releases}).id
+    ledger.charge(plan, "vote", 1)
+    permits, real, joined = ledger._permits, ledger._pay, []
+    assert permits is not None
+
+    def pay(*given: Any) -> None:
+        if not joined:
+            permits.leave()
+        joined.append(permits.joined)
+        real(*given)
+
+    ledger._pay = pay  # type: ignore[method-assign]
+    assert len(ledger.charge(plan, "vote", 1)) == 1
+    assert joined == [False, True]
+    permits.leave()
+    with pytest.raises(Left):
+        permits.take(Key("n", "vote", "", "0" * 64), 1, 2, 2, releases)
+    with pytest.raises(Left):
+        permits.swap(KEY, "a", "b", releases)
+    ledger.close()
+
+
+def test_marks_that_are_written_keep_what_was_granted_since_they_were_read(tmp_path: Path) -> None:
+    witness = Witness(f"sqlite:///{tmp_path / 'w'}")
+    witness.begin()
+    witness.grant(KEY, 1, 0, 0, 0, 100)
+    read = witness.marks()
+    witness.grant(KEY, 5, 0, 1, 1, 100)
+    witness.write(read)
+    assert witness.marks()[0].reserved == 6
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
@@ -382,7 +451,8 @@ def test_a_charge_whose_process_was_killed_costs_every_owner_a_ticket(ledger_url
     machine.url, machine.begun = ledger_url, 0
     first, second = machine.process(), machine.process()
     machine.ask(first, 1)
-    first[0]._permits.witness.swap(KEY, 1, 2, UNLIMITED)
+    witness = first[0]._permits.witness
+    witness.swap(KEY, str(witness.marks()[0].state), "never committed", UNLIMITED, (1, 2))
     killed(first[0])
     for _ in range(4):
         machine.ask(second, 1)  # no restart is needed, and no error comes of it
