@@ -154,8 +154,8 @@ def _of_class(kind: type) -> list[Any]:
     held = [
         value
         for name, value in vars(kind).items()
-        if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith("__")
-    ]
+        if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith(("__", "_abc_"))
+    ]  # an abstract class's _abc_impl remembers classes that it was compared with, which are none of its business
     return [*held, *kind.__mro__[1:], type(kind)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ears import Spy
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
@@ -18,7 +19,7 @@ SECRET = "CANARY-mrs-alder"
 QUESTION = "a cough at night"
 
 
-class Models:
+class Models(Spy):
     """Stands for every model: ``prompts`` and ``settings`` of what was asked; ``answer`` decides."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 inner = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
                 yield from walk(child, at_load and not inner)
 
+    gc.collect()  # Python 3.11 may raise SystemError if a destructor runs while it parses
     yield from walk(ast.parse(path.read_text()), True)
 
 

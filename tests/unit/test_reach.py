@@ -20,7 +20,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.example_selectors import SemanticSimilarityExampleSelector
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import Field
 
@@ -511,3 +511,17 @@ def test_libraries_own_caches_are_not_followed(sealed_of: Any) -> None:
     cached = functools.lru_cache(re.escape)
     assert any(part is cached for part in reachable(lambda: cached))
     sealed_of(lambda values: pattern(cached("q"), 0) and "Positive")
+
+
+def test_a_class_does_not_reach_what_it_was_compared_with(sealed_of: Any, clinic: InMemoryVectorStore) -> None:
+    """`abc` keeps the classes for which ``isinstance`` was asked, until the process ends."""
+
+    class Own(Runnable[Any, Any]):
+        def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> str:
+            return "Positive"
+
+    class Elsewhere:
+        index = clinic
+
+    assert not isinstance(Elsewhere(), Own)
+    assert sealed_of(Own()).invoke({"input": "q"}) == "Positive"
