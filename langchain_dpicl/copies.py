@@ -46,6 +46,7 @@ _SHARED_NAMES = (
     "anthropic._base_client.BaseClient",
     "google.genai.client.Client",
     "httpx._client.BaseClient",
+    "jinja2.environment.Template",
     "llama_cpp.llama.Llama",
     "logging.Logger",
     "openai._base_client.BaseClient",
@@ -56,7 +57,7 @@ _SHARED_NAMES = (
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
     "xllamacpp.Server",
 )
-"""Stores and releases of this package, models of other libraries, and clients of model servers, by name."""
+"""Stores and releases of this package, libraries' models and compiled templates, clients of model servers, by name."""
 
 
 def copied(chain: Any) -> Any:
@@ -218,7 +219,10 @@ class _Copier:
         if isinstance(reduced, str):
             return item
         make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
-        if state is None and make is _EMPTY[0] and len(arguments) == 1 and items is None and entries is None:
+        holds_nothing = (
+            state is None and make is _EMPTY[0] and len(arguments) == 1 and items is None and entries is None
+        )
+        if holds_nothing and (is_library(kind.__module__) or not hasattr(item, "__dict__")):
             return item  # it holds nothing: what makes it known is which object it is
         made = self._put(item, make(*(self.of(each) for each in arguments)))
         state = self.of(state)

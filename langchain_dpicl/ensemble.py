@@ -20,7 +20,7 @@ from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
-from langchain_dpicl.sharing import MadeUp, other_words, public_copy, refuse_changes, snapshot
+from langchain_dpicl.sharing import MadeUp, other_words, public_copy, refuse_changes, refuse_kept, snapshot
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
@@ -205,8 +205,10 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
             return
         chain, allowed = public_copy(self._member, self.allow_state)
         other = other_words(dict(values))
+        untouched = snapshot(chain, allowed)
         failure = yield chain, (values, self._made_up(1, aggregator))
         before = snapshot(chain, allowed)
+        refuse_kept(untouched, before, dict(values))
         if failure is None and (yield chain, (other, self._made_up(2, aggregator))) is not None:
             failure = yield chain, (values, self._made_up(2, aggregator))  # the other words may be no valid request
         refuse_changes(before, snapshot(chain, allowed))

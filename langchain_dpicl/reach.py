@@ -9,7 +9,8 @@ globals and the modules' attributes that they name, through submodules.
 Of models only the Runnables in their fields are looked at. It does not look into embeddings, vector stores, exemplar
 stores, sealed releases and libraries' cached functions. A cached function of the user's own that takes no argument is
 called once, if it has no value yet: what it gives is part of what the chain can get at. It cannot see what another
-function computes when it runs, looks up by a string, or imports for the first time.
+function computes when it runs, looks up by a string, or imports for the first time (`sharing` looks again after a
+call).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import contextlib
 import dis
 import functools
 import gc
+import importlib.util
 import inspect
 import logging
 import sys
+import typing
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -156,7 +159,15 @@ def _of_class(kind: type) -> list[Any]:
         for name, value in vars(kind).items()
         if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith(("__", "_abc_"))
     ]  # an abstract class's _abc_impl remembers classes that it was compared with, which are none of its business
+    for field in vars(kind).get("__pydantic_fields__", {}).values():
+        held += [field.default_factory, *field.metadata, *_validators(field.annotation)]
     return [*held, *kind.__mro__[1:], type(kind)]
+
+
+def _validators(annotation: Any) -> list[Any]:
+    """What an annotation runs: the validators in it."""
+    inner = [each for part in typing.get_args(annotation) for each in _validators(part)]
+    return [*getattr(annotation, "__metadata__", ()), *inner]
 
 
 def _named_by(function: FunctionType) -> list[Any]:
@@ -177,10 +188,32 @@ def _named_by(function: FunctionType) -> list[Any]:
 def _modules(function: FunctionType, held: list[Any], imported: set[str]) -> list[ModuleType]:
     """The modules that a function holds or imports."""
     modules = [item for item in held if type(item) is ModuleType or is_one(item, ModuleType)]
-    for name in imported:
-        paths = {name, name.partition(".")[0], f"{function.__globals__.get('__package__')}.{name}"}
-        modules += [sys.modules[path] for path in paths if path in sys.modules]
+    for name in _paths(function, imported):
+        modules += [sys.modules[path] for path in {name, name.partition(".")[0]} if path in sys.modules]
     return modules
+
+
+def _paths(function: FunctionType, imported: Iterable[str]) -> set[str]:
+    """The full names of modules that a function imports, perhaps from a package around it."""
+    around = function.__globals__
+    name = str(around.get("__name__"))
+    package = around.get("__package__") or (name if "__path__" in around else name.rpartition(".")[0])
+    found = set()
+    for path in imported:
+        with contextlib.suppress(ImportError):  # beyond the outermost package
+            found.add(importlib.util.resolve_name(path, package))
+    return found
+
+
+def unloaded_in(function: FunctionType) -> set[str]:
+    """The modules that a function would import for the first time, known libraries' left out."""
+    found = set()
+    for name in _paths(function, named_in(function)["module"]):
+        around, _, last = name.rpartition(".")
+        held = around in sys.modules and hasattr(sys.modules[around], last)
+        if name not in sys.modules and not is_library(name) and not held:
+            found.add(name)
+    return found
 
 
 def named_in(function: FunctionType) -> dict[str, set[str]]:
@@ -212,9 +245,15 @@ def modules_in(function: FunctionType) -> list[ModuleType]:
 
 def _names(code: CodeType) -> Iterator[tuple[str, str]]:
     """What a function's code names, and how; also in the functions written within it."""
+    before: tuple[Any, Any] = (0, ())  # what the last two steps name: an import's level, and the names from there
     for step in dis.get_instructions(code):
-        if step.opcode in dis.hasname:
-            how = "module" if step.opname == "IMPORT_NAME" else "attribute"
+        if step.opname == "IMPORT_NAME":
+            level, names = before
+            path = "." * level + step.argval
+            yield "module", path
+            yield from (("module", f"{path}{'' if path.endswith('.') else '.'}{name}") for name in names or ())
+        elif step.opcode in dis.hasname:
+            how = "attribute"
             if step.opname.endswith(("_GLOBAL", "LOAD_NAME")):
                 how = "global"
             yield how, step.argval
@@ -222,6 +261,7 @@ def _names(code: CodeType) -> Iterator[tuple[str, str]]:
             yield "assigned", step.argval
         elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
             yield "stored", step.argval
+        before = before[1], step.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

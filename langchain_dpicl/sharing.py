@@ -10,10 +10,13 @@ two snapshots was written in between, and would carry what one member was given 
 
 from __future__ import annotations
 
+import array
+import contextlib
 import enum
 import functools
 import gc
 import hashlib
+import io
 import itertools
 import operator
 import os
@@ -21,7 +24,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,15 +46,16 @@ from langchain_dpicl.reach import (
     named_in,
     reachable,
     takes_nothing,
+    unloaded_in,
 )
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 _CLOSED = (BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
-_GENERATOR = "random.Random"
-"""By name: what it draws is chance, and members may share it."""
+_SHAREABLE = ("logging.Logger", "logging.Manager", "random.Random")
+"""By name: logs of private calls are dropped, and what a generator draws is chance."""
 
 _FIXED = (tuple, frozenset, functools.partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property)
-_BUFFERS = (bytearray, memoryview, np.ndarray)
+_BUFFERS = (bytearray, memoryview, np.ndarray, array.array, io.StringIO, io.BytesIO)
 _PLAIN = frozenset({"builtins", "collections", "functools", "itertools"})
 _WRITES = {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setstate__"}
 """Names by which code writes attributes that it does not name."""
@@ -100,6 +104,42 @@ def refuse_changes(before: Snapshot, after: Snapshot) -> None:
             )
 
 
+def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
+    """Raises `UnsafeConfigurationError` where what was written between two snapshots holds texts that a call was given.
+
+    So a first call may set up a model, and may not keep a prompt that it built of its examples.
+    """
+    marks = [mark.casefold() for mark in [_MADE_UP, *_texts(given)] if len(mark) >= _TELLING or mark is _MADE_UP]
+    for key, mark in after.marks.items():
+        if before.marks.get(key) != mark and _holds(after.places[key].read(), marks):
+            place = after.places[key]
+            raise UnsafeConfigurationError(
+                f"{place.found} changes {place.name} ({place.kind}) in its first call, and keeps there what "
+                "that call was given: every later member would read it. Build it within each call, or before "
+                f"sealing. If no question, example or answer is in it, allow it: allow_state=[{place.name!r}]"
+            )
+
+
+def _holds(values: list[Any], marks: list[str]) -> bool:
+    """Whether texts in these values, or in what they refer to, hold one of these marks."""
+    for part in itertools.chain([values], reachable(list(values))):
+        if is_one(part, BaseLanguageModel):
+            continue
+        held = gc.get_referents(part) if type(part) is not FunctionType else []
+        for each in [*held, _raw(part) if issubclass(type(part), _BUFFERS) else None]:
+            found = bytes(each).decode(errors="replace") if type(each) in (bytes, bytearray) else each
+            if isinstance(found, str) and any(mark in found.casefold() for mark in marks):
+                return True
+    return False
+
+
+def _texts(values: Any) -> list[str]:
+    if isinstance(values, str):
+        return [values]
+    several = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
+    return [text for each in several for text in _texts(each)]
+
+
 class _Search:
     """Finds the places of one chain."""
 
@@ -110,11 +150,14 @@ class _Search:
         self._found: Places = {}
         self._waiting: deque[tuple[Any, str, str]] = deque()
         self._stored: set[str] = set()
+        self._named: set[str] = set()
 
     def places(self, chain: Any) -> tuple[Places, list[Any]]:
         parts = list(reachable(chain))
-        functions = [part for part in parts if type(part) is FunctionType and _is_users(part.__globals__["__name__"])]
-        self._stored = {name for function in functions for name in named_in(function)["stored"]}
+        functions = [part for part in parts if type(part) is FunctionType and _is_users_code(part)]
+        named = [named_in(function) for function in functions]
+        self._stored = {name for names in named for name in names["stored"]}
+        self._named = {name for names in named for name in names["attribute"]}
         self._writes = self._stored or any(_WRITES & set(function.__code__.co_names) for function in functions)
         for part in parts:
             if functions and is_one(part, RunnableBindingBase) and not is_one(part.bound, BaseLanguageModel):
@@ -133,7 +176,7 @@ class _Search:
             self._allowed.add(id(item))
         if closed or id(item) in self._seen or id(item) in self._allowed:
             return
-        if is_one(item, _CLOSED) or is_named(item, (*OWN_CLOSED, _GENERATOR)) or type(item) in LOCKS:
+        if is_one(item, _CLOSED) or is_named(item, (*OWN_CLOSED, *_SHAREABLE)) or type(item) in LOCKS:
             return
         self._seen[id(item)] = item
         self._waiting.append((item, found, name))
@@ -148,7 +191,7 @@ class _Search:
             self._add_all([item.__wrapped__, item() if takes_nothing(item) else None], found, name)
         elif issubclass(kind, _FIXED):
             self._add_all(gc.get_referents(item), found, name)
-        elif _is_users(kind.__module__) or kind.__module__ in _PLAIN or _is_standard(kind.__module__):
+        elif issubclass(kind, _BUFFERS) or kind.__module__ in _PLAIN or _is_looked_into(kind.__module__):
             self._object(item, found, name)
 
     def _add_all(self, items: Iterable[Any], found: str, name: str) -> None:
@@ -168,7 +211,7 @@ class _Search:
             self._add_all(_held(item), found, name)
         if attributes is not None:
             if self._writes:
-                words = Place(found, f"{kind.__name__}.*", "its attributes", lambda: _pairs(attributes))
+                words = Place(found, f"{kind.__name__}.*", "its attributes", lambda: _pairs(attributes) + _slots(item))
                 self._place(item, "*", words)
             self._add_all(gc.get_referents(item), found, name)
             for attribute, value in list(attributes.items()):
@@ -178,6 +221,7 @@ class _Search:
         if not _is_users(kind.__module__) or issubclass(kind, enum.Enum):
             return
         label = kind.__qualname__
+        self._add_all([*kind.__mro__[1:], type(kind)], label, label)
 
         def own() -> dict[str, Any]:
             return {name: value for name, value in vars(kind).items() if _is_state(kind, name, value)}
@@ -195,8 +239,12 @@ class _Search:
         for name, value in zip(_arguments(function), function.__defaults__ or (), strict=False):
             self._add(value, label, name)
         kept = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
-        if kept:
+        if kept and _is_users_code(function):
             self._add(vars(function), label, f"{label}.*")
+        elif kept := {name: value for name, value in kept.items() if name in self._named}:  # of a library's wrapper
+            keeping = functools.partial(_chosen, vars(function), self._named)
+            self._place(function, "*", Place(label, f"{label}.*", "its attributes", keeping))
+            self._add_all(kept.values(), label, f"{label}.*")
         names = named_in(function)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._add_all(_contents(cell), label, name)
@@ -208,6 +256,8 @@ class _Search:
             self._add(around[name], label, name)
         for name in names["assigned"] & names["global"]:
             self._place(around, name, Place(label, name, "a variable", functools.partial(_value, around, name)))
+        for name in unloaded_in(function):  # a first call loads it
+            self._place(function, name, Place(label, name, "a module", list))
         for module in modules_in(function):
             if not is_library(module.__name__):
                 for name in names["attribute"] & vars(module).keys():
@@ -221,7 +271,7 @@ def _begins(part: Any) -> bool:
     """Whether an object is the user's own: a function, an object or a class of theirs, or what holds state for one."""
     kind = type(part)
     if kind is FunctionType:
-        return _is_users(part.__globals__.get("__name__"))
+        return _is_users_code(part)
     if kind is MethodType:
         return _begins_with(part.__self__) or _begins(part.__func__)
     if kind is BuiltinMethodType:
@@ -237,6 +287,15 @@ def _begins_with(item: Any) -> bool:
 
 def _is_users(module: object) -> bool:
     return isinstance(module, str) and not is_library(module)
+
+
+def _is_users_code(function: FunctionType) -> bool:
+    """Code without a module, as templates compile to, is read like the user's."""
+    return not is_library(function.__globals__.get("__name__"))
+
+
+def _is_looked_into(module: object) -> bool:
+    return _is_users(module) or _is_standard(str(module))
 
 
 def _is_standard(module: str) -> bool:
@@ -276,6 +335,31 @@ def _pairs(named: dict[str, Any]) -> list[Any]:
     return [each for pair in list(named.items()) for each in pair]
 
 
+def _chosen(named: dict[str, Any], names: set[str]) -> list[Any]:
+    return _pairs({name: value for name, value in named.items() if name in names})
+
+
+def _slots(item: Any) -> list[Any]:
+    """What lies in the slots of an object that has a dictionary too."""
+    found = []
+    for kind in type(item).__mro__:
+        for each in vars(kind).values() if "__slots__" in vars(kind) else ():
+            if type(each) is MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # it has no value yet
+                    found.append(each.__get__(item))
+    return found
+
+
+def _raw(item: Any) -> bytes:
+    """A buffer's content, and of a stream where it stands."""
+    if not isinstance(item, (io.StringIO, io.BytesIO)):
+        return item.tobytes() if hasattr(item, "tobytes") else bytes(item)
+    if item.closed:
+        return b""
+    content = item.getvalue()
+    return (content.encode(errors="replace") if isinstance(content, str) else content) + str(item.tell()).encode()
+
+
 def _is_state(kind: type, name: str, value: Any) -> bool:
     described = issubclass(kind, BaseModel) and name.startswith("model_")
     return not (described or name.startswith("__") or name.startswith("_abc_") or type(value) is FunctionType)
@@ -285,7 +369,8 @@ def _held(item: Any) -> list[Any]:
     """What a container or an iterator holds, and where it stands."""
     kind = type(item)
     if issubclass(kind, _BUFFERS):
-        return [hashlib.blake2b(memoryview(item).tobytes()).digest()]
+        inner = list(item.flat) if isinstance(item, np.ndarray) and item.dtype.hasobject else []
+        return [hashlib.blake2b(_raw(item)).digest(), *inner]
     held = gc.get_referents(item)
     if kind is itertools.count:
         held.append(repr(item))
@@ -301,11 +386,18 @@ def _mark(value: Any) -> int:
     return hash((type(value), value)) if type(value) in _VALUES else id(value)
 
 
+_MADE_UP = "a made-up "
+"""How the texts of an example begin that no record has a part in."""
+
+_TELLING = 12
+"""A question's shorter texts may lie in any other text by chance."""
+
+
 class MadeUp(dict[str, Any]):
     """An example that no record has a part in: whatever key it is asked for, it has a text there."""
 
     def __missing__(self, key: str) -> str:
-        return f"a made-up {key}"
+        return f"{_MADE_UP}{key}"
 
 
 def other_words(values: Any) -> Any:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
+import io
 import itertools
+import logging
 import queue
 import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import jinja2
+import numpy as np
 import pytest
+import tenacity
 from ears import Ears
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models.fake import FakeListLLM
@@ -20,7 +26,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
-from pydantic import BaseModel, PrivateAttr
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
 from langchain_dpicl import EmbeddingMean, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.copies import copied
@@ -136,6 +142,84 @@ def module() -> Any:
     return space["member"]
 
 
+PROMPT: Any = None
+
+
+def built_once(build: Callable[[str], Any]) -> Callable[[Any], str]:
+    def once(values: dict[str, Any]) -> str:
+        global PROMPT
+        if PROMPT is None:
+            PROMPT = build(text(values))
+        return "Positive"
+
+    return once
+
+
+class Prefix:
+    """Builds its prompt once."""
+
+    prefix: Any = None
+
+    def answer(self, values: dict[str, Any]) -> str:
+        if self.prefix is None:
+            self.prefix = "Examples: " + text(values)
+        return "Positive"
+
+
+class Derived(Counter):
+    """Its containers are its base's."""
+
+
+class Derives(Derived):
+    def answer(self, values: dict[str, Any]) -> str:
+        return self.of_the_class(values)
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+
+class Unslotted(Slotted):
+    def answer(self, values: dict[str, Any]) -> str:
+        self.last = text(values)
+        return "Positive"
+
+
+KNOWN: dict[str, str] = {}
+
+
+def canonical(label: str) -> str:
+    return KNOWN.setdefault(label, label)
+
+
+def numbered() -> int:
+    KNOWN[str(len(KNOWN))] = ""
+    return len(KNOWN)
+
+
+class Validated(BaseModel):
+    label: Annotated[str, AfterValidator(canonical)] = ""
+
+
+class Within(BaseModel):
+    labels: list[Annotated[str, AfterValidator(canonical)]] = []
+
+
+class Numbered(BaseModel):
+    number: int = Field(default_factory=numbered)
+
+
+def importing(source: str) -> Any:
+    """A function of a package of the user's own, beside a module that holds a dictionary."""
+    package, state = types.ModuleType("theirs"), types.ModuleType("theirs.state")
+    state.KEPT = {}  # type: ignore[attr-defined]
+    package.state, package.__path__ = state, []  # type: ignore[attr-defined]
+    sys.modules |= {"theirs": package, "theirs.state": state}
+    space: dict[str, Any] = {"__name__": "theirs.member", "__package__": "theirs"}
+    exec(f"def member(values):\n {source}\n return KEPT.setdefault(values['input'], 'Positive')", space)
+    return space["member"]
+
+
 SHARING: dict[str, tuple[Callable[[], Any], str]] = {
     "a global dictionary by the question": (lambda: by_question, "by_question changes GLOBAL"),
     "a global variable": (lambda: rebinds, "rebinds changes LAST"),
@@ -173,6 +257,25 @@ SHARING: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: RunnablePassthrough.assign(kept=RunnableLambda([].append)) | (lambda values: "Positive"), "changes"
     ),
     "a model's private list": (lambda: writing(Settings(), lambda k, t: k._seen.append(t)), "changes"),
+    "a prompt built once": (lambda: built_once(str), "once changes PROMPT"),
+    "a tuple built once": (lambda: built_once(lambda t: (1, (t,))), "once changes PROMPT"),
+    "a library's object built once": (
+        lambda: built_once(lambda t: PromptTemplate(template=t, input_variables=[])), "once changes PROMPT"
+    ),
+    "an attribute built once": (lambda: Prefix().answer, r"changes Prefix\.\*"),
+    "a bytes object built once": (lambda: built_once(str.encode), "once changes PROMPT"),
+    "a base's dictionary": (lambda: Derives().answer, r"changes Counter\.shared"),
+    "a numpy array": (lambda: writing(np.zeros(3), lambda k, t: k.__iadd__(len(t))), "changes kept"),
+    "an array of objects": (lambda: writing(np.array([None, 1]), lambda k, t: k.put(0, t)), "changes kept"),
+    "an array": (lambda: writing(array.array("d"), lambda k, t: k.append(len(t))), "changes kept"),
+    "a text stream": (lambda: writing(io.StringIO(), lambda k, t: k.write(t)), "changes kept"),
+    "a stream of bytes": (lambda: writing(io.BytesIO(), lambda k, t: k.write(t.encode())), "changes kept"),
+    "slots beside a dictionary": (lambda: Unslotted().answer, "changes Unslotted"),
+    "a field's validator": (lambda: lambda v: Validated(label=text(v)) and "Positive", "canonical changes KNOWN"),
+    "a validator within": (lambda: lambda v: Within(labels=[text(v)]) and "Positive", "canonical changes KNOWN"),
+    "a field's default": (lambda: lambda v: Numbered() and "Positive", "numbered changes KNOWN"),
+    "a relative import": (lambda: importing("from .state import KEPT"), "member changes"),
+    "a module imported relatively": (lambda: importing("from . import state; KEPT = state.KEPT"), "member changes"),
     "a function's helper": (lambda: lambda values: by_question(values), "by_question changes GLOBAL"),
 }  # fmt: skip
 
@@ -184,6 +287,8 @@ async def test_what_a_call_leaves_behind_is_refused_before_anything_is_charged(
 ) -> None:
     monkeypatch.setitem(globals(), "GLOBAL", {})
     monkeypatch.setattr(Counter, "shared", {})
+    monkeypatch.setitem(globals(), "PROMPT", None)
+    KNOWN.clear()
     make, shown = SHARING[case]
     sealed = sealed_of(make())
     for _ in range(2):
@@ -216,6 +321,21 @@ def lazily(values: dict[str, Any]) -> str:
     return lazy.invoke("q")
 
 
+@tenacity.retry(stop=tenacity.stop_after_attempt(2))
+def asked_again(values: dict[str, Any]) -> str:
+    return CONSTANT["labels"][0]
+
+
+TEMPLATE = jinja2.Environment().from_string("{{input}}")
+LOG = logging.getLogger(__name__)
+
+
+def logs(values: dict[str, Any]) -> str:
+    logging.getLogger(f"made.{id(values)}").info("asked")
+    LOG.info("asked")
+    return CONSTANT["labels"][0]
+
+
 def agent() -> Any:
     from langchain.agents import create_agent
     from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
@@ -236,6 +356,9 @@ ORDINARY: dict[str, Callable[[], Any]] = {
     "a constant": lambda: lambda values: CONSTANT["labels"][0],
     "a pydantic object": lambda: (lambda answer: lambda values: answer.label)(Answer()),
     "what is made when it is needed": lambda: lazily,
+    "a helper that is tried again": lambda: lambda values: asked_again(values),
+    "a template": lambda: lambda values: TEMPLATE.render(**values) and CONSTANT["labels"][0],
+    "a logger, while others are made": lambda: logs,
     "what is its own": lambda: lambda values: next(iter({"Positive": 1})),
 }
 
@@ -265,6 +388,22 @@ def test_members_without_state_pay_no_call_and_others_two_once(sealed_of: Any) -
     assert len(heard) == 2 + 6
     assert [len(examples) for examples in heard[:2]] == [1, 2], "made-up examples come first"
     assert "made-up" in str(heard[:2])
+
+
+def test_a_module_that_the_first_call_loads_is_looked_into(
+    sealed_of: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_package").mkdir()
+    (tmp_path / "late_package" / "__init__.py").write_text("")
+    (tmp_path / "late_package" / "kept.py").write_text("KEPT = {}")
+    monkeypatch.syspath_prepend(tmp_path)
+    space: dict[str, Any] = {"__name__": "app"}
+    source = "from late_package import kept\n return kept.KEPT.setdefault(values['input'], 'Positive')"
+    exec(f"def member(values):\n {source}", space)
+    sealed = sealed_of(space["member"])
+    with pytest.raises(UnsafeConfigurationError, match="member changes"):
+        sealed.invoke(QUESTION)
+    assert sealed.budget.spent() == 0
 
 
 def test_a_handler_that_the_first_call_sets_up_is_found(sealed_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,6 +576,14 @@ def test_a_copy_shares_models_alone_and_works_alike() -> None:
     assert LAST == ""
     assert copied(len) is len
     assert copied(json := sys.modules["json"].dumps) is json
+
+
+def test_an_object_that_holds_nothing_yet_is_copied() -> None:
+    prefix, nothing = Prefix(), object()
+    made = copied((prefix.answer, nothing))
+    made[0]({"input": "q", "examples": []})
+    assert prefix.prefix is None
+    assert made[1] is nothing
 
 
 def test_a_snapshot_keeps_no_text() -> None:
