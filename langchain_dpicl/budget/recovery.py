@@ -359,7 +359,7 @@ def _recover(reader: Ledger, own: Witness, presence: Presence, keep_count: bool)
                 units = max(units, _tickets(connection, count))
             if units > 0:
                 lose(connection, count.plan_id, count.key, units)
-            if count.id in torn:
+            if count.id is not None and count.id in torn:
                 begin_anew(connection, count.id)
 
     reader.run(work)

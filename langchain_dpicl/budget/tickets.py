@@ -164,14 +164,14 @@ class Stubs:
             return
         connection.execute(sa.delete(pages).where(pages.c.counter_id == counter_id))
         counts = _grown(self.used, -(-len(self.used) // PAGE) * PAGE).astype("<u4")
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"counter_id": counter_id, "page": page, "used": counts[page * PAGE : (page + 1) * PAGE].tobytes()}
             for page in range(len(counts) // PAGE)
         ]
         if rows:
             connection.execute(sa.insert(pages), rows)
         connection.execute(sa.delete(burns).where(burns.c.counter_id == counter_id, burns.c.number <= self.burns))
-        sums = hashed(*(row["used"] for row in rows))
+        sums = hashed(*(bytes(row["used"]) for row in rows))
         folded = {"folded": self.burns, "base": self.chain, "sums": sums}
         connection.execute(sa.update(stubs).where(stubs.c.counter_id == counter_id).values(**folded))
 
