@@ -450,18 +450,21 @@ class Payer:
 
 
 @pytest.mark.parametrize(
-    "tables", [TABLES, ["dpicl_seats", "dpicl_books"], ["dpicl_stubs", "dpicl_burns"], ["dpicl_burns"]]
+    ("first", "tables"),
+    [(1, TABLES), (0, ["dpicl_seats", "dpicl_books"]), (1, ["dpicl_stubs", "dpicl_burns"]), (1, ["dpicl_burns"])],
 )
 @pytest.mark.parametrize("how", ["running", "reopened", "recovered"])
-def test_tables_that_are_put_back_alone_give_no_ticket_back(tables: list[str], how: str, any_url: str) -> None:
+def test_tables_that_are_put_back_alone_give_no_ticket_back(
+    first: int, tables: list[str], how: str, any_url: str
+) -> None:
     """The counter says six, and who they were is forgotten. The other owner gets the first one's seat, if any does."""
     payer = Payer(any_url)
-    payer.took(0)
+    assert payer.took(first) == first
     engine = sa.create_engine(any_url)
     with engine.begin() as connection:
         for table in tables:
             connection.exec_driver_sql(f"CREATE TABLE old_{table} AS SELECT * FROM {table}")
-    assert payer.took(6) == 6
+    assert payer.took(6 - first) == 6 - first
     with engine.begin() as connection:
         for table in tables:
             connection.exec_driver_sql(f"DELETE FROM {table}")
@@ -480,6 +483,20 @@ def test_tables_that_are_put_back_alone_give_no_ticket_back(tables: list[str], h
         more = payer.took(8)
     assert more == 0
     close(payer)
+
+
+def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
+    """What binds the rows follows it, in processes that run and in new ones."""
+    one, other = Payer(any_url), Payer(any_url)
+    assert (one.took(1), one.took(1, owner=1), one.took(1, owner=2), other.took(1)) == (1, 1, 1, 1)
+    with STORE.reading() as view:
+        (mark,) = view.marks(np.array([1]), one._ledger.key("fingerprint_key"))
+    Seats(one._ledger, one._plan).forget(mark)
+    assert (one.took(1), other.took(1)) == (1, 1)
+    new = Payer(any_url)
+    assert (new.took(9), one.took(9, owner=2), other.took(1)) == (2, 5, 0)
+    for payer in (one, other, new):
+        close(payer)
 
 
 @pytest.mark.parametrize("recovered", [False, True])
