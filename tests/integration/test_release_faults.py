@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ears import Ears
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded
 
@@ -77,7 +78,7 @@ async def test_connections_cut_in_the_middle_of_a_release_cost_no_answer(
     postgres_url: str, terminate: Any, sealed_of: Any
 ) -> None:
     """The members run while the database goes away and comes back: the release is recorded on a new connection."""
-    cut: list[int] = []
+    cut = Ears()
 
     def member(_: Any) -> str:
         cut.append(terminate(postgres_url))

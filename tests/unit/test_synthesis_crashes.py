@@ -150,12 +150,13 @@ def check_finished(made: Demonstrations, sampler: DPSampler, output: Path) -> No
     assert Demonstrations.load(output) == made
     assert not part_of(output).exists()
     drawn = [len(pair["output"]) + (len(pair["output"]) < 6) for pair in made]  # the end is a token too
-    assert [receipt["tokens"] for receipt in made.receipts] == drawn
-    assert sampler.budget.spent() == sum(drawn)
+    tokens = [receipt["tokens"] for receipt in made.receipts]
+    assert all(charged in (own, 6) for charged, own in zip(tokens, drawn, strict=True)), "reopened: the whole charge"
+    assert sampler.budget.spent() == sum(tokens)
     releases, total = sampler.budget.latest()
     assert total == len(INPUTS), "one charge for each input"
     assert [release.outcome for release in releases] == ["released"] * 3
-    assert [release.units for release in releases] == drawn
+    assert [release.units for release in releases] == tokens
 
 
 def test_killed_at_any_moment_a_job_pays_once_and_keeps_every_token(sampler_at: Any, tmp_path: Path) -> None:
@@ -218,7 +219,6 @@ def test_a_record_that_a_power_failure_undid_is_made_again_from_the_journal(samp
         synthesize_demonstrations(sampler, ["one"], output=output, progress=die)
 
     assert in_child(job) == -signal.SIGKILL
-    spent = sampler.budget.spent()
     with sqlite3.connect(output.parent / "ledger.db") as ledger:
         ledger.execute("UPDATE dpicl_charges SET outcome = NULL, receipt = NULL, answer = NULL, units = 6")
         ledger.execute("UPDATE dpicl_counters SET returned = 0")
@@ -229,7 +229,7 @@ def test_a_record_that_a_power_failure_undid_is_made_again_from_the_journal(samp
     written = output.read_bytes()
     made = synthesize_demonstrations(sampler, ["one"], output=output)
     assert output.read_bytes() == written
-    assert sampler.budget.spent() == spent == made.receipts[0]["tokens"]
+    assert sampler.budget.spent() == 6 >= made.receipts[0]["tokens"], "what is reopened gives nothing back"
 
 
 def test_a_file_belongs_to_one_process_at_a_time(sampler_at: Any, tmp_path: Path) -> None:
