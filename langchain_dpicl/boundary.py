@@ -48,7 +48,6 @@ from langchain_dpicl.sealing import seal as seal
 
 T = TypeVar("T")
 
-_STARVED = 30.0  # seconds to wait for a thread while the process can start none; then the members left abstain
 _GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
 _log = logging.getLogger("langchain_dpicl")
 REFUSED: Final = (
@@ -199,7 +198,7 @@ def run_private(
             while workers < at_once and waiting and threads.start(work):
                 workers += 1
             scarce = workers < at_once and bool(waiting)
-            starved = math.inf if workers else min(starved, time.monotonic() + _STARVED)
+            starved = math.inf if workers else min(starved, time.monotonic() + threads.STARVED)
             if time.monotonic() > starved:
                 waiting.clear()  # they abstain
             with contextlib.suppress(Empty):

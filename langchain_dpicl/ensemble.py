@@ -112,6 +112,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
         self._limit = TimeLimit(sealed, timeout)
         self._member = self._limit.prepared
+        self._public_member: Runnable[Any, Any]
         self._public_member, _ = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
         self._unproven = bool(snapshot(self._member, self.allow_state).places)
@@ -140,8 +141,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
     @property
     def public_member(self) -> Runnable[Any, Any]:
         """Another copy, for public calls alone: nothing that a private call writes is in it."""
-        copy: Runnable[Any, Any] = self._public_member
-        return copy
+        return self._public_member
 
     @property
     def members(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -129,6 +130,11 @@ def read_filter(connection: Connection, plan_id: int) -> str:
 def write_filter(connection: Connection, plan_id: int, state: str) -> None:
     """Replace what `read_filter` gave."""
     connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))
+
+
+def utc_now() -> str:
+    """What the machine's clock says, for the record: nothing is decided by it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def at(account: Account) -> sa.ColumnElement[bool]:

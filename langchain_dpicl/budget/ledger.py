@@ -17,7 +17,6 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,6 +36,7 @@ from langchain_dpicl.budget.claims import (
     read_filter,
     spend,
     take_claims,
+    utc_now,
 )
 from langchain_dpicl.budget.database import CommitUnknown, Database
 from langchain_dpicl.budget.permits import Left, Permits
@@ -604,8 +604,3 @@ def _row(charge: Charge) -> sa.ColumnElement[bool]:
 def _add_counter(connection: Connection, plan_id: int | None, line: str, allowed: int) -> None:
     values = {"plan_id": plan_id, "line": line, "principal": "", "allowed": allowed, "spent": 0}
     connection.execute(sa.insert(counters).values(values))
-
-
-def utc_now() -> str:
-    """What the machine's clock says, for the record: nothing is decided by it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -15,8 +15,8 @@ from typing import cast, overload
 import numpy as np
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending
-from langchain_dpicl.budget.ledger import Ledger, utc_now
+from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending, utc_now
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.queries import query_id
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id

@@ -7,14 +7,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget.claims import read_filter, write_filter
+from langchain_dpicl.budget.claims import Account, at, read_filter, utc_now, write_filter
 from langchain_dpicl.budget.database import Database, place_of, shown
 from langchain_dpicl.budget.schema import (
     ADVICE,
@@ -107,21 +106,19 @@ def counts(connection: Connection) -> dict[tuple[str, str, str], Count]:
 
 def lose(connection: Connection, plan_id: int, key: Key, units: int) -> None:
     """Count so many units as spent for which there is no charge. Makes a principal's counter where it is missing."""
-    where = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
+    where = at(Account(plan_id, key.line, key.principal))
     values = {"spent": counters.c.spent + units, "lost": counters.c.lost + units}
     returned = (counters.c.id, counters.c.spent, counters.c.lost)
     advance = sa.update(counters).where(where).values(**values).returning(*returned)
     row = connection.execute(advance).one_or_none()
     if row is None:
-        of_line = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == "")
-        allowed = connection.scalar(sa.select(counters.c.allowed).where(of_line))
+        allowed = connection.scalar(sa.select(counters.c.allowed).where(at(Account(plan_id, key.line))))
         if allowed is None:
             raise LedgerError(f"the ledger has lost a counter; {ADVICE}")
         new = {"plan_id": plan_id, "line": key.line, "principal": key.principal, "allowed": allowed, "spent": 0}
         connection.execute(sa.insert(counters).values(new))
         row = connection.execute(advance).one()
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
-    written = {"counter_id": row.id, "number": row.spent, "charged": now, "units": units, "outcome": LOST}
+    written = {"counter_id": row.id, "number": row.spent, "charged": utc_now(), "units": units, "outcome": LOST}
     connection.execute(sa.insert(charges).values(written))
     mine = stubs.c.counter_id == row.id
     stub = connection.execute(sa.select(stubs).where(mine)).one_or_none()
@@ -133,8 +130,9 @@ def lose(connection: Connection, plan_id: int, key: Key, units: int) -> None:
 
 def digest(connection: Connection, plan_id: int, key: Key) -> str:
     """What the witness must know of a counter whose owners pay."""
-    where = sa.and_(counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
-    query = sa.select(counters.c.spent, counters.c.lost, stubs.c.digest).where(where)
+    query = sa.select(counters.c.spent, counters.c.lost, stubs.c.digest).where(
+        at(Account(plan_id, key.line, key.principal))
+    )
     row = connection.execute(query.outerjoin(stubs, stubs.c.counter_id == counters.c.id)).one_or_none()
     if row is None:
         return stub_digest()
@@ -258,7 +256,7 @@ def settle(ledger: Ledger, witness: Witness, mark: Mark) -> int | None:
             write_filter(connection, stored.id, mark.state)
             return 0
         of_counter = sa.select(counters.c.spent, counters.c.returned).where(
-            counters.c.plan_id == stored.id, counters.c.line == mark.line, counters.c.principal == mark.principal
+            at(Account(stored.id, mark.line, mark.principal))
         )
         row = connection.execute(of_counter.with_for_update()).one_or_none()
         spent, returned = (0, 0) if row is None else (row.spent, row.returned)
@@ -382,9 +380,9 @@ def _recover(reader: Ledger, own: Witness, presence: Presence, keep_count: bool)
 
 def _unknown(known: dict[tuple[str, str, str], Mark], before: dict[tuple[str, str, str], Count]) -> Iterator[Count]:
     """Principals' counters that the witness knows and the ledger lacks."""
-    for at, mark in known.items():
+    for place, mark in known.items():
         template = before.get((mark.plan, mark.line, ""))
-        if at not in before and template is not None and template.key.digest == mark.digest:
+        if place not in before and template is not None and template.key.digest == mark.digest:
             yield Count(template.plan_id, mark.key, mark.allowed, 0, 0, template.tickets)
 
 

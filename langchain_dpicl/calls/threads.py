@@ -20,7 +20,9 @@ T = TypeVar("T")
 Work = Callable[[], object]
 
 _KEPT = 512
-_STARVED = 30.0  # seconds to wait for a thread while the process can start none
+STARVED = 30.0
+"""Seconds to wait for a thread while the process can start none."""
+
 _idle: deque[SimpleQueue[Work]] = deque()
 
 
@@ -132,7 +134,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -
             loop.call_soon_threadsafe(settle, result, failure)
         del result, failure
 
-    until = time.monotonic() + _STARVED
+    until = time.monotonic() + STARVED
     while not start(work):
         if time.monotonic() > until:
             raise RuntimeError("can't start new thread")

@@ -13,6 +13,7 @@ Outside of private calls requests pass unchanged. Within one, a request
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -238,24 +239,37 @@ def _base_of(stream: Any, name: str) -> Any:
     return next(kind for kind in type(stream).__mro__ if kind.__name__ == name)
 
 
+class _Answer:
+    """An answer's body on a call's clock: what the streams of both transports do."""
+
+    def __init__(self, inner: Any, flight: Flight) -> None:
+        self._inner, self._flight, self._whole = inner, flight, False
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around the whole body. Raises `Overdue` for whatever the connection's end at the deadline does to it."""
+        try:
+            yield
+            self._whole = not self._flight.call.overdue()
+        except Exception:
+            if not self._flight.call.overdue():
+                raise
+        if not self._whole:
+            raise Overdue
+
+    def _timed(self, chunk: bytes) -> bytes:
+        if self._flight.call.overdue():
+            raise Overdue
+        return chunk
+
+
 @functools.cache
 def _sync_stream(base: type[Any]) -> type[Any]:
-    class Timed(base):  # type: ignore[misc]
-        def __init__(self, inner: Any, flight: Flight) -> None:
-            self._inner, self._flight, self._whole = inner, flight, False
-
+    class Timed(_Answer, base):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
-            try:
+            with self._reading():
                 for chunk in self._inner:
-                    if self._flight.call.overdue():
-                        raise Overdue
-                    yield chunk
-                self._whole = not self._flight.call.overdue()
-            except Exception:
-                if not self._flight.call.overdue():
-                    raise
-            if not self._whole:
-                raise Overdue
+                    yield self._timed(chunk)
 
         def close(self) -> None:
             try:
@@ -268,22 +282,11 @@ def _sync_stream(base: type[Any]) -> type[Any]:
 
 @functools.cache
 def _async_stream(base: type[Any]) -> type[Any]:
-    class Timed(base):  # type: ignore[misc]
-        def __init__(self, inner: Any, flight: Flight) -> None:
-            self._inner, self._flight, self._whole = inner, flight, False
-
+    class Timed(_Answer, base):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
+            with self._reading():
                 async for chunk in self._inner:
-                    if self._flight.call.overdue():
-                        raise Overdue
-                    yield chunk
-                self._whole = not self._flight.call.overdue()
-            except Exception:
-                if not self._flight.call.overdue():
-                    raise
-            if not self._whole:
-                raise Overdue
+                    yield self._timed(chunk)
 
         async def aclose(self) -> None:
             try:

@@ -348,7 +348,7 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
         return str(values["input"])
 
     monkeypatch.setattr(threads, "_idle", deque())
-    monkeypatch.setattr(boundary, "_STARVED", 0.5)
+    monkeypatch.setattr(threads, "STARVED", 0.5)
     monkeypatch.setattr(threading.Thread, "start", start)
     found = boundary.run_private(
         RunnableLambda(member), [request(text) for text in "axbcd"], max_concurrency=5, timeout=0.4
