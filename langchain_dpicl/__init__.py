@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_dpicl.aggregate import DPAggregate, SealedRelease
     from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords, Words
     from langchain_dpicl.budget import PrivacyBudget, Receipt
     from langchain_dpicl.decoding import (
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
         TransformersLogits,
         synthesize_demonstrations,
     )
-    from langchain_dpicl.downstream import keywords_to_answer
-    from langchain_dpicl.ensemble import PrivateEnsemble
     from langchain_dpicl.errors import (
         AccountingError,
         BudgetError,
@@ -49,21 +46,26 @@ if TYPE_CHECKING:
         UnknownOwner,
         UnsafeConfigurationError,
     )
+    from langchain_dpicl.members.downstream import keywords_to_answer
+    from langchain_dpicl.members.scoring import LabelScorer
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.release import acting_for
-    from langchain_dpicl.relevance import ShareThreshold, release_threshold, suggest_threshold
+    from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
+    from langchain_dpicl.release.ensemble import PrivateEnsemble
+    from langchain_dpicl.release.flow import acting_for
+    from langchain_dpicl.release.threshold import release_threshold
+    from langchain_dpicl.release.tool import as_tool
     from langchain_dpicl.retrieval import DPRetriever, wrap_rag
-    from langchain_dpicl.scoring import LabelScorer
-    from langchain_dpicl.selection import PoissonExampleSelector
+    from langchain_dpicl.selection.selector import PoissonExampleSelector
+    from langchain_dpicl.selection.share import ShareThreshold
+    from langchain_dpicl.selection.suggest import suggest_threshold
     from langchain_dpicl.serving import add_dp_routes
     from langchain_dpicl.store import ExemplarStore
     from langchain_dpicl.store.postgres import PostgresExemplarStore
-    from langchain_dpicl.tool import as_tool
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "aggregate": ("DPAggregate", "SealedRelease"),
+    "release.aggregate": ("DPAggregate", "SealedRelease"),
     "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
     "decoding": (
@@ -75,8 +77,8 @@ _HOMES = {
         "TransformersLogits",
         "synthesize_demonstrations",
     ),
-    "downstream": ("keywords_to_answer",),
-    "ensemble": ("PrivateEnsemble",),
+    "members.downstream": ("keywords_to_answer",),
+    "release.ensemble": ("PrivateEnsemble",),
     "errors": (
         "AccountingError",
         "BudgetError",
@@ -101,15 +103,17 @@ _HOMES = {
         "UnsafeConfigurationError",
     ),
     "privacy": ("LineRequest", "PrivacyPlan"),
-    "release": ("acting_for",),
-    "relevance": ("ShareThreshold", "release_threshold", "suggest_threshold"),
+    "release.flow": ("acting_for",),
+    "release.threshold": ("release_threshold",),
+    "selection.share": ("ShareThreshold",),
+    "selection.suggest": ("suggest_threshold",),
     "retrieval": ("DPRetriever", "wrap_rag"),
-    "scoring": ("LabelScorer",),
-    "selection": ("PoissonExampleSelector",),
+    "members.scoring": ("LabelScorer",),
+    "selection.selector": ("PoissonExampleSelector",),
     "serving": ("add_dp_routes",),
     "store": ("ExemplarStore",),
     "store.postgres": ("PostgresExemplarStore",),
-    "tool": ("as_tool",),
+    "release.tool": ("as_tool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from tickets_on_disk import burnt
 
 from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector, PrivacyBudget
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS
 from langchain_dpicl.privacy.profile import DIRECTIONS, Repeated, Subsampled
+from langchain_dpicl.private.boundary import ABSTAIN
 
 MEMBERS, RATE, SIGMA, THRESHOLD = 2, 0.4, 0.7, 0.5
 EPSILONS = np.array([-0.5, 0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0])

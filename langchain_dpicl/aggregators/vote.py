@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl._labels import check_labels, normal
 from langchain_dpicl.aggregators.base import Aggregator, text_of
+from langchain_dpicl.aggregators.labels import check_labels, normal
 from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
 from langchain_dpicl.privacy.noise import Randomness
 

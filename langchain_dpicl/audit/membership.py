@@ -29,8 +29,8 @@ from langchain_dpicl.audit.membership_attack import (
 )
 from langchain_dpicl.audit.membership_reading import Known, Readings, read
 from langchain_dpicl.decoding.answer import Settings
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole

@@ -17,15 +17,15 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl import boundary
 from langchain_dpicl.audit.case import Case, MemberCase, TokenCase
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose
 from langchain_dpicl.decoding.draws import draw_steps, slots_for
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
-from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.private import boundary
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 QUERY = "which of the two?"

@@ -15,17 +15,17 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.transport import install, is_client
-from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.reach import is_named, is_one, reachable
+from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.reach import is_named, is_one, reachable
 
 DEFAULT_TIMEOUT = 120.0
 
 Timeout = float | Literal["auto"] | None
 
 _OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai.llms.base.BaseOpenAI")
-_RELEASES = ("langchain_dpicl.release.AnyRelease", "langchain_dpicl.retrieval.retriever.DPRetriever")
+_RELEASES = ("langchain_dpicl.release.flow.AnyRelease", "langchain_dpicl.retrieval.retriever.DPRetriever")
 
 
 class TimeLimit:

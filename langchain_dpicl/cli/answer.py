@@ -12,10 +12,10 @@ from langchain_core.language_models import BaseLanguageModel
 
 from langchain_dpicl import local
 from langchain_dpicl.cli import texts
-from langchain_dpicl.cli.members import ModelChoice, label_member
 from langchain_dpicl.cli.session import Question, Session, add_common, delta_of, frozen_plan
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.files import read_records
+from langchain_dpicl.members.models import ModelChoice, label_member
+from langchain_dpicl.store.records import read_records
 
 _EPILOG = """examples:
   dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"

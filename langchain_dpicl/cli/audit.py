@@ -106,7 +106,7 @@ def _model_member(options: argparse.Namespace) -> Runnable[Any, Any]:
         raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")
     from langchain_dpicl import local
     from langchain_dpicl.audit.designs import LABELS
-    from langchain_dpicl.cli.members import ModelChoice, label_member
+    from langchain_dpicl.members.models import ModelChoice, label_member
 
     if options.model not in local.KNOWN_MODELS:
         raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")

@@ -87,7 +87,7 @@ def _show(options: argparse.Namespace) -> int:
     try:
         found = report.show(options.name)
         if options.plot:
-            from langchain_dpicl.cli.budget_plot import draw
+            from langchain_dpicl.plots.budget import draw
 
             draw(report, options.name, options.plot)
             found["plot"] = options.plot
@@ -156,7 +156,7 @@ def _tickets(options: argparse.Namespace) -> int:
     finally:
         report.close()
     if options.plot:
-        from langchain_dpicl.cli.budget_plot import draw_tickets
+        from langchain_dpicl.plots.budget import draw_tickets
 
         draw_tickets(found, options.plot)
         found["plot"] = options.plot

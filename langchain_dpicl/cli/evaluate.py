@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.members import ModelChoice
 from langchain_dpicl.cli.session import add_common
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.local import DEFAULT_MODEL
+from langchain_dpicl.members.models import ModelChoice
 from langchain_dpicl.privacy.checks import whole
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.files import read_records
+from langchain_dpicl.store.records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

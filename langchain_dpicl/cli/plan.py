@@ -1,5 +1,5 @@
-"""``dpicl plan``: see `langchain_dpicl.planning`."""
+"""``dpicl plan``: see `langchain_dpicl.cli.planning`."""
 
-from langchain_dpicl.planning import add_plan_parser as add_parser
+from langchain_dpicl.cli.planning import add_plan_parser as add_parser
 
 __all__ = ["add_parser"]

@@ -13,12 +13,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
+from langchain_dpicl.cli.compare import Comparison, compare
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
-from langchain_dpicl.evaluation import Comparison, compare
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.release.aggregate import SealedRelease
 from langchain_dpicl.store.base import PrivateStore
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from tqdm import tqdm
 
 from langchain_dpicl import local
-from langchain_dpicl.cli.members import read_lines
 from langchain_dpicl.cli.session import add_common, delta_of, frozen_plan, shortened
 from langchain_dpicl.errors import DPICLError, InvalidParameter, PrivacyWarning
-from langchain_dpicl.files import read_records
+from langchain_dpicl.members.models import read_lines
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.store.records import read_records
 
 _EPILOG = """examples:
   dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
@@ -154,7 +154,7 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     import numpy as np
 
     from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
-    from langchain_dpicl.decoding.transformers_model import TransformersLogits
+    from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
     if options.shots < 2:
         raise InvalidParameter("--shots", options.shots, "at least 2")

@@ -25,11 +25,11 @@ from langchain_dpicl import (
     local,
 )
 from langchain_dpicl.aggregators import Aggregator, ReleasedKeywords
-from langchain_dpicl.cli.members import Wording, read_lines
 from langchain_dpicl.cli.session import Question, Session, shortened
-from langchain_dpicl.downstream import keywords_to_answer
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.members.downstream import keywords_to_answer
+from langchain_dpicl.members.models import Wording, read_lines
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 MODES = ("embedding", "keywords-joint", "keywords-ptr")
 

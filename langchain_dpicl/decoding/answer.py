@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from langchain_dpicl import boundary
 from langchain_dpicl.decoding.draws import Draw
 from langchain_dpicl.decoding.mixing import FloatArray, IntArray, base_scores, candidates, clipped_terms, draw
 from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel
 from langchain_dpicl.decoding.rows import Rows
 from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.private import boundary
 
 T = TypeVar("T")
 Terms = Callable[[FloatArray, FloatArray], IntArray]

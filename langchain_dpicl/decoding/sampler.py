@@ -22,8 +22,8 @@ from langchain_dpicl.decoding.steps import Note, SamplerSteps
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release import AnyRelease, check_owners
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.release.flow import AnyRelease, check_owners
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 if TYPE_CHECKING:
     pass

@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from langchain_dpicl import boundary
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
 from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps, slots_for
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.doubt import Doubt, Doubts
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ModelUnavailable, PrivacyBudgetExceeded, ReleaseFailed
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.release import acting_principal
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.private import boundary
+from langchain_dpicl.release.doubt import Doubt, Doubts
+from langchain_dpicl.release.flow import acting_principal
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 T = TypeVar("T")
 

@@ -1,5 +1,1 @@
-"""Measuring usefulness: private answers beside answers that are not private."""
-
-from langchain_dpicl.evaluation.compare import Comparison, compare
-
-__all__ = ["Comparison", "compare"]
+"""`dpicl evaluate`: what answers from private examples are worth on a task, beside their privacy."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.evaluation.tasks import ClassificationTask, HubSource, Task
-from langchain_dpicl.files import read_records
 from langchain_dpicl.privacy.checks import whole
+from langchain_dpicl.store.records import read_records
 
 _SLOT = re.compile(r"\{(\w+)\}")
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")

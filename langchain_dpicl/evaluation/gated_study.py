@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> dict[str, Any]:
 
 def _known(load: Any, chosen: ClassificationTask, source: str, words: int | None, split: str) -> list[Row]:
     """Rows, cut to so many words; of MTS-Dialog those of the sections that the task knows."""
-    from langchain_dpicl.files import read_records
+    from langchain_dpicl.store.records import read_records
 
     if chosen.name in TASKS:
         records = [record for record in read_records(source) if chosen.label_of(str(record.get("label"))) is not None]
@@ -201,7 +201,7 @@ def _known(load: Any, chosen: ClassificationTask, source: str, words: int | None
 def _readers(
     options: argparse.Namespace, chosen: ClassificationTask, shape: Shape, public: list[tuple[str, str]]
 ) -> tuple[Reader, Reader]:
-    from langchain_dpicl.decoding.transformers_model import TransformersLogits
+    from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
     model = TransformersLogits(options.model, threads=options.threads)
     plain = Shape(shape.instruction, shape.query, shape.answer, shape.separator, shape.multiline)

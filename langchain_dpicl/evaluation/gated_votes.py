@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.gated_stream import Ints, Question
 from langchain_dpicl.evaluation.label_batches import LabelBatches, Scores

@@ -1,7 +1,7 @@
 """What many label prompts say, read in batches by a model in this process: a pass over a task in minutes, not hours.
 
-The scores are those of `langchain_dpicl.scoring`, from the whole next-token distribution instead of what a server
-shows. In a batch a row's last digits depend on the other rows, which the guarantee does not allow: nothing that is made
+The scores are those of `langchain_dpicl.members.scoring`, from the whole next-token distribution instead of what a
+server shows. In a batch a row's last digits depend on the other rows, which the guarantee does not allow: nothing made
 here is a release, and the data must be public.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation.lockstep import Lockstep, State
-from langchain_dpicl.scoring import Position, label_scores
+from langchain_dpicl.members.scoring import Position, label_scores
 
 _BATCH = 20
 _ALTERNATIVES = 100

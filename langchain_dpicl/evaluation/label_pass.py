@@ -20,11 +20,11 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl import boundary
 from langchain_dpicl.evaluation.passes import PassFile, once_more
 from langchain_dpicl.evaluation.samples import Pairs
 from langchain_dpicl.evaluation.tasks import ClassificationTask
-from langchain_dpicl.scoring import LabelScorer
+from langchain_dpicl.members.scoring import LabelScorer
+from langchain_dpicl.private import boundary
 
 if TYPE_CHECKING:
     from langchain_dpicl.evaluation.label_batches import LabelBatches
@@ -83,7 +83,7 @@ class BatchReader:
 
     @cached_property
     def _batches(self) -> LabelBatches:
-        from langchain_dpicl.decoding.transformers_model import TransformersLogits
+        from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
         from langchain_dpicl.evaluation.label_batches import LabelBatches
 
         model = TransformersLogits(self._model, threads=self._threads)

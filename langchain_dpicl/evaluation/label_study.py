@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import NoisyVote
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.evaluation.label_pass import Said
 from langchain_dpicl.evaluation.schedule import Schedule
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.private.boundary import ABSTAIN
 
 Labels = NDArray[np.int64]
 """Positions in the task's list of labels; -1 abstains."""

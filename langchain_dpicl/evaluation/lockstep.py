@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.decoding.answer import Settings, Writer, choose
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.mixing import FloatArray, IntArray
 from langchain_dpicl.decoding.model import Demonstration, Logits
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
 

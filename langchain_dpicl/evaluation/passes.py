@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from langchain_dpicl.durable import append, lock, read_whole
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.store.durable import append, lock, read_whole
 
 Key = tuple[int | str, ...]
 T = TypeVar("T")

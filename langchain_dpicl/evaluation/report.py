@@ -13,7 +13,6 @@ from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint
-from langchain_dpicl.evaluation.pictures import pictures, save
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tables import (
     MEASURES,
@@ -27,6 +26,7 @@ from langchain_dpicl.evaluation.tables import (
     study_table,
 )
 from langchain_dpicl.evaluation.tasks import Task
+from langchain_dpicl.plots.evaluation import pictures, save
 
 _RESERVED = (*MEASURES, "flips", "cost")
 

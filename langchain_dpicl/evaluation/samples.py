@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_dpicl.evaluation.data import Row, check_size
 from langchain_dpicl.evaluation.passes import PassFile
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 Pairs = Sequence[tuple[str, str]]

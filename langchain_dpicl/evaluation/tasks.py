@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from langchain_dpicl._labels import check_labels, normal
+from langchain_dpicl.aggregators.labels import check_labels, normal
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import FrozenMapping

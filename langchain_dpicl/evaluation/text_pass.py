@@ -14,13 +14,13 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from langchain_dpicl import boundary
 from langchain_dpicl.aggregators import ReleasedKeywords
-from langchain_dpicl.downstream import keywords_to_answer
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile, once_more
 from langchain_dpicl.evaluation.samples import Pairs
 from langchain_dpicl.evaluation.tasks import GenerationTask
+from langchain_dpicl.members.downstream import keywords_to_answer
+from langchain_dpicl.private import boundary
 
 
 class Author:

@@ -10,7 +10,6 @@ from typing import Any
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, ReleasedKeywords
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile, key_of
@@ -21,6 +20,7 @@ from langchain_dpicl.evaluation.text import meaning_scores, text_measures
 from langchain_dpicl.evaluation.text_pass import Author, Written, keep
 from langchain_dpicl.privacy.mechanisms import default_delta0
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.private.boundary import ABSTAIN
 
 Runs = list[list[str]]
 """Texts by run and query."""

@@ -18,13 +18,13 @@ from langchain_dpicl.aggregators import EmbeddingMean
 from langchain_dpicl.decoding.answer import Settings, Writer
 from langchain_dpicl.decoding.mixing import clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.evaluation.lockstep import Answer, Lockstep, Weighed
 from langchain_dpicl.evaluation.paper_radius import ball_terms, claimed_beta
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.plan import LineRequest
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 _NO_BOUND = 1e6  # nats: no weight is ever cut
@@ -159,7 +159,7 @@ class Study:
 
     @cached_property
     def _lockstep(self) -> Lockstep:
-        from langchain_dpicl.decoding.transformers_model import TransformersLogits
+        from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
         options = self.options
         return Lockstep(TransformersLogits(options.model, threads=options.threads, dtype=options.dtype))

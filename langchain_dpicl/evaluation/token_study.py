@@ -19,7 +19,7 @@ from pathlib import Path
 from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.evaluation.token_methods import Outcome, Study
 from langchain_dpicl.evaluation.token_report import report
-from langchain_dpicl.files import read_records
+from langchain_dpicl.store.records import read_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:

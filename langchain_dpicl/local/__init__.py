@@ -15,7 +15,7 @@ behind it. More slots bring no speed on a CPU.
 
 ``local_llm()`` can still reuse a prefix WITHIN one call: with ``shared_prefix=True`` it sends its prompts in one
 request, after a constant prompt that pushes everything else out of the cache. What is reused is then a function of this
-call's own prompts. :class:`~langchain_dpicl.scoring.LabelScorer` asks for it.
+call's own prompts. :class:`~langchain_dpicl.members.scoring.LabelScorer` asks for it.
 
 *No call waits for the slot on its own clock.* Private calls of this process take the slot in turn
 (`langchain_dpicl.calls`). One that is ended gives it to the next when the server has really stopped: llama.cpp notices

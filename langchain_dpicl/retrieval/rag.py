@@ -15,19 +15,19 @@ from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfi
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_dpicl.aggregate import DPAggregate, SealedRelease
 from langchain_dpicl.aggregators import Aggregator
-from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.calls.models import Timeout
-from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.reach import is_named, is_one, reachable
-from langchain_dpicl.release import AnyRelease
+from langchain_dpicl.private.boundary import current_bucket
+from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.reach import is_named, is_one, reachable
+from langchain_dpicl.private.sharing import MadeUp
+from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
+from langchain_dpicl.release.flow import AnyRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
-from langchain_dpicl.selection import Examples, PoissonExampleSelector
-from langchain_dpicl.sharing import MadeUp
+from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.intake import Vectors

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release import AnyRelease, releases_in
+from langchain_dpicl.release.flow import AnyRelease, releases_in
 from langchain_dpicl.serving.config import LOOPBACK, Settings, read
 from langchain_dpicl.serving.failures import failure_of, of_http
 from langchain_dpicl.serving.keys import Keys

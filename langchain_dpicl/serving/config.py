@@ -18,8 +18,8 @@ from langchain_core.runnables import Runnable
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from langchain_dpicl.budget.policy import Replay
-from langchain_dpicl.cli.members import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.members.models import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.serving.keys import Keys
 from langchain_dpicl.serving.limits import Limits
@@ -277,8 +277,8 @@ class Settings(_Section):
 
     def _store(self, section: StoreSection) -> Any:
         from langchain_dpicl import ExemplarStore
-        from langchain_dpicl.files import read_records
         from langchain_dpicl.local import local_embeddings
+        from langchain_dpicl.store.records import read_records
 
         if section.file is not None:
             return ExemplarStore.load(self.folder / section.file, local_embeddings())

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.durable import lock
 from langchain_dpicl.errors import StoreFileChanged, StoreFileError
 from langchain_dpicl.store import file as store_file
+from langchain_dpicl.store.durable import lock
 from langchain_dpicl.store.file import Contents, State
 
 _WAIT_SECONDS = 60.0

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.decoding.loading import load
+from langchain_dpicl.decoding.backends.loading import load
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
 
 STEPS, SHOTS, EVERY = 25, 4, 4
 TARGET = "plain over ours, warm (at least 5)"

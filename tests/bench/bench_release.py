@@ -29,7 +29,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.aggregate import SealedRelease
+from langchain_dpicl.release.aggregate import SealedRelease
 
 LABELS = ["red", "blue"]
 TEXT = "a ticket of ordinary length, about a hundred characters long, as people write them in a hurry"
@@ -105,7 +105,7 @@ def wait_20_ms(_: Any) -> str:
 def real_member() -> Runnable[Any, Any]:
     """The embedded model, scoring labels."""
     from langchain_dpicl.local import local_llm
-    from langchain_dpicl.scoring import LabelScorer
+    from langchain_dpicl.members.scoring import LabelScorer
 
     return LabelScorer(local_llm(), LABELS)
 

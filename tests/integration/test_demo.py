@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
-from langchain_dpicl.files import read_records
+from langchain_dpicl.store.records import read_records
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl.demo.inbox import DEMO_LABELS
 from langchain_dpicl.demo.replies import PUBLIC_REPLIES, PUBLIC_WORDS
-from langchain_dpicl.tool import SPENT
+from langchain_dpicl.release.tool import SPENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from langchain_dpicl.decoding.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation import gated_votes
 from langchain_dpicl.evaluation.gated_votes import BatchedReader
 from langchain_dpicl.evaluation.label_pass import BatchReader

@@ -19,7 +19,7 @@ from langchain_dpicl.demo.inbox import (
     demo_inbox,
 )
 from langchain_dpicl.local import local_chat_model, local_llm
-from langchain_dpicl.scoring import LabelScorer
+from langchain_dpicl.members.scoring import LabelScorer
 
 pytestmark = pytest.mark.model
 

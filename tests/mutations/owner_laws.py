@@ -16,10 +16,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from numpy.typing import NDArray
 
 from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 from langchain_dpicl.privacy.profile import DIRECTIONS
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.selection.selector import Examples
 from langchain_dpicl.store.intake import Vectors
 
 MEMBERS, SIGMA = 2, 0.7

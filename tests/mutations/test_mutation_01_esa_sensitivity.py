@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl import EmbeddingMean
 from langchain_dpicl.aggregators import embedding
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, Gaussian, Mechanism, Randomness, lattice_multiplier
+from langchain_dpicl.private.boundary import ABSTAIN
 
 STEPS = 64
 """A lattice coarse enough to sum over all of it."""

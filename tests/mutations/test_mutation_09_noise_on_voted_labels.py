@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from owner_laws import Passing
 
 from langchain_dpicl import NoisyVote
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, Randomness
+from langchain_dpicl.private.boundary import ABSTAIN
 
 SIGMA, MEMBERS = 0.5, 2
 ANSWERS: list[object] = [0, 1, ABSTAIN]

@@ -11,9 +11,9 @@ from exact import Branching, BranchingThresholds, Law, check_profile, law, mixtu
 from keyword_laws import EACH, neighbouring_laws, prepared
 
 from langchain_dpicl import Keywords, NoisyVote
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.privacy import MECHANISMS, DiscreteGaussian, Mechanism, Profile
 from langchain_dpicl.privacy.profile import Composed
+from langchain_dpicl.private.boundary import ABSTAIN
 
 RATE = 0.2
 Pairs = list[tuple[Law, Law]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import MembersAbstained, NoisyVote, ReleaseFailed
-from langchain_dpicl.release import Begun, Private, ReleaseSteps
+from langchain_dpicl.release.flow import Begun, Private, ReleaseSteps
 
 Patch = pytest.MonkeyPatch
 Make = Callable[..., Any]

@@ -9,9 +9,9 @@ import pytest
 from ears import Ears
 
 from langchain_dpicl import PrivacyBudgetExceeded
-from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.budget import Charge
-from langchain_dpicl.release import Begun
+from langchain_dpicl.release.aggregate import SealedRelease
+from langchain_dpicl.release.flow import Begun
 
 MEMBERS, RELEASES = 4, 2
 

@@ -51,12 +51,12 @@ def check(sealed_of: Callable[..., Any], store: ExemplarStore) -> None:
 
 def a_seed_in_the_release(patch: Patch, seeded: Seeded) -> None:
     """The mutant: the sealed step's generator has a seed."""
-    patch.setattr("langchain_dpicl.release.SecureRandomness", lambda: seeded(7))
+    patch.setattr("langchain_dpicl.release.flow.SecureRandomness", lambda: seeded(7))
 
 
 def a_seed_in_the_selector(patch: Patch, seeded: Seeded) -> None:
     """The mutant: the selector's generator has a seed."""
-    patch.setattr("langchain_dpicl.selection.SecureRandomness", lambda: seeded(7))
+    patch.setattr("langchain_dpicl.selection.selector.SecureRandomness", lambda: seeded(7))
 
 
 def words_of_the_global_generator(patch: Patch, seeded: Seeded) -> None:

@@ -14,13 +14,14 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from table_model import TableModel
 
-from langchain_dpicl import DPSampler, NoisyVote, PoissonExampleSelector, ReleaseFailed, boundary
-from langchain_dpicl.boundary import ABSTAIN
+from langchain_dpicl import DPSampler, NoisyVote, PoissonExampleSelector, ReleaseFailed
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings
 from langchain_dpicl.decoding.draws import Draw
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.decoding.rows import Rows, attempt
 from langchain_dpicl.privacy import Randomness
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.boundary import ABSTAIN
 
 Patch = pytest.MonkeyPatch
 FAILED = "one owner's failure fails the release"

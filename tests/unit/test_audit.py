@@ -29,7 +29,7 @@ from langchain_dpicl.audit.designs import MECHANISMS, cases_of
 from langchain_dpicl.audit.worlds import Stock
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 CERTAIN = 1.0 - 1e-8
 CLAIM: dict[str, Any] = {"epsilon": 1.0, "delta": 0.05, "confidence": CERTAIN}

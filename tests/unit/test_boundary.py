@@ -34,9 +34,10 @@ from langchain_core.tracers import context as tracer_context
 from langchain_core.tracers.context import register_configure_hook
 from ways import WAYS, ask
 
-from langchain_dpicl import InvalidParameter, ModelUnavailable, ReleaseFailed, UnsafeConfigurationError, boundary
-from langchain_dpicl.boundary import ABSTAIN
-from langchain_dpicl.selection import Examples
+from langchain_dpicl import InvalidParameter, ModelUnavailable, ReleaseFailed, UnsafeConfigurationError
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.selection.selector import Examples
 
 
 def prompt() -> Runnable[Any, Any]:

@@ -26,11 +26,11 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
     acting_for,
-    doubt,
     release_threshold,
 )
-from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.release import doubt
+from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.serving import add_dp_routes
 
 LABELS = ["Positive", "Negative"]

@@ -33,7 +33,8 @@ from langchain_core.runnables.router import RouterRunnable
 from langchain_core.tools import tool
 from pydantic import PrivateAttr
 
-from langchain_dpicl import UnsafeConfigurationError, boundary
+from langchain_dpicl import UnsafeConfigurationError
+from langchain_dpicl.private import boundary
 
 
 def prompt() -> Runnable[Any, Any]:

@@ -31,9 +31,9 @@ from langchain_core.runnables import RunnablePassthrough
 from pydantic_core import PydanticSerializationError
 
 from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote, PrivacyBudget, UnsafeConfigurationError
-from langchain_dpicl.boundary import ABSTAIN
-from langchain_dpicl.release import Private
-from langchain_dpicl.tool import as_tool
+from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.release.flow import Private
+from langchain_dpicl.release.tool import as_tool
 
 MEMBERS = 3
 

@@ -43,7 +43,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langsmith import traceable
 from pydantic import BaseModel
 
-from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError, boundary, silence
+from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
+from langchain_dpicl.private import boundary, silence
 
 MEMBERS = 3
 

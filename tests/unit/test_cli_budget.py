@@ -15,8 +15,8 @@ import pytest
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
 from langchain_dpicl.budget.report import LedgerReport, ticket_bins
 from langchain_dpicl.cli import main
-from langchain_dpicl.cli.budget_plot import _losses
 from langchain_dpicl.cli.session import Session
+from langchain_dpicl.plots.budget import _losses
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.cli import main
-from langchain_dpicl.cli.members import ModelChoice
 from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.members.models import ModelChoice
 
 LABELS = ("Negative", "Positive")
 

@@ -14,7 +14,7 @@ from table_model import TableModel
 
 from langchain_dpicl import Demonstrations, PrivacyBudget
 from langchain_dpicl.cli import main
-from langchain_dpicl.decoding import transformers_model
+from langchain_dpicl.decoding.backends import transformers_model
 
 SECRET = "CANARY-mrs-alder"
 

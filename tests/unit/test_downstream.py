@@ -16,7 +16,7 @@ from langchain_core.tracers.context import collect_runs
 from ways import WAYS, ask, shown
 
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, keywords_to_answer
-from langchain_dpicl.downstream import RANKED, UNRANKED
+from langchain_dpicl.members.downstream import RANKED, UNRANKED
 
 TEMPLATE = "Summarize the dialogue{suggestions}.\n\n{input}\nSummary:"
 QUERY = {"input": "I cough", "more": "public", "n": 3}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.errors import InvalidRecords
-from langchain_dpicl.files import read_records
+from langchain_dpicl.store.records import read_records
 
 SECRET = "CANARY-mrs-alder"
 

@@ -15,9 +15,9 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import NoisyVote
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.gated_stream import Question, Side, released, walk_blind, walk_gated, zipf_stream
+from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-8
 

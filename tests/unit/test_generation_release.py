@@ -39,13 +39,13 @@ from langchain_dpicl import (
     PrivateEnsemble,
     ReleasedKeywords,
     SealedRelease,
-    doubt,
 )
 from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.aggregators.embedding import STEPS
-from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.privacy import LineRequest
 from langchain_dpicl.privacy.families import Gaussian
+from langchain_dpicl.private.boundary import current_bucket
+from langchain_dpicl.release import doubt
 
 QUESTION = {"input": "a witty, seductive movie"}
 WAYS = ways.WAYS

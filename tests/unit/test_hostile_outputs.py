@@ -19,7 +19,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_dpicl import EmbeddingMean, Keywords, LabelScorer, MembersAbstained, ModelUnavailable, NoisyVote
 from langchain_dpicl.aggregators import Aggregator, Words
 from langchain_dpicl.aggregators.base import text_of
-from langchain_dpicl.boundary import ABSTAIN, arun_private, run_private
+from langchain_dpicl.private.boundary import ABSTAIN, arun_private, run_private
 
 SECRET = "Mrs Alder of 9 Elm Street"
 

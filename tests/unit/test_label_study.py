@@ -16,7 +16,6 @@ from evaluation_fakes import FakeLLM, rows
 from scipy.stats import binom, chi2
 
 from langchain_dpicl import NoisyVote
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.evaluation import label_study
 from langchain_dpicl.evaluation.label_pass import Ask, ChainReader, Said, read_sample
@@ -26,9 +25,10 @@ from langchain_dpicl.evaluation.samples import Pairs, Sampler
 from langchain_dpicl.evaluation.schedule import Schedule
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
+from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.plan import LineRequest
-from langchain_dpicl.scoring import LabelScorer
+from langchain_dpicl.private.boundary import ABSTAIN
 
 LABELS = ("Red", "Blue", "Green")
 TASK = ClassificationTask("colours", LABELS, Shape("Name the colour.", "Thing: {input}\nColour:"))

@@ -22,8 +22,8 @@ from langchain_dpicl import (
     PrivateEnsemble,
     StoreError,
 )
-from langchain_dpicl.evaluation.compare import compare
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.cli.compare import compare
+from langchain_dpicl.selection.selector import Examples
 
 QUERY = {"question": "what does text 3.1 say?"}
 DIMENSION = 8

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.cli.planning import add_plan_parser, draw, epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.planning import add_plan_parser, draw, epsilon_curve, noise_curve
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"

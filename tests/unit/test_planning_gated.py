@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.cli.planning import add_plan_parser, save_figure
+from langchain_dpicl.cli.planning_gated import Gate
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.planning import add_plan_parser, save_figure
-from langchain_dpicl.planning_gated import Gate
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
@@ -234,7 +234,7 @@ def test_two_pictures_are_drawn(
 ) -> None:
     """Every curve rises with the tickets as it should; a point of one is compared with a plan of its own."""
     pytest.importorskip("matplotlib")
-    from langchain_dpicl import planning_gated_plot
+    from langchain_dpicl.plots import planning_gated as planning_gated_plot
 
     drawn: list[Any] = []
 

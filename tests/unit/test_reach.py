@@ -34,8 +34,8 @@ from langchain_dpicl import (
     PrivateEnsemble,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.reach import is_one, reachable
-from langchain_dpicl.sealing import seal_public
+from langchain_dpicl.private.reach import is_one, reachable
+from langchain_dpicl.private.sealing import seal_public
 
 
 class Treasure:

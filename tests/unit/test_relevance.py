@@ -33,7 +33,7 @@ from langchain_dpicl import (
     suggest_threshold,
 )
 from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Line, PLDAccountant, PrivacyPlan, SecureRandomness
-from langchain_dpicl.relevance import release
+from langchain_dpicl.release import threshold as release
 from langchain_dpicl.store.intake import Vectors
 
 FALSE_ALARM = 1e-8

@@ -16,7 +16,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.scoring import LabelScorer, Position, label_prompt, label_scores
+from langchain_dpicl.members.scoring import LabelScorer, Position, label_prompt, label_scores
 
 Table = dict[str, dict[str, float]]
 

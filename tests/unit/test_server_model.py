@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from langchain_dpicl.decoding.backends.server_model import ServerLogits
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.decoding.server_model import ServerLogits
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 
 VOCABULARY = 130  # characters by their codes; 128 begins a text and 129 ends it

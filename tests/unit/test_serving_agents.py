@@ -12,8 +12,8 @@ from langchain.agents import create_agent
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage
 
+from langchain_dpicl.release.tool import SPENT, as_tool
 from langchain_dpicl.serving import add_dp_routes
-from langchain_dpicl.tool import SPENT, as_tool
 
 ASKED = {"messages": [{"type": "human", "content": "go"}]}
 

@@ -29,8 +29,8 @@ from langchain_core.tools import tool
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
 from langchain_dpicl import EmbeddingMean, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.copies import copied
-from langchain_dpicl.sharing import refuse_changes, snapshot
+from langchain_dpicl.private.copies import copied
+from langchain_dpicl.private.sharing import refuse_changes, snapshot
 
 QUESTION = {"input": "a witty, seductive movie"}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import boundary, silence
+from langchain_dpicl.private import boundary, silence
 
 
 class OwnRecords(logging.Logger):

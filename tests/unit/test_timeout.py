@@ -38,12 +38,12 @@ from langchain_dpicl import (
     NoisyVote,
     PoissonExampleSelector,
     PrivateEnsemble,
-    boundary,
 )
-from langchain_dpicl.boundary import ABSTAIN
 from langchain_dpicl.calls import clock, gate, threads, transport
 from langchain_dpicl.calls.models import DEFAULT_TIMEOUT, TimeLimit
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.selection.selector import Examples
 
 BOTH = ["sync", "async"]
 
@@ -370,7 +370,7 @@ def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
     code = """
 import threading
 from langchain_core.runnables import RunnableLambda, RunnableParallel
-from langchain_dpicl import boundary
+from langchain_dpicl.private import boundary
 from langchain_dpicl.calls.models import TimeLimit
 member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
 chain = TimeLimit(member, .3).prepared

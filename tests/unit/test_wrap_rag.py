@@ -38,9 +38,9 @@ from langchain_dpicl import (
     as_tool,
     wrap_rag,
 )
-from langchain_dpicl.boundary import run_private
+from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.retrieval.rag import RELEVANT, BucketRetriever
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.selection.selector import Examples
 
 QUESTION = "which desk renews a prescription?"
 LABELS = ["porch", "ledger"]
@@ -599,7 +599,7 @@ def test_an_agent_with_a_retriever_tool_is_refused(wrap: Any, collection: Any) -
 
 
 def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> None:
-    from langchain_dpicl.reach import reachable
+    from langchain_dpicl.private.reach import reachable
 
     private = wrap(rag(collection.as_retriever(), Model()))
     found = list(reachable(private.ensemble.sealed_member))

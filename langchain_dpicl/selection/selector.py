@@ -23,10 +23,10 @@ import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 from numpy.typing import NDArray
 
-from langchain_dpicl.boundary import current_bucket
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
 

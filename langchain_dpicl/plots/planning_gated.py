@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl.planning import new_figure, save_figure
-from langchain_dpicl.planning_gated import Gate
+from langchain_dpicl.cli.planning import new_figure, save_figure
+from langchain_dpicl.cli.planning_gated import Gate
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 
 _SHADES = ("#9ecae1", "#4292c6", "#08306b")

@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.calls.models import TimeLimit
-from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
     LedgerError,
@@ -36,12 +34,14 @@ from langchain_dpicl.errors import (
     ReleaseFailed,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.paying import Payment, apay, pay
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.reach import is_one, reachable
-from langchain_dpicl.sealing import seal_public
-from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.sharing import public_copy
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.reach import is_one, reachable
+from langchain_dpicl.private.sealing import seal_public
+from langchain_dpicl.private.sharing import public_copy
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.release.paying import Payment, apay, pay
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
@@ -169,7 +169,7 @@ class AnyRelease(Runnable[Any, Any], ABC):
         self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
     ) -> BaseTool:
         """This release as an agent's tool: `langchain_dpicl.as_tool`."""
-        from langchain_dpicl.tool import as_tool
+        from langchain_dpicl.release.tool import as_tool
 
         return as_tool(self, name, description, inputs=inputs)
 

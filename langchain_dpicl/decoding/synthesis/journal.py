@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.decoding.demonstrations import RECEIPT, from_lines, to_line
-from langchain_dpicl.durable import append, lock, read_whole
+from langchain_dpicl.decoding.synthesis.demonstrations import RECEIPT, from_lines, to_line
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.store.durable import append, lock, read_whole
 
 _FORMAT = "dpicl-job-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
 
-from langchain_dpicl import boundary
 from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.models import TimeLimit, Timeout
-from langchain_dpicl.doubt import Doubts
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.selection import Examples, PoissonExampleSelector
-from langchain_dpicl.sharing import MadeUp, other_words, public_copy, refuse_changes, refuse_kept, snapshot
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.sharing import MadeUp, other_words, public_copy, refuse_changes, refuse_kept, snapshot
+from langchain_dpicl.release.doubt import Doubts
+from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.intake import Vectors
 
 if TYPE_CHECKING:
-    from langchain_dpicl.aggregate import SealedRelease
+    from langchain_dpicl.release.aggregate import SealedRelease
 
 _REFUSAL = (
     "a PrivateEnsemble shows private answers: it runs only inside `ensemble | DPAggregate(...)` "
@@ -322,7 +322,7 @@ class PrivateEnsemble(Runnable[dict[str, Any], Any]):
 
     def __or__(self, other: Any) -> SealedRelease:  # type: ignore[override]
         """Fuse with a `DPAggregate`; refuse everything else."""
-        from langchain_dpicl.aggregate import DPAggregate, SealedRelease
+        from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
 
         if not isinstance(other, DPAggregate):
             raise UnsafeConfigurationError(_REFUSAL)

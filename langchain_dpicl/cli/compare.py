@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl.aggregate import SealedRelease
 from langchain_dpicl.aggregators import NoisyVote
-from langchain_dpicl.boundary import check_surroundings, run_private
 from langchain_dpicl.budget import Receipt
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.private.boundary import check_surroundings, run_private
+from langchain_dpicl.release.aggregate import SealedRelease
 
 
 @dataclass(frozen=True)

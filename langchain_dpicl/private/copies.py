@@ -27,7 +27,7 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.reach import OWN_CLOSED, is_cached, is_library, is_named, is_one, named_in, takes_nothing
+from langchain_dpicl.private.reach import OWN_CLOSED, is_cached, is_library, is_named, is_one, named_in, takes_nothing
 
 _ATOMS = (
     str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,

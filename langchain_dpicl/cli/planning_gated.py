@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl.cli.planning import calls_of, delta_warning, fixed_options
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.planning import calls_of, delta_warning, fixed_options
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.privacy.checks import probability, whole
 from langchain_dpicl.privacy.explain import explain
@@ -116,7 +116,7 @@ def run_gated(args: argparse.Namespace) -> int:
     gate = _gate(args)
     numbers = _numbers(gate, args)
     if args.plot:
-        from langchain_dpicl.planning_gated_plot import draw_gated
+        from langchain_dpicl.plots.planning_gated import draw_gated
 
         draw_gated(gate, args.plot)
         numbers["plot"] = args.plot

@@ -11,7 +11,7 @@ from pydantic import Field, create_model
 
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
-from langchain_dpicl.release import AnyRelease, releases_in
+from langchain_dpicl.release.flow import AnyRelease, releases_in
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool

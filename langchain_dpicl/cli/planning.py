@@ -60,7 +60,7 @@ def add_plan_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan. Errors of the package surface as they are: the command line prints them."""
     if args.gated:
-        from langchain_dpicl.planning_gated import run_gated
+        from langchain_dpicl.cli.planning_gated import run_gated
 
         return run_gated(args)
     if args.eligible is not None:

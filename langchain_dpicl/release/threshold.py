@@ -34,16 +34,16 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl import boundary, silence
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.tickets import Admitted
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ReleaseFailed
-from langchain_dpicl.paying import Payment, pay
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.sampling import choose_exponential
-from langchain_dpicl.release import acting_principal
-from langchain_dpicl.relevance.suggest import public_texts
+from langchain_dpicl.private import boundary, silence
+from langchain_dpicl.release.flow import acting_principal
+from langchain_dpicl.release.paying import Payment, pay
+from langchain_dpicl.selection.suggest import public_texts
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
 

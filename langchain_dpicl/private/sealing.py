@@ -17,9 +17,9 @@ from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
-from langchain_dpicl.chains import rebuilt
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.reach import is_cached, is_named, is_one, reachable, takes_nothing
+from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
 _KEEPERS = (
@@ -50,7 +50,7 @@ _COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
 
 _STORE = "langchain_dpicl.store.base.PrivateStore"
-_SELECTOR = "langchain_dpicl.selection.PoissonExampleSelector"
+_SELECTOR = "langchain_dpicl.selection.selector.PoissonExampleSelector"
 _RELEASED = (
     "langchain_dpicl.retrieval.retriever.DPRetriever",
     "langchain_dpicl.retrieval.rag.BucketRetriever",  # gives a member's own documents

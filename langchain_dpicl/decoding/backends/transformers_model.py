@@ -19,7 +19,7 @@ This holds for one machine, one version of torch and one number of threads.
 
 Speed comes from the kept states (a demonstration is read once, for all queries and tokens), the zero-shot state that
 grows by one token at a time, the output layer at the last position only, and packed weights
-(:func:`langchain_dpicl.decoding.loading.pack`).
+(:func:`langchain_dpicl.decoding.backends.loading.pack`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from langchain_dpicl.decoding.loading import load
+from langchain_dpicl.decoding.backends.loading import load
+from langchain_dpicl.decoding.backends.network import Network, compact
+from langchain_dpicl.decoding.backends.states import StateCache
 from langchain_dpicl.decoding.model import Demonstration, Logits
-from langchain_dpicl.decoding.network import Network, compact
 from langchain_dpicl.decoding.rows import attempt
-from langchain_dpicl.decoding.states import StateCache
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 
 __all__ = ["TransformersLogits"]

@@ -34,9 +34,9 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
-from langchain_dpicl.copies import LOCKS, copied
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.reach import (
+from langchain_dpicl.private.copies import LOCKS, copied
+from langchain_dpicl.private.reach import (
     OWN_CLOSED,
     is_cached,
     is_library,

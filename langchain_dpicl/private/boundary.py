@@ -39,12 +39,12 @@ from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_dpicl import silence
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.clock import Call, Calls, current
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.sealing import check_public as check_public
-from langchain_dpicl.sealing import seal as seal
+from langchain_dpicl.private import silence
+from langchain_dpicl.private.sealing import check_public as check_public
+from langchain_dpicl.private.sealing import seal as seal
 
 T = TypeVar("T")
 

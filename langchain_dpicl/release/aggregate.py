@@ -14,13 +14,13 @@ from typing_extensions import TypedDict
 from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.budget import Charge, PrivacyBudget, Receipt
 from langchain_dpicl.budget.filtered import FilteredBudget
-from langchain_dpicl.ensemble import PrivateEnsemble
 from langchain_dpicl.errors import (
     InvalidParameter,
     PrivacyBudgetExceeded,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.release import Begun, ReleaseSteps, check_owners, every
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.release.flow import Begun, ReleaseSteps, check_owners, every
 
 if TYPE_CHECKING:
     pass

@@ -1,6 +1,6 @@
 """A loaded model of transformers as pieces of text see it: from tokens and a state to a vector, from vectors to scores.
 
-See :mod:`langchain_dpicl.decoding.transformers_model` for what a row may depend on.
+See :mod:`langchain_dpicl.decoding.backends.transformers_model` for what a row may depend on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.decoding.loading import fingerprint, pack
+from langchain_dpicl.decoding.backends.loading import fingerprint, pack
 from langchain_dpicl.decoding.model import Logits
 from langchain_dpicl.errors import InvalidParameter
 

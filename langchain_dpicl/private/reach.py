@@ -45,10 +45,10 @@ _CACHED = type(functools.cache(lambda: None))
 OWN_CLOSED = frozenset(
     {
         "langchain_dpicl.store.base.PrivateStore",
-        "langchain_dpicl.selection.PoissonExampleSelector",
+        "langchain_dpicl.selection.selector.PoissonExampleSelector",
         "langchain_dpicl.budget.budget.PrivacyBudget",
-        "langchain_dpicl.ensemble.PrivateEnsemble",
-        "langchain_dpicl.release.AnyRelease",
+        "langchain_dpicl.release.ensemble.PrivateEnsemble",
+        "langchain_dpicl.release.flow.AnyRelease",
     }
 )
 """By name: these classes live on floors above this one."""

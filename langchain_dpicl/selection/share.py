@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.relevance.suggest import public_texts
+from langchain_dpicl.selection.suggest import public_texts
 from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.intake import Vectors
 

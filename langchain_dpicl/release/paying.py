@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from langchain_dpicl import boundary
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
 from langchain_dpicl.budget.seats import Asked
 from langchain_dpicl.errors import DPICLError, LedgerError
+from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
 Entries = list[Charge | Replayed]

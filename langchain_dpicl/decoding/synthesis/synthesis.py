@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_dpicl.budget import Charge, Receipt, Replayed
-from langchain_dpicl.decoding.demonstrations import RECEIPT, DemonstrationReceipt, Demonstrations, split, to_line
-from langchain_dpicl.decoding.journal import Journal
 from langchain_dpicl.decoding.sampler import DPSampler, Input
 from langchain_dpicl.decoding.steps import Begun, Note, Query
+from langchain_dpicl.decoding.synthesis.demonstrations import (
+    RECEIPT,
+    DemonstrationReceipt,
+    Demonstrations,
+    split,
+    to_line,
+)
+from langchain_dpicl.decoding.synthesis.journal import Journal
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning, ReleaseFailed
-from langchain_dpicl.release import acting_principal
+from langchain_dpicl.release.flow import acting_principal
 
 
 @dataclass(frozen=True)

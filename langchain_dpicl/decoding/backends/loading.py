@@ -1,4 +1,4 @@
-"""Weights and tokeniser for :class:`~langchain_dpicl.decoding.transformers_model.TransformersLogits`.
+"""Weights and tokeniser for :class:`~langchain_dpicl.decoding.backends.transformers_model.TransformersLogits`.
 
 Nothing is downloaded: a GGUF file (the embedded models' or another) or a folder that transformers wrote.
 """

@@ -1,0 +1,1 @@
+"""Synthetic demonstrations: released once, used for ever."""

@@ -1,0 +1,1 @@
+"""Every figure of the package, in one style."""
