@@ -196,7 +196,7 @@ class Ledgered(World):
         vector = selector.embed_query({"input": f"? {query[0]}"})
         assert vector is not None
         (charge,) = line.charge(owners=[line.ask(store, selector.eligible(vector))])
-        paid = frozenset(store.owners[int(number)] for number in charge.admitted.take())  # type: ignore[union-attr]
+        paid = frozenset(store.owners[int(number)] for number in charge.participants.take())  # type: ignore[union-attr]
         budget.close()
         after = tuple(burnt(f"sqlite:///{path}", store)[name] for name in self.names)
         self._ledgers.setdefault(after, path)

@@ -14,13 +14,13 @@ from typing_extensions import TypedDict
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Release, Where
 from langchain_dpicl.budget.line import BudgetLine
+from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.planned import PlannedLine, at_most
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.receipt import Receipt, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
 from langchain_dpicl.budget.schedule import Declaration, Releases, Schedule, against
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.seats import Seats
 from langchain_dpicl.budget.tickets import TicketReport, Tickets, ticket_report
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
@@ -151,7 +151,7 @@ class PrivacyBudget:
         self._lines: dict[str, BudgetLine] = {}
         self._plan: PrivacyPlan | None = None
         self._stored: StoredPlan | None = None
-        self._seats: Seats | None = None
+        self._seats: OwnerIndex | None = None
         self._watched: WeakSet[PrivateStore] = WeakSet()
         self._unmet: list[PrivateStore] = []
         self._find()
@@ -257,7 +257,7 @@ class PrivacyBudget:
         }
         self._refuse_other({**different, **self._schedule.differences(plan)})
         self._plan = plan
-        self._seats = seats = Seats(self._ledger, stored.id)  # an owner has one seat, and tickets of each line
+        self._seats = seats = OwnerIndex(self._ledger, stored.id)  # an owner has one seat, and tickets of each line
         self._lines = {}
         for name, line in plan.lines.items():
             tickets = Tickets(self._ledger, seats, line.count, self.watch) if self.tickets else None

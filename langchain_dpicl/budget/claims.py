@@ -75,8 +75,8 @@ class Charge:
     """Its units, while what it did not use may be given back."""
     reopened: bool = field(default=False, compare=False)
     """Made by a process that is gone."""
-    admitted: Any = field(default=None, repr=False, compare=False)
-    """Where owners pay with tickets: those who paid (`tickets.Admitted`). Private."""
+    participants: Any = field(default=None, repr=False, compare=False)
+    """Where owners pay with tickets: those who paid (`tickets.Participants`). Private."""
 
     @property
     def all_counts(self) -> bool:

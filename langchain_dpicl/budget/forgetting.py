@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.seats import Seats
+from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.errors import LedgerError, UnknownOwner
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.marks import owner_mark, sketch_hash
@@ -63,6 +63,6 @@ def _seats_of(ledger: Ledger) -> Callable[[bytes], None]:
     def forget_mark(mark: bytes) -> None:
         for plan in ledger.plans():
             if plan.tickets:
-                Seats(ledger, plan.id).forget(mark)
+                OwnerIndex(ledger, plan.id).forget(mark)
 
     return forget_mark

@@ -351,7 +351,7 @@ class Ledger(Database):
                 at = [wanted.index(query) for query in fresh]
                 at += [i for i, query in enumerate(wanted) if query is None or not replay]
                 paid = burn(connection, entries[0].counter_id, entries[0].number - units, at)
-                entries = [replace(entry, admitted=who) for entry, who in zip(entries, paid, strict=True)]
+                entries = [replace(entry, participants=who) for entry, who in zip(entries, paid, strict=True)]
             if fresh:
                 take_claims(connection, entries[: len(fresh)], known)
             if entries:  # last, just before the COMMIT

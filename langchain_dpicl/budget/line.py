@@ -17,13 +17,13 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending, utc_now
 from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.owner_index import EligibleOwners, Stale
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.queries import query_id
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.seats import Asked, Stale
-from langchain_dpicl.budget.tickets import Admitted, Tickets
+from langchain_dpicl.budget.tickets import Participants, Tickets
 from langchain_dpicl.budget.waiting import Waiting
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, checks
@@ -45,8 +45,8 @@ class BudgetLine:
     nothing away.
 
     Where owners pay with ``tickets``, a charge needs the owners who are eligible for each query (`ask`), burns one
-    ticket of each in its transaction, and says in ``Charge.admitted`` who paid. Then ``count`` is what every owner has,
-    and the line has no end.
+    ticket of each in its transaction, and says in ``Charge.participants`` who paid. Then ``count`` is what every owner
+    has, and the line has no end.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class BudgetLine:
         """Whether owners pay, each for the queries that it is eligible for."""
         return self._tickets is not None
 
-    def ask(self, store: PrivateStore, owners: Numbers) -> Asked:
+    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
         """What a charge needs to know of a query's eligible owners, where they pay with tickets. Private."""
         if self._tickets is None:
             raise InvalidParameter("owners", len(owners), "asked for on a budget with tickets=True alone")
@@ -135,7 +135,7 @@ class BudgetLine:
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
         units: int = 1,
-        owners: Sequence[Asked | None] | None = None,
+        owners: Sequence[EligibleOwners | None] | None = None,
     ) -> list[Charge | Replayed]: ...
     def charge(
         self,
@@ -146,7 +146,7 @@ class BudgetLine:
         texts: Sequence[str] | None = None,
         stop: threading.Event | None = None,
         units: int = 1,
-        owners: Sequence[Asked | None] | None = None,
+        owners: Sequence[EligibleOwners | None] | None = None,
     ) -> list[Charge] | list[Charge | Replayed]:
         """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
 
@@ -200,7 +200,7 @@ class BudgetLine:
         *,
         texts: Sequence[str] | None = None,
         units: int = 1,
-        owners: Sequence[Asked | None] | None = None,
+        owners: Sequence[EligibleOwners | None] | None = None,
     ) -> list[Charge | Replayed]:
         """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
         waiting task could starve the one that has the answer to record).
@@ -269,7 +269,7 @@ class BudgetLine:
         wanted: Sequence[str | None],
         overdue: Mapping[str, int],
         units: int,
-        owners: Sequence[Asked | None] | None,
+        owners: Sequence[EligibleOwners | None] | None,
     ) -> Claimed | Pending:
         """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
         if self.has_tickets != (owners is not None) or (owners is not None and len(owners) != len(wanted)):
@@ -281,7 +281,7 @@ class BudgetLine:
 
         asked_all = owners
 
-        def burn(connection: Connection, counter_id: int, spent: int, at: Sequence[int]) -> Sequence[Admitted]:
+        def burn(connection: Connection, counter_id: int, spent: int, at: Sequence[int]) -> Sequence[Participants]:
             assert self._tickets is not None
             assert asked_all is not None
             asked = [asked_all[i] for i in at]

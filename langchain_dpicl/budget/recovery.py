@@ -387,15 +387,15 @@ def _unknown(known: dict[tuple[str, str, str], Mark], before: dict[tuple[str, st
 
 
 def _torn(reader: Ledger, connection: Connection) -> set[int | None]:
-    """The counters whose owners pay and whose rows are not of one copy. Seats that cannot be read are emptied."""
-    from langchain_dpicl.budget.seats import Seats
+    """The counters whose owners pay and whose rows are not of one copy. Unreadable owner indexes are emptied."""
+    from langchain_dpicl.budget.owner_index import OwnerIndex
     from langchain_dpicl.budget.tickets import whole
 
     found: set[int | None] = set()
     for count in counts(connection).values():
         if count.tickets and count.id is not None:
-            Seats(reader, count.plan_id).mend(connection)
-            if not whole(connection, count.id, Seats(reader, count.plan_id)):
+            OwnerIndex(reader, count.plan_id).mend(connection)
+            if not whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
                 found.add(count.id)
     return found
 

@@ -47,11 +47,12 @@ What nobody may see: who is eligible, how many are, who has tickets left, how ma
 charge took place, as everywhere. What the ledger holds about tickets says which owner was near to which query, though
 by keyed hashes, and it also holds the key: keep it where the store is kept.
 
-ON DISK. A charge appends one row, the seats that burn a ticket (`seats`): a few bytes for each, however many owners
-there are. Rows are numbered without a gap, and from time to time they are added up into pages of counts. So a row that
-is lost is missed at once: the numbers have a gap, a page is too short, or the sum of all tickets is wrong, and then
-nothing is charged and nothing answered (`LedgerError`). The same where rows are older or newer than the others: hashes
-bind the burns, the pages, the seats and the counter to each other, and to the witness (`witness`, BINDING).
+ON DISK. A charge appends one row, the seats that burn a ticket (`owner_index`): a few bytes for each, however many
+owners there are. Rows are numbered without a gap, and from time to time they are added up into pages of counts. So a
+row that is lost is missed at once: the numbers have a gap, a page is too short, or the sum of all tickets is wrong,
+and then nothing is charged and nothing answered (`LedgerError`). The same where rows are older or newer than the
+others: hashes bind the burns, the pages, the seats and the counter to each other, and to the witness (`witness`,
+BINDING).
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.owner_index import LOST, PAGE, EligibleOwners, OwnerIndex, hashed_marks, written
 from langchain_dpicl.budget.schema import burns, counters, hashed, pages, stub_digest, stubs
-from langchain_dpicl.budget.seats import LOST, PAGE, Asked, Seats, hashed_marks, written
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
@@ -79,7 +80,7 @@ FOLD_AFTER = 512
 """So many burns are added up into the pages at a time."""
 
 
-class Admitted:
+class Participants:
     """The owners who may flip a coin in a release. Private: it shows nothing, and is empty once they are taken."""
 
     __slots__ = ("_owners",)
@@ -180,7 +181,7 @@ def _chained(chain: str, number: int, units: int, seats: bytes) -> str:
     return hashed(chain.encode(), str(number).encode(), str(units).encode(), seats)
 
 
-def whole(connection: Connection, counter_id: int, seats: Seats) -> bool:
+def whole(connection: Connection, counter_id: int, seats: OwnerIndex) -> bool:
     """Whether all that a ledger says of a counter's tickets was written together: rows of one and the same copy."""
     mine = sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
     spent, lost = connection.execute(mine).one()
@@ -228,7 +229,7 @@ WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, publishe
 class Tickets:
     """The tickets of one line: T for every owner (and principal, where each has a counter)."""
 
-    def __init__(self, ledger: Ledger, seats: Seats, count: int, watch: Callable[[PrivateStore], None]) -> None:
+    def __init__(self, ledger: Ledger, seats: OwnerIndex, count: int, watch: Callable[[PrivateStore], None]) -> None:
         self._ledger = ledger
         self._seats = seats
         self._count = count
@@ -237,19 +238,19 @@ class Tickets:
         self._lock = threading.Lock()
         self._due: set[int] = set()
 
-    def ask(self, store: PrivateStore, owners: Numbers) -> Asked:
+    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
         """What `burn` needs to know of a query's eligible owners. Private."""
         self._watch(store)
         return self._seats.ask(store, owners)
 
     def burn(
-        self, connection: Connection, counter_id: int, asked: Sequence[Asked], units: int, *, spent: int
-    ) -> list[Admitted]:
+        self, connection: Connection, counter_id: int, asked: Sequence[EligibleOwners], units: int, *, spent: int
+    ) -> list[Participants]:
         """Within a charge's transaction: ``units`` tickets of every owner asked who has as many, query by query.
 
         Owners who share a seat (exemplars of equal content, where each is its own owner) are one owner: the first of
         them pays and takes part. ``spent`` is the counter's number before this charge. Every owner has as many tickets
-        fewer as the counter has ``lost``. Returns those who paid. Raises `seats.Stale`.
+        fewer as the counter has ``lost``. Returns those who paid. Raises `owner_index.Stale`.
         """
         lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == counter_id)) or 0
         with self._lock:
@@ -260,7 +261,7 @@ class Tickets:
             used, burnt, chain = mine.used, 0, mine.chain
             seen = (0, hashed_marks()) if row is None else (row.seats, row.marks)
             places, (count, marks) = self._seats.take_after(connection, asked, *seen, first=row is None)
-            admitted: list[Admitted] = []
+            participants: list[Participants] = []
             rows: list[dict[str, object]] = []
             for query, taken in zip(asked, places, strict=True):
                 seats, first_of = np.unique(taken, return_index=True)
@@ -271,8 +272,8 @@ class Tickets:
                     used = used.copy()
                     used[paid] += units
                 burnt += units * len(paid)
-                admitted.append(Admitted(np.sort(query.owners[first_of[pays]])))
-                number, packed = mine.burns + len(admitted), paid.astype("<u4").tobytes()
+                participants.append(Participants(np.sort(query.owners[first_of[pays]])))
+                number, packed = mine.burns + len(participants), paid.astype("<u4").tobytes()
                 rows.append({"number": number, "seats": packed})
                 chain = _chained(chain, number, units, packed)
             connection.execute(sa.insert(burns), [{**row, "counter_id": counter_id, "units": units} for row in rows])
@@ -284,7 +285,7 @@ class Tickets:
             self._count_on(connection, counter_id, row is None, values)
             if mine.burns + len(rows) - mine.folded >= FOLD_AFTER:
                 self._due.add(counter_id)
-        return admitted
+        return participants
 
     def _count_on(self, connection: Connection, counter_id: int, first: bool, values: Mapping[str, object]) -> None:
         if first:

@@ -36,7 +36,7 @@ hash of the marks of the first s seats, where s is how many its latest charge sa
 refuses unless the counter, the burns, the pages and the seats are those that the stub was written with, and the
 witness has the stub's digest. The digest leaves out what folding and forgetting change, so the stub is that of the
 latest charge, or of a folding or forgetting after it; each of these goes with the burns, counts and seats of all
-charges. Seats from s on were never used on this counter, and no mark has two. What a process knows is compared in the
+charges. Entries from s on were never used on this counter, and no mark has two. What a process knows is compared in the
 same way. The check is against old bytes, wherever they are put, whole rows or parts of them (a stub is a few hundred
 bytes, within one page); who forges hashes can do more. `recovery.recover` takes a copy for one of its count only if
 it passes these checks without the witness, and takes away all tickets of a counter otherwise.

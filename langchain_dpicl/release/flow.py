@@ -111,7 +111,7 @@ class Begun:
     @property
     def who(self) -> Numbers | None:
         """The owners who paid for a query that was charged, where owners pay. Private, and given once."""
-        paid = self.entry.admitted if isinstance(self.entry, Charge) else None
+        paid = self.entry.participants if isinstance(self.entry, Charge) else None
         return None if paid is None else paid.take()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
-from langchain_dpicl.budget.seats import Asked
+from langchain_dpicl.budget.owner_index import EligibleOwners
 from langchain_dpicl.errors import DPICLError, LedgerError
 from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -31,7 +31,7 @@ class Payment:
     queries: Sequence[str | None]
     texts: Sequence[str]
 
-    def asked(self) -> list[Asked | None]:
+    def asked(self) -> list[EligibleOwners | None]:
         """Each query's eligible owners. Private."""
         return [None if find is None else self.line.ask(self.store, find()) for find in self.eligible]
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
-from langchain_dpicl.budget.tickets import Admitted
+from langchain_dpicl.budget.tickets import Participants
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ReleaseFailed
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -135,7 +135,7 @@ def release_threshold(
         (entry,) = chosen_line.charge(1, None, [known], texts=[text])
     if isinstance(entry, Replayed):
         return _again(entry, wanted)
-    drawn = _draw(store, vectors, steps, wanted, chosen_line.parameter, entry.admitted)
+    drawn = _draw(store, vectors, steps, wanted, chosen_line.parameter, entry.participants)
     return _settle(chosen_line, entry, wanted, drawn)
 
 
@@ -181,12 +181,12 @@ def _draw(
     steps: Sequence[float],
     wanted: int,
     eps0: float,
-    admitted: Admitted | None = None,
+    participants: Participants | None = None,
 ) -> float | type[BaseException]:
-    """The threshold, or the kind of error to raise instead. Where owners pay, ``admitted`` are those who did."""
+    """The threshold, or the kind of error to raise instead. Where owners pay, ``participants`` are those who did."""
     randomness = SecureRandomness()
     try:
-        return steps[boundary.in_private(_choose, store, vectors, steps, wanted, eps0, randomness, admitted)]
+        return steps[boundary.in_private(_choose, store, vectors, steps, wanted, eps0, randomness, participants)]
     except Exception:
         return ReleaseFailed
     except BaseException as interrupt:
@@ -200,22 +200,22 @@ def _choose(
     wanted: int,
     eps0: float,
     randomness: Randomness,
-    admitted: Admitted | None = None,
+    participants: Participants | None = None,
 ) -> int:
     """A position in the grid, by the exponential mechanism."""
-    found = _found(store, vectors, steps, admitted)
+    found = _found(store, vectors, steps, participants)
     losses = [abs(number - wanted * len(vectors)) for number in found]
     return choose_exponential([1] * len(steps), losses, _rate(eps0, len(vectors)), randomness)
 
 
 def _found(
-    store: PrivateStore, vectors: Sequence[Vectors], steps: Sequence[float], admitted: Admitted | None = None
+    store: PrivateStore, vectors: Sequence[Vectors], steps: Sequence[float], participants: Participants | None = None
 ) -> list[int]:
     """For each threshold, ascending, how many owners all queries together find eligible. Private.
 
     Where owners pay with tickets: how many of those who paid.
     """
-    paid = None if admitted is None else admitted.take()
+    paid = None if participants is None else participants.take()
     totals = np.zeros(len(steps), np.int64)
     with store.reading() as view:
         for query in vectors:

@@ -22,9 +22,9 @@ from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBu
 from langchain_dpicl.budget import BudgetLine
 from langchain_dpicl.budget.claims import Account
 from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
-from langchain_dpicl.budget.seats import Seats
 from langchain_dpicl.budget.tickets import Tickets
 
 PLAN = 20
@@ -433,7 +433,7 @@ class Payer:
         except LedgerError:
             self._ledger.close()
             raise
-        self._tickets = Tickets(self._ledger, Seats(self._ledger, self._plan), 6, lambda _: None)
+        self._tickets = Tickets(self._ledger, OwnerIndex(self._ledger, self._plan), 6, lambda _: None)
 
     def took(self, times: int, owner: int = 0) -> int:
         """In how many answers the owner takes part, of so many; none after an error."""
@@ -445,7 +445,7 @@ class Payer:
                 claimed = self._ledger.claim(Account(self._plan, "vote"), [None], burn=burn)
             except LedgerError:
                 break
-            found += claimed.entries[0].admitted.take().size
+            found += claimed.entries[0].participants.take().size
         return found
 
 
@@ -491,7 +491,7 @@ def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
     assert (one.took(1), one.took(1, owner=1), one.took(1, owner=2), other.took(1)) == (1, 1, 1, 1)
     with STORE.reading() as view:
         (mark,) = view.marks(np.array([1]), one._ledger.key("fingerprint_key"))
-    Seats(one._ledger, one._plan).forget(mark)
+    OwnerIndex(one._ledger, one._plan).forget(mark)
     assert (one.took(1), other.took(1)) == (1, 1)
     new = Payer(any_url)
     assert (new.took(9), one.took(9, owner=2), other.took(1)) == (2, 5, 0)

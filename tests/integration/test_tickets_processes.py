@@ -37,7 +37,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, numbers: list[int]) -> l
     """Charge a query that finds these owners; the names of those who pay."""
     line = budget.line("vote", 0.5)
     (entry,) = line.charge(owners=[line.ask(store, np.array(sorted(numbers), np.int64))])
-    return [store.owners[int(number)] for number in entry.admitted.take()]  # type: ignore[union-attr]
+    return [store.owners[int(number)] for number in entry.participants.take()]  # type: ignore[union-attr]
 
 
 def work(url: str, worker: int, barrier: Any, results: Any) -> None:
@@ -192,7 +192,7 @@ def test_lines_and_principals_enrol_owners_at_once(kind: str, any_url: str) -> N
             except Exception as error:
                 faults.append(f"{type(error).__name__}: {error}")
                 return
-            paid[which] += entry.admitted.take().tolist()  # type: ignore[union-attr]
+            paid[which] += entry.participants.take().tolist()  # type: ignore[union-attr]
 
     if not several:
         ask_line = ask

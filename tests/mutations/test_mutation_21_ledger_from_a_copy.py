@@ -18,9 +18,9 @@ from langchain_dpicl import ExemplarStore, LedgerError, PrivacyWarning
 from langchain_dpicl.budget import recovery, witness
 from langchain_dpicl.budget.claims import Account, Claimed
 from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.permits import Permits
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.seats import Seats
 from langchain_dpicl.budget.tickets import Tickets
 
 PLAN, TICKETS = 20, 2
@@ -75,7 +75,7 @@ def release(ledger: Ledger) -> bool:
 def participation(ledger: Ledger) -> bool:
     """One answer of a plan in which each owner has two tickets: whether ann takes part in it."""
     plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": UNLIMITED}, tickets=True).id
-    tickets = Tickets(ledger, Seats(ledger, plan), TICKETS, lambda _: None)
+    tickets = Tickets(ledger, OwnerIndex(ledger, plan), TICKETS, lambda _: None)
     asked = [tickets.ask(STORE, np.array([0]))]
 
     def burn(connection: Connection, counter_id: int, spent: int, _: Any) -> Any:
@@ -83,7 +83,7 @@ def participation(ledger: Ledger) -> bool:
 
     claimed = ledger.claim(Account(plan, "vote"), [None], burn=burn)
     assert isinstance(claimed, Claimed)
-    return claimed.entries[0].admitted.take().size > 0  # type: ignore[union-attr]
+    return claimed.entries[0].participants.take().size > 0  # type: ignore[union-attr]
 
 
 def check(folder: Path) -> None:

@@ -242,13 +242,13 @@ def test_who_paid_is_given_once_and_shown_nowhere(seal: Any) -> None:
     line = release.line()
     asked = line.ask(release.selector.store, np.arange(4))
     (charge,) = line.charge(owners=[asked])
-    assert "admitted" not in repr(charge)
-    assert "4" not in repr(charge.admitted)
+    assert "participants" not in repr(charge)
+    assert "4" not in repr(charge.participants)
     with pytest.raises(UnsafeConfigurationError):
-        pickle.dumps(charge.admitted)
-    assert charge.admitted.take().tolist() == [0, 1, 2, 3]
+        pickle.dumps(charge.participants)
+    assert charge.participants.take().tolist() == [0, 1, 2, 3]
     with pytest.raises(UnsafeConfigurationError, match="taken already"):
-        charge.admitted.take()
+        charge.participants.take()
 
 
 def test_a_fault_of_the_tickets_is_a_ledger_error_without_owners(seal: Any, ledger_url: str, canary_free: Any) -> None:

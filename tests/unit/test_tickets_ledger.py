@@ -15,7 +15,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import copy_ledger
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget
-from langchain_dpicl.budget import seats, tickets
+from langchain_dpicl.budget import owner_index, tickets
 
 TICKETS = 3
 NAMES = [f"owner-{i}" for i in range(6)]
@@ -37,7 +37,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     numbers = store.owners_at(np.arange(len(names)))
     asked = line.ask(store, np.array([n for n, name in zip(numbers, names, strict=True) if name in owners], np.int64))
     (entry,) = line.charge(owners=[asked])
-    paid = entry.admitted.take().tolist()  # type: ignore[union-attr]
+    paid = entry.participants.take().tolist()  # type: ignore[union-attr]
     return [name for name, number in zip(names, numbers.tolist(), strict=True) if number in paid]
 
 
@@ -73,7 +73,7 @@ def copied(frozen: str, ledger_url: str, request: pytest.FixtureRequest) -> None
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tickets, "FOLD_AFTER", 5)
-    monkeypatch.setattr(seats, "PAGE", 4)
+    monkeypatch.setattr(owner_index, "PAGE", 4)
     monkeypatch.setattr(tickets, "PAGE", 4)
 
 
@@ -124,7 +124,7 @@ def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     copy_ledger(f"{frozen}-{TICKETS}", folder / "ledger.db")
     store, url = store_with(NAMES), f"sqlite:///{folder}/ledger.db"
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, size in ((tickets, "FOLD_AFTER", 5), (seats, "PAGE", 4), (tickets, "PAGE", 4)):
+        for module, name, size in ((tickets, "FOLD_AFTER", 5), (owner_index, "PAGE", 4), (tickets, "PAGE", 4)):
             patch.setattr(module, name, size)
         for i, owners in enumerate(([0], [1], [0, 2, 5], [3, 5], [2, 4], [0, 3], [1], [5])):
             budget = opened(url)
@@ -182,7 +182,7 @@ def test_new_owners_are_refused_too_where_rows_are_lost(ledger_url: str, frozen:
 
 
 def elsewhere(url: str, owners: list[str], answers: Any) -> None:
-    for module, name, size in ((tickets, "FOLD_AFTER", 5), (tickets, "PAGE", 4), (seats, "PAGE", 4)):
+    for module, name, size in ((tickets, "FOLD_AFTER", 5), (tickets, "PAGE", 4), (owner_index, "PAGE", 4)):
         setattr(module, name, size)  # as in the program that wrote the ledger
     budget = opened(url)
     answers.put((charge(budget, store_with(NAMES), *owners), budget.private_ticket_report()))
@@ -283,7 +283,7 @@ class TicketMachine(RuleBasedStateMachine):
         self.url = f"sqlite:///{self.folder.name}/ledger.db"
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tickets, "FOLD_AFTER", 5)
-        for module in (tickets, seats):
+        for module in (tickets, owner_index):
             self.patch.setattr(module, "PAGE", 3)
         self.used = dict.fromkeys(NAMES[:3], 0)
         self.store = store_with(NAMES[:3])

@@ -22,10 +22,10 @@ from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, Privac
 from langchain_dpicl.budget.claims import Account, Charge, Claimed, read_filter, write_filter
 from langchain_dpicl.budget.database import shown
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
+from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.permits import Left
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.seats import Seats
 from langchain_dpicl.budget.tickets import Tickets
 from langchain_dpicl.budget.witness import Key, Witness
 from langchain_dpicl.errors import PrivacyWarning
@@ -194,7 +194,7 @@ class TicketThief(Thief):
         except LedgerError:
             ledger.close()
             raise
-        return ledger, plan, Tickets(ledger, Seats(ledger, plan), self.releases, lambda _: None)
+        return ledger, plan, Tickets(ledger, OwnerIndex(ledger, plan), self.releases, lambda _: None)
 
     def ask(self, process: Any, units: int) -> None:
         ledger, plan, tickets = process
@@ -207,7 +207,7 @@ class TicketThief(Thief):
 
         claimed = ledger.claim(Account(plan, "vote"), [None], burn=burn)
         if isinstance(claimed, Claimed):
-            self.used[claimed.entries[0].admitted.take()] += 1  # type: ignore[union-attr]
+            self.used[claimed.entries[0].participants.take()] += 1  # type: ignore[union-attr]
             self.begun = int(self.used.max())
 
     record = None  # type: ignore[assignment]
@@ -424,7 +424,7 @@ def test_without_a_witness_the_whole_plan_counts_for_every_principal_and_filter(
     paying = PrivacyBudget.open("owners", ledger_url).line("vote", 0.5)
     (entry,) = paying.charge(owners=[paying.ask(TicketThief.store, np.arange(3))])
     assert isinstance(entry, Charge)
-    assert entry.admitted.take().size == 0, "nobody has a ticket left"
+    assert entry.participants.take().size == 0, "nobody has a ticket left"
 
 
 def test_a_filter_that_was_rolled_back_takes_over_what_its_witness_kept(ledger_url: str) -> None:

@@ -28,7 +28,7 @@ from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.marks import MARK
 
 PAGE = 4096
-"""Seats in a page."""
+"""Entries in a page."""
 
 UNKNOWN = -1
 _NOBODY = bytes(MARK)
@@ -41,7 +41,7 @@ class Stale(Exception):
 
 
 @dataclass
-class Asked:
+class EligibleOwners:
     """The owners who are eligible for one query: their numbers, their seats, and by position the marks of those whose
     seat this process does not know, from a moment when so many ``changes`` had been made. Private: ``repr`` shows
     nothing."""
@@ -54,7 +54,7 @@ class Asked:
     turn: int = field(default=0, repr=False)
 
 
-class Seats:
+class OwnerIndex:
     """The seats of one plan, as far as this process knows them."""
 
     def __init__(self, ledger: Ledger, plan_id: int) -> None:
@@ -73,18 +73,18 @@ class Seats:
 
     # -- before a charge ----------------------------------------------------------------------------------------------
 
-    def ask(self, store: PrivateStore, owners: Numbers) -> Asked:
+    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
         """What a charge needs to know of a query's eligible owners. Private."""
         with self._lock:
             turn = self._turn
             seats = self._numbered(store, int(owners.max(initial=-1)) + 1)[owners]
         at = np.flatnonzero(seats == UNKNOWN)
         if not len(at):
-            return Asked(store, owners, seats, {}, turn=turn)
+            return EligibleOwners(store, owners, seats, {}, turn=turn)
         changes = self._ledger.run(self._book, "read").changes  # first: who is forgotten after this is noticed
         with store.reading() as view:
             marks = view.marks(owners[at], self._mark_key())
-        asked = Asked(store, owners, seats, dict(zip(at.tolist(), marks, strict=True)), changes, turn)
+        asked = EligibleOwners(store, owners, seats, dict(zip(at.tolist(), marks, strict=True)), changes, turn)
         gone = [position for position, mark in asked.new.items() if not mark]  # forgotten just now
         return _without(asked, gone) if gone else asked
 
@@ -104,12 +104,12 @@ class Seats:
 
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
-    def take(self, connection: Connection, asked: Sequence[Asked]) -> list[NDArray[np.int64]]:
+    def take(self, connection: Connection, asked: Sequence[EligibleOwners]) -> list[NDArray[np.int64]]:
         """`take_after`, for a counter on which nothing was ever burnt."""
         return self.take_after(connection, asked, 0, hashed_marks())[0]
 
     def take_after(
-        self, connection: Connection, asked: Sequence[Asked], count: int, marks: str, *, first: bool = False
+        self, connection: Connection, asked: Sequence[EligibleOwners], count: int, marks: str, *, first: bool = False
     ) -> tuple[list[NDArray[np.int64]], tuple[int, str]]:
         """A seat for every owner of every query: those that have none get the next ones, with all their tickets.
 
@@ -138,7 +138,7 @@ class Seats:
             after.update(b"".join(fresh))
             return [self._seated(query, given) for query in asked], (self._count + len(fresh), after.hexdigest())
 
-    def _seated(self, query: Asked, given: Mapping[bytes, int]) -> NDArray[np.int64]:
+    def _seated(self, query: EligibleOwners, given: Mapping[bytes, int]) -> NDArray[np.int64]:
         """The seats of one query's owners; those that are committed are remembered."""
         seats, known = query.seats.copy(), self._numbered(query.store, 0)
         for position, mark in query.new.items():
@@ -329,10 +329,10 @@ def written(found: object) -> bytes:
     return bytes(found)
 
 
-def _without(asked: Asked, gone: Sequence[int]) -> Asked:
+def _without(asked: EligibleOwners, gone: Sequence[int]) -> EligibleOwners:
     """Without the owners at these positions."""
     stays = np.ones(len(asked.owners), np.bool_)
     stays[list(gone)] = False
     place = np.cumsum(stays) - 1
     new = {int(place[position]): mark for position, mark in asked.new.items() if stays[position]}
-    return Asked(asked.store, asked.owners[stays], asked.seats[stays], new, asked.changes, asked.turn)
+    return EligibleOwners(asked.store, asked.owners[stays], asked.seats[stays], new, asked.changes, asked.turn)

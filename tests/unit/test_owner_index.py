@@ -1,4 +1,4 @@
-"""`budget/seats.py` and `store/marks.py`: a row of its own for every owner, found again, and removed when it is
+"""`budget/owner_index.py` and `store/marks.py`: a row of its own for every owner, found again, and removed when it is
 forgotten."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget import seats
+from langchain_dpicl.budget import owner_index
 from langchain_dpicl.budget.tickets import Tickets
 from langchain_dpicl.store.marks import MARK
 
@@ -44,7 +44,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     names = list(store.owners)
     numbers = store.owners_at(np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64))
     (entry,) = line.charge(owners=[line.ask(store, numbers)])
-    paid = entry.admitted.take()  # type: ignore[union-attr]
+    paid = entry.participants.take()  # type: ignore[union-attr]
     return [name for name, number in zip(names, store.owners_at(np.arange(len(names))), strict=True) if number in paid]
 
 
@@ -199,7 +199,7 @@ def test_an_equal_exemplar_keeps_its_count_when_another_is_forgotten_between_a_q
     asked = line.ask(store, np.arange(2))
     store.forget("#0")
     (entry,) = line.charge(owners=[asked])
-    assert 1 not in entry.admitted.take(), "#1 has burnt its only ticket"
+    assert 1 not in entry.participants.take(), "#1 has burnt its only ticket"
 
 
 def test_forgetting_before_the_first_query_of_a_process_removes_the_row_too(
@@ -235,7 +235,7 @@ def test_seats_fill_pages_whatever_comes_at_once(
     first: int, budget: Any, store_of: Any, records: Any, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages of four seats: owners come in two lots, and one by one; then a process that knows nothing reads them."""
-    monkeypatch.setattr(seats, "PAGE", 4)
+    monkeypatch.setattr(owner_index, "PAGE", 4)
     names = [f"owner-{i}" for i in range(13)]
     store = store_of(records(13))
     own = budget(tickets=3)
@@ -295,7 +295,7 @@ def test_nothing_is_remembered_of_a_charge_that_was_rolled_back(
 def test_what_was_asked_shows_nothing(budget: Any, store_of: Any, records: Any) -> None:
     line = budget().line("vote", 0.5)
     asked = line.ask(store_of(records(7)), np.arange(7))
-    assert repr(asked) == "Asked()"
+    assert repr(asked) == "EligibleOwners()"
 
 
 def test_a_lost_page_is_a_ledger_error(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
