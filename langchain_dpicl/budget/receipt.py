@@ -8,8 +8,6 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget.renewal import COLLUDING
-
 
 class Receipt(TypedDict):
     """One release's receipt. Holds nothing private, neither the answer nor (unless the deployer asks) the query."""
@@ -61,7 +59,5 @@ def release_id(budget: str, line: str, principal: str, counter_id: int, number: 
 
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
-    """A receipt as the ledger holds it. Those of older releases of this package lack what was not said then."""
-    earlier = {"principal": None, "assumption": COLLUDING, "outcome": "released", "query": None, "tokens": None}
-    held = {**earlier, **json.loads(text), "replayed": replayed}
-    return cast("Receipt", {field: held[field] for field in Receipt.__annotations__ if field in held})
+    """A receipt as the ledger holds it."""
+    return cast("Receipt", {**json.loads(text), "replayed": replayed})

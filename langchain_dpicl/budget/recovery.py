@@ -19,6 +19,7 @@ from langchain_dpicl.budget.schema import (
     ADVICE,
     UNLIMITED,
     charges,
+    check_version,
     counters,
     filters,
     has_ledger,
@@ -26,7 +27,6 @@ from langchain_dpicl.budget.schema import (
     plans,
     stub_digest,
     stubs,
-    version_of,
 )
 from langchain_dpicl.budget.witness import GIVEN_UP, Key, Mark, Presence, Witness, address, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
@@ -159,7 +159,7 @@ def find_witness(ledger: Ledger, given: str | os.PathLike[str] | None) -> Witnes
                 f"the file {ledger.shown!r} holds no tables: it is not a ledger, or one that has lost its log (the "
                 f"file of its name with -wal); {ADVICE}"
             )
-        ledger.run(version_of, "read")
+        ledger.run(check_version, "read")
         raise LedgerError(
             f"the ledger {ledger.shown!r} has no witness at {shown(url)!r}, so it may be a copy that starts counting "
             f"again: nothing was charged; name its witness, or {ADVICE}"

@@ -1,4 +1,4 @@
-"""The ledger's tables, and how older ledgers become newer ones.
+"""The ledger's tables. A ledger of another version is refused.
 
 - plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
 - counters: how much is allowed and spent, one row per line, and per line and principal in a ``per_principal`` plan
@@ -163,33 +163,6 @@ pages = sa.Table(
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
 """What a counter counts against its allowance."""
 
-_SINCE_3 = (books, seats, stubs, burns, pages)
-_VERSION_3 = set(metadata.tables)
-_VERSION_2 = _VERSION_3 - {table.name for table in _SINCE_3}
-_VERSION_1 = {"dpicl_meta", "dpicl_plans", "dpicl_lines", "dpicl_releases"}
-_MIGRATION_3 = (
-    "ALTER TABLE dpicl_counters ADD COLUMN lost BIGINT NOT NULL DEFAULT 0",
-    *(f"ALTER TABLE dpicl_stubs ADD COLUMN {name} BIGINT NOT NULL DEFAULT 0" for name in ("spent", "lost", "seats")),
-    *(
-        f"ALTER TABLE dpicl_stubs ADD COLUMN {name} VARCHAR(32) NOT NULL DEFAULT ''"
-        for name in ("chain", "base", "sums", "marks", "before", "digest")
-    ),
-)
-_MIGRATION_2 = "ALTER TABLE dpicl_plans ADD COLUMN tickets INTEGER NOT NULL DEFAULT 0"
-_MIGRATION_1 = (
-    "ALTER TABLE dpicl_plans ADD COLUMN scope VARCHAR(20) NOT NULL DEFAULT 'shared'",
-    "ALTER TABLE dpicl_plans ADD COLUMN fingerprint TEXT",
-    "ALTER TABLE dpicl_plans ADD COLUMN generation INTEGER NOT NULL DEFAULT 1",
-    "INSERT INTO dpicl_counters (plan_id, line, principal, allowed, spent) "
-    "SELECT plan_id, line, '', allowed, spent FROM dpicl_lines ORDER BY plan_id, line",
-    "INSERT INTO dpicl_charges (counter_id, number, charged, outcome, receipt) "
-    "SELECT c.id, r.number, r.charged, CASE WHEN r.receipt IS NULL THEN NULL ELSE 'released' END, r.receipt "
-    "FROM dpicl_releases r JOIN dpicl_counters c ON c.plan_id = r.plan_id AND c.line = r.line "
-    "ORDER BY c.id, r.number",
-    "DROP TABLE dpicl_releases",
-    "DROP TABLE dpicl_lines",
-)
-
 
 def hashed(*pieces: bytes) -> str:
     """The hash of these bytes, and of how they are cut."""
@@ -211,66 +184,45 @@ def has_ledger(connection: Connection) -> bool:
     return bool(_tables(connection))
 
 
-def version_of(connection: Connection) -> str:
-    """The version of a ledger's tables. `LedgerError` where it is a newer one, or where tables are lost."""
+def check_version(connection: Connection) -> None:
+    """`LedgerError` if the tables are of another version, or if some of them are lost."""
     present = _tables(connection)
     version: str | None = None
     if "dpicl_meta" in present:
         version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
-    known = {"1": _VERSION_1, "2": _VERSION_2, "3": _VERSION_3, str(VERSION): set(metadata.tables)}
-    if version is not None and version not in known:
-        raise LedgerError(f"the ledger has schema version {version}; this release reads versions 1 to {VERSION}")
-    if version is None or present != known[version]:
+    if version is not None and version != str(VERSION):
+        raise LedgerError(f"the ledger has schema version {version}; this release reads version {VERSION} alone")
+    if version is None or present != set(metadata.tables):
         raise LedgerError(f"the ledger has lost tables; {ADVICE}")
-    return version
 
 
 def identity_of(connection: Connection) -> str | None:
-    """The random name that was made with the ledger; None in a ledger of an older version."""
+    """The random name that was made with the ledger; None if it lost it."""
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == IDENTITY))
 
 
 def _tables(connection: Connection) -> set[str]:
-    return set(sa.inspect(connection).get_table_names()) & (set(metadata.tables) | _VERSION_1)
+    return set(sa.inspect(connection).get_table_names()) & set(metadata.tables)
 
 
 def open_schema(connection: Connection, *, create: str | None) -> None:
-    """Make the tables, or check them and bring them to this version, within the caller's transaction.
+    """Make the tables, or check them, within the caller's transaction.
 
-    ``create`` is the identity of a ledger that may be made; None where none may. `LedgerError` for a ledger that is
-    not there, that is newer, or that has lost tables.
+    ``create`` is the identity of a ledger that may be made; None if none may. Raises `LedgerError` for a ledger that
+    is not there, that another version wrote, or that has lost tables.
     """
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:  # workers that start together wait for the first
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-    if not has_ledger(connection):
-        if create is None:
-            raise LedgerError("there is no ledger here")
-        metadata.create_all(connection)
-        connection.execute(sa.insert(meta).values(key="schema_version", value=str(VERSION)))
-        _make_keys(connection, create)
-        if sqlite:
-            connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
+    if has_ledger(connection):
+        check_version(connection)
         return
-    version = version_of(connection)
-    if version == str(VERSION):
-        return
-    if version == "1":
-        metadata.create_all(connection, tables=[counters, charges, queries, filters, acts])
-        for statement in _MIGRATION_1:
-            connection.exec_driver_sql(statement)
-        _make_keys(connection, secrets.token_hex(16))
-    else:
-        connection.execute(sa.insert(meta).values(key=IDENTITY, value=secrets.token_hex(16)))
-        for statement in _MIGRATION_3[: None if version == "3" else 1]:
-            connection.exec_driver_sql(statement)
-    if version in ("1", "2"):
-        metadata.create_all(connection, tables=list(_SINCE_3))
-        connection.exec_driver_sql(_MIGRATION_2)
-    connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(VERSION)))
-
-
-def _make_keys(connection: Connection, identity: str) -> None:
-    """Random keys, made once: without them no hash in the ledger can be tried against a guess. And its identity."""
+    if create is None:
+        raise LedgerError("there is no ledger here")
+    metadata.create_all(connection)
+    # Random keys, made once: without them no hash in the ledger can be tried against a guess.
     rows = [{"key": key, "value": secrets.token_hex(32)} for key in ("query_key", "fingerprint_key")]
-    connection.execute(sa.insert(meta), [*rows, {"key": IDENTITY, "value": identity}])
+    rows += [{"key": "schema_version", "value": str(VERSION)}, {"key": IDENTITY, "value": create}]
+    connection.execute(sa.insert(meta), rows)
+    if sqlite:
+        connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")

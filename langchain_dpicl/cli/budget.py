@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
     recover.add_argument(
         "--keep-count",
         action="store_true",
-        help="believe the ledger, without a witness: for one of an older release, if you KNOW that it is no copy",
+        help="believe a ledger whose witness is lost, if you KNOW that it is no copy",
     )
 
 

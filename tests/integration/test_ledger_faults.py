@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from ledger_files import adopt
 
 from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
@@ -385,33 +384,6 @@ def test_a_database_that_cannot_grow_refuses_and_forgets_nothing(tmp_path: Path)
     assert ledger_rows(url)[0] == len(acknowledged), "what was refused was not charged"
     limit.clear()
     assert line.charge()[0].number == len(acknowledged) + 1
-
-
-# -- migration on PostgreSQL -------------------------------------------------------------------------------------------
-
-
-def test_an_old_ledger_on_postgresql_is_migrated(postgres_url: str) -> None:
-    text = (Path(__file__).parent.parent / "data" / "ledger_v1.sql").read_text()
-    text = text.replace(" WITHOUT ROWID", "").replace(
-        "\tid INTEGER NOT NULL", "\tid SERIAL NOT NULL"
-    )  # as it was there
-    dump = [line for line in text.splitlines() if not line.startswith(("PRAGMA", "BEGIN", "COMMIT"))]
-    statements = [each.strip() for each in "\n".join(dump).split(";\n") if each.strip()]
-    statements.sort(key=lambda each: (not each.startswith("CREATE"), "REFERENCES" in each, "dpicl_plans" not in each))
-    engine = sa.create_engine(postgres_url)
-    with engine.begin() as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement.rstrip(";"))
-        connection.exec_driver_sql("SELECT setval('dpicl_plans_id_seq', 2)")
-    engine.dispose()
-    adopt(postgres_url)
-    with ThreadPoolExecutor(4) as pool:
-        spent = list(pool.map(lambda _: PrivacyBudget.open("reviews:2025", postgres_url).spent(), range(4)))
-    assert spent == [3] * 4
-    budget = PrivacyBudget.open("reviews:2025", postgres_url)
-    assert budget.line("vote", 0.2).charge()[0].number == 4
-    assert budget.receipt("reviews:2025:vote:3") is not None
-    PrivacyBudget(3.0, 1e-5, 10, postgres_url, "new").line("vote", 0.2).charge()
 
 
 def test_a_filter_is_never_passed_by_workers_at_once(any_url: str) -> None:

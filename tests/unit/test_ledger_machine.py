@@ -1,4 +1,4 @@
-"""A state machine over charge, answer, crash, reopen, replay and migrate, against a model in memory."""
+"""A state machine over charge, answer, crash, reopen and replay, against a model in memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_files import adopt
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import Charge, Replayed
 
-VERSION_1 = Path(__file__).parent.parent / "data" / "ledger_v1.sql"
 QUERIES = st.lists(st.sampled_from(["x", "y", "z", None]), min_size=1, max_size=4)
 LIMIT = 10
 
@@ -25,17 +22,11 @@ LIMIT = 10
 class LedgerMachine(RuleBasedStateMachine):
     """The model: how many were charged, which charges are open, and the answer that each query has."""
 
-    @initialize(old=st.booleans())
-    def make(self, old: bool) -> None:
+    @initialize()
+    def make(self) -> None:
         self.folder = tempfile.mkdtemp()
         self.url = f"sqlite:///{self.folder}/ledger.db"
         self.spent = 0
-        if old:  # a ledger of version 1, with three of ten charged
-            connection = sqlite3.connect(f"{self.folder}/ledger.db")
-            connection.executescript(VERSION_1.read_text())
-            connection.close()
-            adopt(self.url)
-            self.spent = 3
         self.answers: dict[str, str] = {}
         self.open: list[Charge] = []
         self.recorded: dict[str, dict[str, Any]] = {}

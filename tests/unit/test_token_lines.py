@@ -12,12 +12,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from ledger_files import adopt
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
@@ -364,23 +362,6 @@ def test_a_filter_counts_tokens_and_gives_none_back(ledger_url: str) -> None:
     with pytest.raises(PrivacyBudgetExceeded, match="tokens of this kind"):
         line.charge(units=room)
     assert budget.spent() == 10
-
-
-def test_receipts_of_older_releases_say_nothing_of_tokens(ledger_url: str) -> None:
-    path = ledger_url.removeprefix("sqlite:///")
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((Path(__file__).parent.parent / "data" / "ledger_v1.sql").read_text())
-    budget = PrivacyBudget.open("reviews:2025", adopt(ledger_url))
-    assert budget.spent() == 3
-    receipt = budget.receipt("reviews:2025:vote:3")
-    assert receipt is not None
-    assert receipt["tokens"] is None
-    assert set(rows(ledger_url, "SELECT units FROM dpicl_charges")) == {(1,)}
-    assert set(rows(ledger_url, "SELECT returned FROM dpicl_counters")) == {(0,)}
-    columns = {name for _, name, *_ in rows(ledger_url, "PRAGMA table_info(dpicl_charges)")}
-    assert "units" in columns
-    line = PrivacyBudget(8.0, 1e-5, COUNT, ledger_url, "new").line("tokens", 0.05)
-    assert line.record(line.charge(units=10)[0], unused=9)["remaining"] == COUNT - 1
 
 
 def test_one_release_takes_as_many_statements_as_before(budget_of: Make) -> None:

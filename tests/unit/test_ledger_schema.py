@@ -1,0 +1,53 @@
+"""`budget/schema.py`: a ledger of another version, or one that lost tables, is refused and left as it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import LedgerError
+from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.ledger import Ledger
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("table", sorted(schema.metadata.tables))
+def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str) -> None:
+    Ledger(ledger_url).close()
+    connection = sqlite3.connect(ledger_url.removeprefix("sqlite:///"))
+    connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    with pytest.raises(LedgerError, match="lost tables"):
+        Ledger(ledger_url)
+
+
+@pytest.mark.parametrize("version", ["0", "1", "2", "3", "5", "", "two", "-1"])
+def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
+    Ledger(ledger_url).close()
+    path = ledger_url.removeprefix("sqlite:///")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
+    connection.close()
+    with pytest.raises(LedgerError, match="reads version 4 alone"):
+        Ledger(ledger_url)
+    assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
+
+
+def test_keys_are_random_and_stay(ledger_url: str, tmp_path: Path) -> None:
+    one, again, other = Ledger(ledger_url), Ledger(ledger_url), Ledger(f"sqlite:///{tmp_path / 'other.db'}")
+    for name in ("query_key", "fingerprint_key"):
+        assert one.key(name) == again.key(name) != other.key(name)
+        assert len(one.key(name)) == 32
+    assert one.key("query_key") != one.key("fingerprint_key")
+    with pytest.raises(LedgerError):
+        one.key("no such key")
