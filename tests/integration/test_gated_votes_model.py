@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gated_votes
 import numpy as np
 import pytest
+from gated_votes import BatchedReader
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation import gated_votes
-from langchain_dpicl.evaluation.gated_votes import BatchedReader
 from langchain_dpicl.evaluation.label_pass import BatchReader
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
 

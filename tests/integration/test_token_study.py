@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from token_study import main
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.evaluation.lockstep import Lockstep
-from langchain_dpicl.evaluation.token_study import main
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

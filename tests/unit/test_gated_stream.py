@@ -1,4 +1,4 @@
-"""`evaluation.gated_stream`: tickets, buckets and noise of both sides, against brute force and exact laws.
+"""`gated_stream`: tickets, buckets and noise of both sides, against brute force and exact laws.
 
 Each statistical test has a false-alarm probability of 1e-8.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gated_stream import Question, Side, released, walk_blind, walk_gated, zipf_stream
 from scipy import stats
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.gated_stream import Question, Side, released, walk_blind, walk_gated, zipf_stream
 from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-8

@@ -1,4 +1,4 @@
-"""`evaluation.gated_votes`, `gated_report` and the command `gated_study`: what is read, kept, and made of it.
+"""`gated_votes`, `gated_report` and the command `gated_study`: what is read, kept, and made of it.
 
 The end-to-end tests run the whole command; only the model and the embeddings are made up.
 """
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gated_study
 import numpy as np
 import pytest
 from evaluation_fakes import unit
+from gated_pictures import draw_stream
+from gated_report import Comparison, Plans, Workload
+from gated_stream import Question
+from gated_votes import Leanings, Reading, Table
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation import gated_study
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.gated_pictures import draw_stream
-from langchain_dpicl.evaluation.gated_report import Comparison, Plans, Workload
-from langchain_dpicl.evaluation.gated_stream import Question
-from langchain_dpicl.evaluation.gated_votes import Leanings, Reading, Table
 from langchain_dpicl.evaluation.passes import PassFile
 from langchain_dpicl.evaluation.report import write_index
 from langchain_dpicl.privacy import PrivacyPlan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from paper_radius import ball_terms, claimed_beta
 from scipy.special import softmax
 
 from langchain_dpicl.decoding.mixing import STEP
-from langchain_dpicl.evaluation.paper_radius import ball_terms, claimed_beta
 
 NUMBERS = np.random.default_rng(1)
 

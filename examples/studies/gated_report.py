@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.gated_pictures import draw_stream
-from langchain_dpicl.evaluation.gated_stream import (
+from gated_pictures import draw_stream
+from gated_stream import (
     Ints,
     Question,
     Side,
@@ -25,6 +22,9 @@ from langchain_dpicl.evaluation.gated_stream import (
     walk_gated,
     zipf_stream,
 )
+from numpy.typing import NDArray
+
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.report import write_report
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask

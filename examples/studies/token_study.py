@@ -1,6 +1,6 @@
 """How good private decoding is: ROUGE-L and meaning against epsilon, beside what is not private.
 
-``python -m langchain_dpicl.evaluation.token_study --data TRAIN --test TEST --inputs PUBLIC --output FOLDER``
+``python examples/studies/token_study.py --data TRAIN --test TEST --inputs PUBLIC --output FOLDER``
 
 For data that are public in truth: it shows answers that are not private. Every method answers the same queries, and a
 finished one is kept in FOLDER, so a study that was stopped goes on where it was; ``--only`` runs some methods, so that
@@ -16,15 +16,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from token_methods import Comparison
+from token_report import report
+
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.token_methods import Outcome, Study
-from langchain_dpicl.evaluation.token_report import report
+from langchain_dpicl.evaluation.token_methods import Outcome
 from langchain_dpicl.store.records import read_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the methods that are missing, and report when all are there."""
-    parser = argparse.ArgumentParser(prog="python -m langchain_dpicl.evaluation.token_study", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python examples/studies/token_study.py", description=__doc__)
     parser.add_argument("--data", required=True, help="examples that play the private ones: records input, output")
     parser.add_argument("--test", required=True, help="queries: records input, output and perhaps references")
     parser.add_argument("--inputs", help="public inputs for the offline demonstrations")
@@ -61,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, found in (("data", private), ("test", queries)):
         if not all(isinstance(row.get(key), str) for row in found for key in ("input", "output")):
             raise InvalidParameter(name, getattr(options, name), "records with the texts 'input' and 'output'")
-    study = Study(options, private, queries, read_records(options.inputs) if options.inputs else [])
+    study = Comparison(options, private, queries, read_records(options.inputs) if options.inputs else [])
     kept = options.output / "methods"
     kept.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

@@ -1,6 +1,6 @@
 """Gated selection with tickets beside blind selection, at equal privacy for every owner and equal calls of the model.
 
-``python -m langchain_dpicl.evaluation.gated_study --task trec --data TRAIN --test TEST --public FILE --output FOLDER``
+``python examples/studies/gated_study.py --task trec --data TRAIN --test TEST --public FILE --output FOLDER``
 
 For data that are public in truth: what single examples make the model say is kept in FOLDER, so that a study that was
 stopped goes on where it was. It writes ``results.json``, ``table.md`` and pictures: accuracy against epsilon for a
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gated_report import Comparison, Plans, Workload, report
+from gated_votes import BatchedReader, Reader, Table, Vectors
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.evaluation.data import Row, load_rows
-from langchain_dpicl.evaluation.gated_report import Comparison, Plans, Workload, report
-from langchain_dpicl.evaluation.gated_votes import BatchedReader, Reader, Table, Vectors
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape, task
 from langchain_dpicl.privacy.noise import SecureRandomness
@@ -55,7 +55,7 @@ TASKS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read what is missing, simulate both sides, and report."""
-    parser = argparse.ArgumentParser(prog="python -m langchain_dpicl.evaluation.gated_study", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python examples/studies/gated_study.py", description=__doc__)
     parser.add_argument("--task", required=True, help=f"a classification task; also {', '.join(TASKS)}")
     parser.add_argument("--data", required=True, help="examples that play the private ones, each its own owner")
     parser.add_argument("--test", required=True, help="queries first; the last ones play public texts")
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _words(argv: Sequence[str]) -> list[str]:
     """The command; of a file's path its folder and name, which say enough."""
     shown = ["/".join(Path(word).parts[-2:]) if Path(word).is_absolute() else word for word in argv]
-    return ["python", "-m", "langchain_dpicl.evaluation.gated_study", *shown]
+    return ["python", "examples/studies/gated_study.py", *shown]
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from gated_stream import Ints, Question
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.gated_stream import Ints, Question
 from langchain_dpicl.evaluation.label_batches import LabelBatches, Scores
 from langchain_dpicl.evaluation.lockstep import State
 from langchain_dpicl.evaluation.passes import PassFile, key_of
