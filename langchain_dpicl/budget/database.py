@@ -7,116 +7,140 @@ the row and looks at its guard again.
 Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FULL; PostgreSQL: synchronous_commit on);
 ``note`` is atomic and visible to all at once, but may reach the disk with the next charge; ``read`` writes nothing.
 
-What failed before its ``COMMIT`` was sent did not happen, and is tried again where that can help (a deadlock, a
-connection that was lost, a server that restarts). A charge's ``COMMIT`` whose answer was lost is never tried again: it
-may have happened, so its caller gets a `CommitUnknown` and releases nothing, while the ledger counts what was written.
+A transaction that failed before its ``COMMIT`` was sent did not happen. It runs again if that can help (a deadlock, a
+lost connection, a server that restarts). A charge whose ``COMMIT`` got no answer never runs again, because it may have
+happened: its caller gets a `CommitUnknown` and releases nothing, while the ledger counts what was written.
 
-A SQLite database must stay the file that was opened. Before every transaction the path is looked up (one ``stat`` for
-the file and one for its log): where it names another file, or none, the transaction is refused.
+A SQLite database must stay the file that was opened. Every transaction looks up the path first (one ``stat`` for the
+file and one for its log) and is refused if it names another file, or none.
 
-SQLite's connections do not survive a fork, and no table of its locks may: a child that inherits one believes that it
-holds locks which are its parent's. So before a fork every open SQLite database waits until no transaction is open, and
-closes its connections. Each side opens its own when it needs one.
+SQLite's connections do not survive a fork: a child that inherits one believes that it holds its parent's locks. So
+before a fork every open SQLite database waits until no transaction is open, and closes its connections. Each side opens
+its own when it needs one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 import threading
 import time
-import urllib.parse
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.schema import ADVICE
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
+from langchain_dpicl.budget.schema import ADVICE, SQLITE_APPLICATION_ID
+from langchain_dpicl.errors import LedgerError, PrivacyWarning
+from langchain_dpicl.store import sql
 
+P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read"]
 
 _BUSY_SECONDS = 60
-_SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-_SQLITE_OPTIONS = {"mode", "cache", "uri", "immutable", "nolock", "psow", "vfs", "timeout", "check_same_thread"}
 _RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
+_SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 _AGAIN = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03"}  # serialisation, deadlock, lock, server going or coming
 
 
 class TryAgain(Exception):
-    """Raised inside a transaction's work: roll back and run it again (another worker was faster)."""
+    """Raised in a transaction: roll back, call ``repair`` outside of any transaction, and run it again."""
+
+    def __init__(
+        self,
+        reason: str = "other workers were faster, again and again",
+        repair: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(reason)
+        self.repair = repair
 
 
 class CommitUnknown(LedgerError):
     """The database did not answer the ``COMMIT`` of a charge: it may have happened."""
 
 
+def transaction(
+    kind: Kind = "charge",
+) -> Callable[[Callable[Concatenate[D, Connection, P], T]], Callable[Concatenate[D, P], T]]:
+    """Make a method one transaction (see `Database.run`), whose connection it gets as its first argument."""
+
+    def decorate(method: Callable[Concatenate[D, Connection, P], T]) -> Callable[Concatenate[D, P], T]:
+        @functools.wraps(method)
+        def run(self: D, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return self.run(lambda connection: method(self, connection, *args, **kwargs), kind)
+
+        return run
+
+    return decorate
+
+
 class Database:
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
 
     noun = "ledger"
-    application_id = schema.SQLITE_APPLICATION_ID
+    application_id = SQLITE_APPLICATION_ID
     journal = "WAL"
     options: Mapping[str, Any] = {}
     """For PostgreSQL's engine."""
 
     def __init__(self, url: str) -> None:
-        self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        self._url = _parse(url, self.noun.rpartition(" ")[2])
-        self._path = _path(self._url)
+        self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
+        self.path = sql.sqlite_path(self.url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._opened = False
+        self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        # SQLite's writers wait for each other by looking again now and then; those of one process need not.
+        self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
-        self._engine = self._sqlite() if self._url.get_backend_name() == "sqlite" else self._postgresql()
+        self._engine = self._sqlite() if self.is_sqlite else self._postgresql()
+        driver = self._engine.dialect.loaded_dbapi
+        self._contradictions = (IntegrityError, driver.IntegrityError)
+        self._faults = (SQLAlchemyError, sqlite3.Error, driver.Error)
         _open_databases.add(self)
 
     # -- engines ----------------------------------------------------------------------------------------------------
 
     def _postgresql(self) -> Engine:
-        if self._url.drivername != "postgresql+psycopg":
+        if self.url.drivername != "postgresql+psycopg":
             raise LedgerError(
-                f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self._url.drivername!r}"
+                f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
             )
-        try:
-            engine = sa.create_engine(self._url, **self.options)
-        except (ImportError, SQLAlchemyError) as error:
-            reason = type(error).__name__
-        else:
-            me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
+        engine = sql.postgresql_engine(self.url, LedgerError, **self.options)
+        me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
 
-            @sa.event.listens_for(engine, "connect")
-            def _on_connect(connection: Any, _: Any) -> None:
-                connection.autocommit = True  # transactions are begun below, explicitly
-                me._on_postgresql(connection)
+        @sa.event.listens_for(engine, "connect")
+        def _on_connect(connection: Any, _: Any) -> None:
+            me._on_postgresql(connection)
 
-            @sa.event.listens_for(engine, "begin")
-            def _on_begin(connection: Connection) -> None:
-                durable = _kind(connection) == "charge"
-                _driver(connection).execute(
-                    "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
-                    f"SET LOCAL synchronous_commit TO {'on' if durable else 'off'}"
-                )
+        @sa.event.listens_for(engine, "begin")
+        def _on_begin(connection: Connection) -> None:
+            durable = _kind(connection) == "charge"
+            _driver(connection).execute(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
+                f"SET LOCAL synchronous_commit TO {'on' if durable else 'off'}"
+            )
 
-            return engine
-        raise LedgerError(f"no driver for {self._url.drivername!r} ({reason}); install langchain-dpicl[postgres]")
+        return engine
 
     def _sqlite(self) -> Engine:
-        url = self._url
-        if self._path is not None and (url.database or "").startswith("file:"):
-            url = url.set(database=f"file:{urllib.parse.quote(self._path)}")
+        url = self.url
+        if self.path is not None and (url.database or "").startswith("file:"):
+            url = url.set(database=f"file:{quote(self.path)}")
         options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}}
-        if self._path is None:
+        if self.path is None:
             warnings.warn(
                 "this ledger lives in memory: what was spent is forgotten when the process ends",
                 PrivacyWarning,
@@ -124,7 +148,6 @@ class Database:
             )
             options = {"connect_args": {"check_same_thread": False}, "poolclass": StaticPool}
             self._mutex = threading.RLock()
-        # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers = threading.RLock()
         engine = sa.create_engine(url, **options)
         me = weakref.proxy(self)
@@ -141,9 +164,9 @@ class Database:
                 raise LedgerError(f"{url.database!r} is a database, but not a {me.noun}; it was left as it is")
             _use_journal(cursor, me.journal)
             cursor.execute("PRAGMA foreign_keys=ON")
-            if me._path is not None and me.journal == "WAL":
+            if me.path is not None and me.journal == "WAL":
                 cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
-                log = f"{os.path.realpath(me._path)}-wal"  # SQLite follows links, and has its log beside the file
+                log = f"{os.path.realpath(me.path)}-wal"  # SQLite follows links, and has its log beside the file
                 record.info["log"] = log, place_of(log)
             cursor.close()
 
@@ -162,14 +185,14 @@ class Database:
         """What a new session does first."""
 
     def _check_file(self, connection: Connection) -> None:
-        """`LedgerError` where the path names another file than the one that was opened, or its log is another one.
+        """`LedgerError` if the path names another file than the one that was opened, or its log is another one.
 
-        SQLite removes the log when the last connection of all processes is closed, so while this one is open the log
-        is the one that it has.
+        SQLite removes the log when the last connection of all processes is closed, so the log stays the same one
+        while this connection is open.
         """
-        if self._path is None:
+        if self.path is None:
             return
-        found = place_of(self._path)
+        found = place_of(self.path)
         if self._file is None:
             self._file = found
         log = connection.info.get("log")
@@ -181,32 +204,44 @@ class Database:
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
-    def run(self, work: Callable[[Connection], T], kind: Kind = "charge") -> T:
-        """One transaction. What `work` raises itself rolls back and surfaces as it is.
+    def run(
+        self,
+        work: Callable[[Connection], T],
+        kind: Kind = "charge",
+        *,
+        rolled_back: Callable[[], None] = lambda: None,
+    ) -> T:
+        """One transaction. An exception of ``work`` rolls back and surfaces unchanged.
 
-        ``work`` may run more than once, always after a rollback, so it must have no effect beside its statements.
+        ``work`` may run more than once, always after a rollback. Apart from its statements it may only do what
+        ``rolled_back`` undoes: this is called after each try that certainly did not happen.
         """
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.002
         while True:
-            reason, again, unknown = "", False, False
+            again, repair = False, None
+            kind_of_error: type[LedgerError] = LedgerError
             try:
                 return self._once(work, kind)
-            except TryAgain:
-                reason, again = "other workers were faster, again and again", True
-            except (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError):
-                reason = "its rows do not add up"
-            except _CommitUnknown as lost:
+            except sql.CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
-                unknown = True
-            except (SQLAlchemyError, sqlite3.Error, self._engine.dialect.loaded_dbapi.Error) as error:
-                reason = _reason(error)
-                again = self._opened and _may_work_again(error)
+                kind_of_error = CommitUnknown
+            except Exception as error:
+                rolled_back()
+                if isinstance(error, TryAgain):
+                    reason, again, repair = str(error), True, error.repair
+                elif isinstance(error, self._contradictions):
+                    reason = "its rows do not add up"
+                elif isinstance(error, self._faults):
+                    reason, again = sql.reason(error), self._opened and _may_work_again(error)
+                else:
+                    raise
             if not again or time.monotonic() > deadline:
                 break
+            if repair is not None:
+                repair()
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        kind_of_error = CommitUnknown if unknown else LedgerError
         raise kind_of_error(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
@@ -222,14 +257,14 @@ class Database:
             try:
                 transaction.commit()
             except Exception as error:
-                if getattr(error, "orig", None) is not None and _state(error) in {"40001", "40P01"}:
+                if getattr(error, "orig", None) is not None and sql.sqlstate(error) in {"40001", "40P01"}:
                     raise TryAgain from None  # the server says that it was rolled back
                 if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
                     raise  # it was rolled back
                 _drop_if_broken(connection, error)
                 if kind != "charge" and _may_work_again(error):
                     raise TryAgain from None  # reading or noting the same twice changes nothing
-                failure = _CommitUnknown(_reason(error))
+                failure = sql.CommitLost(sql.reason(error))
             else:
                 return answer
         raise failure
@@ -247,7 +282,7 @@ class Database:
     def before_fork(self) -> None:
         """Let nobody use a connection, and close SQLite's."""
         self._gate.acquire()
-        if self.is_sqlite and self._path is not None:
+        if self.is_sqlite and self.path is not None:
             deadline = time.monotonic() + _FORK_SECONDS
             while self._busy and time.monotonic() < deadline:  # after that the child is refused, and nothing is lost
                 time.sleep(0.0005)
@@ -264,11 +299,6 @@ class Database:
         if self.is_sqlite:
             self._writers = threading.RLock()  # a thread that the child lacks may have held it
 
-    @property
-    def is_sqlite(self) -> bool:
-        """Whether writers are alone from the moment they begin."""
-        return self._engine.dialect.name == "sqlite"
-
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
@@ -277,14 +307,10 @@ class Database:
     @property
     def shown(self) -> str:
         """The address without a password, wherever it stands."""
-        return shown(self._url)
+        return sql.shown(self.url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown!r})"
-
-
-class _CommitUnknown(Exception):
-    """The database did not answer a COMMIT."""
 
 
 def _kind(connection: Connection) -> Kind:
@@ -293,20 +319,8 @@ def _kind(connection: Connection) -> Kind:
 
 
 def _driver(connection: Connection) -> Any:
-    """The driver's own connection: what it raises is handled in `Database.run` as well."""
+    """The driver's own connection: `Database.run` handles its errors as well."""
     return connection.connection.driver_connection
-
-
-def _state(error: BaseException) -> str:
-    """PostgreSQL's code of an error, if it has one."""
-    return str(getattr(getattr(error, "orig", None) or error, "sqlstate", None) or "")
-
-
-def _reason(error: BaseException) -> str:
-    """One line from the driver: never the statement and its values."""
-    origin = getattr(error, "orig", None) or error
-    words = "" if isinstance(origin, SQLAlchemyError) else str(origin)
-    return (words.splitlines() or [type(error).__name__])[0]
 
 
 def _may_work_again(error: BaseException) -> bool:
@@ -314,7 +328,7 @@ def _may_work_again(error: BaseException) -> bool:
     origin = getattr(error, "orig", None) or error
     if isinstance(origin, sqlite3.Error):
         return False  # SQLite has waited for its locks already
-    state = _state(error)
+    state = sql.sqlstate(error)
     lost = type(origin).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError") and not state
     return state in _AGAIN or state.startswith("08") or lost
 
@@ -322,7 +336,7 @@ def _may_work_again(error: BaseException) -> bool:
 def _drop_if_broken(connection: Connection, error: BaseException) -> None:
     """A connection that the server has closed must not go back to the pool."""
     with contextlib.suppress(Exception):
-        driver = connection.connection.driver_connection
+        driver = _driver(connection)
         if not isinstance(error, Exception) or getattr(driver, "closed", False) or getattr(driver, "broken", False):
             connection.invalidate()
 
@@ -341,29 +355,8 @@ def _use_journal(cursor: sqlite3.Cursor, mode: str) -> None:
         time.sleep(0.01)
 
 
-def _parse(url: object, parameter: str) -> URL:
-    if isinstance(url, str):
-        with contextlib.suppress(ArgumentError, ValueError):
-            parsed = make_url(url)
-            if parsed.drivername in ("postgresql", "postgres"):
-                parsed = parsed.set(drivername="postgresql+psycopg")
-            return parsed
-    raise InvalidParameter(parameter, type(url).__name__, 'a database URL such as "sqlite:///budget.db"')
-
-
-def _path(url: URL) -> str | None:
-    """The file of a SQLite database; None for one in memory, and for PostgreSQL."""
-    path = url.database or ""
-    if url.get_backend_name() != "sqlite" or not path or ":memory:" in path or "mode=memory" in str(url):
-        return None
-    if path.startswith("file:"):
-        path = urllib.parse.unquote(path.removeprefix("file:").partition("?")[0])
-        path = f"/{path.lstrip('/')}" if path.startswith("//") else path
-    return os.path.abspath(path)  # a process may change its directory
-
-
 def place_of(path: str) -> tuple[int, int] | None:
-    """Which file a path names: device and inode. None where there is none."""
+    """The file that a path names: device and inode. None if there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -371,20 +364,9 @@ def place_of(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def shown(url: str | URL) -> str:
-    """A database's address as it may be printed: no password, and of its options only those that can hold none."""
-    if isinstance(url, str):
-        try:
-            url = make_url(url)
-        except (ArgumentError, ValueError):
-            return "an address that cannot be read"
-    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in url.query.items()}
-    return url.set(query=query if url.get_backend_name() == "sqlite" else {}).render_as_string(hide_password=True)
-
+# -- forks -----------------------------------------------------------------------------------------------------------
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
-
-
 _forks = threading.Lock()  # one at a time
 _forking: list[Database] = []
 

@@ -106,13 +106,13 @@ class Ledger(Database):
         self._seen: dict[Key, int] = {}
         self._allowed: dict[Key, int] = {}
         self._keys: dict[int, tuple[StoredPlan, dict[tuple[str, str], Key]]] = {}
-        if create and (self._path is not None or not self.is_sqlite):
+        if create and (self.path is not None or not self.is_sqlite):
             self._open(witness)
         elif witness is not None:
             bound = "None for a ledger in memory, and for one that is only read"
             raise InvalidParameter("witness", type(witness).__name__, bound)
         else:
-            if self._path is not None and not os.path.exists(self._path):
+            if self.path is not None and not os.path.exists(self.path):
                 raise LedgerError(f"there is no ledger {self.shown!r}")
             identity = secrets.token_hex(16) if create else None
             self.run(lambda connection: open_schema(connection, create=identity))
@@ -259,13 +259,13 @@ class Ledger(Database):
     @property
     def place(self) -> str | None:
         """Where the ledger is, without user, password and options; None for one that ends with this process."""
-        url = self._url._replace(username=None, password=None).set(query={})
+        url = self.url._replace(username=None, password=None).set(query={})
         if not self.is_sqlite:
             return url.render_as_string()
-        if not url.database or ":memory:" in url.database or "mode=memory" in str(self._url):
+        if not url.database or ":memory:" in url.database or "mode=memory" in str(self.url):
             return None
         is_file = not url.database.startswith("file:")
-        return url.set(database=self._path if is_file else url.database).render_as_string()
+        return url.set(database=self.path if is_file else url.database).render_as_string()
 
     def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
         """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""

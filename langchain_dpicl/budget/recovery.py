@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.claims import Account, at, read_filter, utc_now, write_filter
-from langchain_dpicl.budget.database import Database, place_of, shown
+from langchain_dpicl.budget.database import Database, place_of
 from langchain_dpicl.budget.schema import (
     ADVICE,
     UNLIMITED,
@@ -30,6 +30,7 @@ from langchain_dpicl.budget.schema import (
 )
 from langchain_dpicl.budget.witness import GIVEN_UP, Key, Mark, Presence, Witness, address, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
+from langchain_dpicl.store.sql import shown
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.ledger import Ledger
@@ -144,8 +145,8 @@ def digest(connection: Connection, plan_id: int, key: Key) -> str:
 
 def exists(ledger: Database) -> bool:
     """Whether there is a ledger, or a file in its place."""
-    if ledger._path is not None:
-        return os.path.exists(ledger._path) and os.path.getsize(ledger._path) > 0
+    if ledger.path is not None:
+        return os.path.exists(ledger.path) and os.path.getsize(ledger.path) > 0
     return ledger.run(has_ledger, "read")
 
 
@@ -280,8 +281,8 @@ def _other_plan(mark: Mark, found: dict[tuple[str, str, str], Count]) -> bool:
 
 def _place(ledger: Database) -> str:
     """Which file, or which database, holds a ledger."""
-    if ledger._path is not None:
-        return "{}:{}".format(*(place_of(ledger._path) or (0, 0)))
+    if ledger.path is not None:
+        return "{}:{}".format(*(place_of(ledger.path) or (0, 0)))
     query = "SELECT oid FROM pg_database WHERE datname = current_database()"
     return str(ledger.run(lambda connection: connection.exec_driver_sql(query).scalar(), "read"))
 
@@ -308,7 +309,7 @@ def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_
 
     reader = Ledger(ledger, create=False)
     try:
-        if reader._path is None and reader.is_sqlite:
+        if reader.path is None and reader.is_sqlite:
             raise InvalidParameter("ledger", shown(ledger), "a ledger that is kept: one in memory is gone already")
         own = Witness(address(reader, witness), live=True)
         presence = Presence(own)

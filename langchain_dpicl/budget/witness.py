@@ -182,7 +182,7 @@ class Witness(Database):
 
     def about(self) -> dict[str, str]:
         """The identity of its ledger, whether that is ``made``, and its ``place``; empty where there is no witness."""
-        if self._path is not None and not (os.path.exists(self._path) and os.path.getsize(self._path)):
+        if self.path is not None and not (os.path.exists(self.path) and os.path.getsize(self.path)):
             return {}
 
         def read(connection: Connection) -> dict[str, str]:
@@ -379,9 +379,9 @@ def rolled_back(key: Key, spent: int | None = None, low: int | None = None) -> L
 def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
     """The witness's URL: as it was given (a path or a URL), or beside the ledger."""
     if witness is None:
-        if ledger._path is None:
-            return ledger._url.render_as_string(hide_password=False)
-        return f"sqlite:///{ledger._path}.witness"
+        if ledger.path is None:
+            return ledger.url.render_as_string(hide_password=False)
+        return f"sqlite:///{ledger.path}.witness"
     if not isinstance(witness, (str, os.PathLike)) or not str(witness):
         raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
     given = os.fspath(witness)
@@ -400,7 +400,7 @@ class Presence:
 
     def enter(self) -> bool:
         """Enter. True: nobody else is, and nobody enters before `share` or `leave`."""
-        path = self._witness._path
+        path = self._witness.path
         if path is None:
             ask = sa.select(sa.func.pg_try_advisory_lock(_LOCK))
             return bool(self._witness.run(lambda connection: connection.scalar(ask), "read"))
@@ -422,7 +422,7 @@ class Presence:
 
     def share(self) -> None:
         """Let others enter too."""
-        if self._witness._path is None:
+        if self._witness.path is None:
             free = sa.select(sa.func.pg_advisory_unlock(_LOCK))
             self._witness.run(lambda connection: connection.scalar(free), "read")
         elif self._file is not None and fcntl is not None:

@@ -178,7 +178,7 @@ def test_a_place_names_no_user_and_no_password(tmp_path: Path, monkeypatch: pyte
     ledger = budget_on("sqlite:///here.db", "one")._ledger
     assert ledger.place == f"sqlite:///{tmp_path}/here.db"
     monkeypatch.setattr(Ledger, "is_sqlite", False)
-    ledger._url = make_url("postgresql+psycopg://alice:secret@host:1/budgets?password=secret&sslmode=require")
+    ledger.url = make_url("postgresql+psycopg://alice:secret@host:1/budgets?password=secret&sslmode=require")
     assert ledger.place == "postgresql+psycopg://host:1/budgets"
 
 

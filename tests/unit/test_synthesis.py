@@ -322,7 +322,7 @@ def test_a_file_on_another_budget_or_model_is_refused(sampler_of: Letters, budge
     synthesize_demonstrations(sampler, INPUTS, output=output)
     for other in (
         sampler_of(store=sampler.selector.store),
-        sampler_of(budget=budget_of(releases=100, ledger=str(sampler.budget._ledger._url), name="other", replay=True)),
+        sampler_of(budget=budget_of(releases=100, ledger=str(sampler.budget._ledger.url), name="other", replay=True)),
     ):
         with pytest.raises(InvalidParameter, match="same budget"):
             synthesize_demonstrations(other, INPUTS, output=output)

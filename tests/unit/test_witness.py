@@ -20,7 +20,6 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget.claims import Account, Charge, Claimed, read_filter, write_filter
-from langchain_dpicl.budget.database import shown
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.permits import Left
@@ -29,6 +28,7 @@ from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import Tickets
 from langchain_dpicl.budget.witness import Key, Witness
 from langchain_dpicl.errors import PrivacyWarning
+from langchain_dpicl.store.sql import shown
 
 ENDS = ("", "-wal", "-shm")
 KEY = Key("n", "vote", "", "0" * 64)
