@@ -30,8 +30,8 @@ from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.plots.evaluation import save
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.privacy.plan import LineRequest
 
 _WINDOWS = 20  # pieces of a stream's time
 

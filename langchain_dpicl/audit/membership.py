@@ -32,10 +32,10 @@ from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
 
 _NO_BOUND = 1e6  # nats: no term is ever cut
 _COLORS = dict(zip(ATTACKS, ("#b8692a", "#a23b53", "#1f4e79"), strict=True))

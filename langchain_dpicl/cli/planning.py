@@ -8,11 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import whole
-from langchain_dpicl.privacy.explain import VOTES, Calls, explain, flip_probability, words
+from langchain_dpicl.privacy.explain import VOTES, Calls, flip_probability, words
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
 
 _FIXED = ("delta0", "select", "step")
 
@@ -69,8 +69,8 @@ def run_plan(args: argparse.Namespace) -> int:
     owners = None if args.mechanism == "threshold" or args.rate is not None else args.owners
     request = LineRequest(args.mechanism, rate, args.releases, options=fixed_options(args), owners=owners)
     plan = PrivacyPlan.solve(epsilon=args.epsilon, delta=args.delta, lines={args.mechanism: request})
-    numbers = explain(
-        plan, members=args.members, shots=args.shots, margins=args.margin, labels=args.labels, calls=calls_of(args)
+    numbers = plan.numbers(
+        members=args.members, shots=args.shots, margins=args.margin, labels=args.labels, calls=calls_of(args)
     )
     if warning := delta_warning(args):
         numbers["warning"] = warning

@@ -21,11 +21,10 @@ from typing import Any
 
 from langchain_dpicl.cli.planning import calls_of, delta_warning, fixed_options
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.privacy.checks import probability, whole
-from langchain_dpicl.privacy.explain import explain
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping, Mechanism
-from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
 
 _MEMBERS = (0.5, 1.0, 2.0, 4.0)
 _TICKETS = (0.25, 1.0, 4.0, 16.0)
@@ -148,7 +147,7 @@ def _gate(args: argparse.Namespace) -> Gate:
 def _numbers(gate: Gate, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that is said, ready for JSON."""
     plan = gate.solve(gate.rate, gate.tickets)
-    numbers = explain(plan, members=gate.members, margins=args.margin, labels=args.labels)
+    numbers = plan.numbers(members=gate.members, margins=args.margin, labels=args.labels)
     line = numbers["lines"][gate.mechanism]
     line["tickets"] = line.pop("releases")
     for point in line["curve"]:

@@ -10,10 +10,10 @@ from typing import Literal
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.tasks import GenerationTask, Task
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.checks import probability, real, whole
 from langchain_dpicl.privacy.explain import Calls
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, default_delta0
-from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
 
 _QUERIES = 100
 

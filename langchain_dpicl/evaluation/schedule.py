@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
-from langchain_dpicl.privacy.plan import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from langchain_dpicl.decoding.mixing import clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.lockstep import Answer, Lockstep, Weighed
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest
 
 NO_BOUND = 1e6  # nats: no weight is ever cut
 

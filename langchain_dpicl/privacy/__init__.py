@@ -1,7 +1,6 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
 from langchain_dpicl.privacy.accountant import Accountant, Line, PLDAccountant, Schedule
-from langchain_dpicl.privacy.cache import PlanCache
 from langchain_dpicl.privacy.explain import Calls, flip_probability
 from langchain_dpicl.privacy.families import (
     ApproximateDP,
@@ -12,9 +11,10 @@ from langchain_dpicl.privacy.families import (
     PureDP,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest, PlanLine, PrivacyPlan
+from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import Profile, compose
 from langchain_dpicl.privacy.prv import PRVAccountant
 from langchain_dpicl.privacy.rdp import RDPAccountant, RenyiFilter
@@ -32,7 +32,6 @@ __all__ = [
     "Mechanism",
     "PLDAccountant",
     "PRVAccountant",
-    "PlanCache",
     "PlanLine",
     "PrivacyPlan",
     "Profile",

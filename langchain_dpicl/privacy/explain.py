@@ -1,4 +1,4 @@
-"""What a plan means: for a release, for a vote, for the bill. Numbers first, then the same in words."""
+"""The meaning of a plan's line for a release, for a vote and for the bill, as numbers; then a whole plan in words."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, told_probability
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import positive, real, whole
-
-if TYPE_CHECKING:
-    from langchain_dpicl.privacy.plan import PlanLine, PrivacyPlan
+from langchain_dpicl.privacy.lines import PlanLine
 
 VOTES = ("vote", "scores")
 
@@ -65,110 +63,74 @@ def _noise(sigma: float) -> tuple[Any, Any]:
     return weights, np.append(np.minimum(np.cumsum(weights[::-1])[::-1], 1.0), 0.0)
 
 
-def explain(
-    plan: PrivacyPlan,
-    *,
+def explain_line(
+    line: PlanLine,
+    epsilon: float,
+    delta: float,
     members: int | None = None,
     shots: int | None = None,
     margins: Sequence[int] = (),
     labels: int = 2,
-    calls: Calls | None = None,
 ) -> dict[str, Any]:
-    """The plan's numbers as one dictionary, ready for JSON.
+    """The numbers of one line of an (epsilon, delta) plan. See `PrivacyPlan.numbers` for the parameters.
 
-    Parameters
-    ----------
-    members, shots
-        N members, and how many exemplars a member sees on average.
-    margins, labels
-        For votes: by how many of the N votes the winner leads; how many labels there are.
-    calls
-        What one member's call costs.
+    For votes, ``flips`` has for each margin the chance that noise overturns the winner, and the same share of votes
+    with one exemplar per member instead. ``abstention``: how likely a release says that the members abstain if all do,
+    and whether that is likely enough to count.
     """
-    members = None if members is None else whole("members", members, at_least=1)
-    shots = None if shots is None else whole("shots", shots, at_least=1)
-    answer: dict[str, Any] = {
-        "epsilon": plan.epsilon,
-        "delta": plan.delta,
-        "certified_epsilon": plan.certified_epsilon,
-        "digest": plan.digest,
-        "lines": {},
+    accountant = PLDAccountant()
+    entry: dict[str, Any] = {
+        "mechanism": line.mechanism,
+        "releases": line.count,
+        "rate": line.rate,
+        "owners": line.owners,
+        line.family.parameter: line.parameter,
+        "options": dict(line.options),
+        "what": line.describe(),
+        "epsilon_of_one_release": accountant.epsilon([line.line(line.parameter, 1)], delta),
+        "epsilon_of_this_line": min(epsilon, accountant.epsilon([line.line(line.parameter)], delta)),
     }
-    for name, line in plan.lines.items():
-        entry: dict[str, Any] = {
-            "mechanism": line.mechanism,
-            "releases": line.count,
-            "rate": line.rate,
-            "owners": line.owners,
-            line.family.parameter: line.parameter,
-            "options": dict(line.options),
-            "what": line.describe(),
-            "epsilon_of_one_release": PLDAccountant().epsilon([line.line(line.parameter, 1)], plan.delta),
-            "epsilon_of_this_line": min(plan.epsilon, PLDAccountant().epsilon([line.line(line.parameter)], plan.delta)),
+    if line.mechanism in VOTES:
+        entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
+        entry["flips"] = []
+        if not margins and members is not None:
+            margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
+        for margin in margins:
+            row = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
+            if members is not None:
+                whole("margin", margin, at_least=0, at_most=members)
+                row["members"] = members
+                if shots is not None and shots > 1:
+                    row["single_shot_members"] = members * shots
+                    row["single_shot_flip_probability"] = flip_probability(line.parameter, margin * shots, labels)
+            entry["flips"].append(row)
+    if members is not None and line.mechanism in (*VOTES, "embedding"):
+        embedding = line.mechanism == "embedding"
+        unit = round(1 / line.options["step"]) if embedding else 1
+        told = told_probability(members, line.parameter, 0 if embedding else labels, unit)
+        entry["abstention"] = {
+            "members": members,
+            "told_probability": told,
+            "false_rate": FALSE_RATE,
+            "tells": told >= TOLD,
         }
-        if line.mechanism in VOTES:
-            entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
-            entry["flips"] = _flips(line, members, shots, margins, labels)
-        if members is not None and line.mechanism in (*VOTES, "embedding"):
-            entry["abstention"] = _abstention(line, members, labels)
-        if len(plan.lines) == 1:
-            counts = sorted({min(10**power, line.count) for power in range(9)})
-            entry["curve"] = [{"releases": n, "epsilon": plan.spent({name: n})} for n in counts]
-        if calls is not None and members is not None:
-            entry["cost_per_answer"] = calls.cost(members)
-            entry["cost_of_all"] = calls.cost(members) * line.count
-            for point in entry.get("curve", ()):
-                point["cost"] = calls.cost(members) * point["releases"]
-        answer["lines"][name] = entry
-    return answer
-
-
-def _abstention(line: PlanLine, members: int, labels: int) -> dict[str, Any]:
-    """How likely a release says that the members abstain where all do, and whether that is likely enough to count."""
-    embedding = line.mechanism == "embedding"
-    unit = round(1 / line.options["step"]) if embedding else 1
-    told = told_probability(members, line.parameter, 0 if embedding else labels, unit)
-    return {"members": members, "told_probability": told, "false_rate": FALSE_RATE, "tells": told >= TOLD}
-
-
-def _flips(
-    line: PlanLine, members: int | None, shots: int | None, margins: Sequence[int], labels: int
-) -> list[dict[str, Any]]:
-    """For each margin the chance of a flip, and the same share of votes with one exemplar per member instead."""
-    if not margins and members is not None:
-        margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
-    rows = []
-    for margin in margins:
-        row: dict[str, Any] = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
-        if members is not None:
-            whole("margin", margin, at_least=0, at_most=members)
-            row["members"] = members
-            if shots is not None and shots > 1:
-                row["single_shot_members"] = members * shots
-                row["single_shot_flip_probability"] = flip_probability(line.parameter, margin * shots, labels)
-        rows.append(row)
-    return rows
-
-
-def _chosen(line: dict[str, Any], delta: float) -> str:
-    """From how many owners a line's rate was chosen, and whether delta is too large for so many."""
-    if line["owners"] is None:
-        return ""
-    large = f"; delta is not below 1/owners = {1 / line['owners']:.3g}" if delta >= 1 / line["owners"] else ""
-    return f", chosen for {line['owners']:,} owners{large}"
+    return entry
 
 
 def words(numbers: dict[str, Any]) -> str:
-    """The same for people."""
+    """`PrivacyPlan.numbers` for people."""
+    delta = numbers["delta"]
     text = [
         f"All releases of this plan together are (epsilon, delta)-differentially private with epsilon "
-        f"{numbers['epsilon']:g} and delta {numbers['delta']:.3g} when all exemplars of one owner are added or removed "
+        f"{numbers['epsilon']:g} and delta {delta:.3g} when all exemplars of one owner are added or removed "
         f"(certified: {numbers['certified_epsilon']:.4g})."
     ]
     for name, line in numbers["lines"].items():
-        text.append("")
-        text.append(f"{name}: {line['releases']:,} releases. Each gives out {line['what']}.")
-        chosen = _chosen(line, numbers["delta"])
+        text += ["", f"{name}: {line['releases']:,} releases. Each gives out {line['what']}."]
+        owners, chosen = line["owners"], ""
+        if owners is not None:
+            large = f"; delta is not below 1/owners = {1 / owners:.3g}" if delta >= 1 / owners else ""
+            chosen = f", chosen for {owners:,} owners{large}"
         text.append(f"  An owner takes part in a release with probability {line['rate']:.4g}{chosen}.")
         text.append(
             f"  One release alone costs epsilon {line['epsilon_of_one_release']:.3g}; "
@@ -189,17 +151,14 @@ def words(numbers: dict[str, Any]) -> str:
                     f"privacy: {row['single_shot_flip_probability']:.3g}."
                 )
         if "abstention" in line:
-            text.append(_abstention_words(line["abstention"]))
+            found = line["abstention"]
+            told, members = found["told_probability"], found["members"]
+            text.append(
+                f"  If all {members} members fail, a release says so with probability {told:.3g}."
+                if found["tells"]
+                else f"  {members} members are too few to tell failing members from noise (a release says so with "
+                f"probability {told:.2g}), so a public question goes before a charge, once a minute for each caller."
+            )
         if "cost_per_answer" in line:
             text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
     return "\n".join(text)
-
-
-def _abstention_words(found: dict[str, Any]) -> str:
-    told, members = found["told_probability"], found["members"]
-    if found["tells"]:
-        return f"  If all {members} members fail, a release says so with probability {told:.3g}."
-    return (
-        f"  {members} members are too few to tell failing members from noise (a release says so with probability "
-        f"{told:.2g}), so a public question goes before a charge, once a minute for each caller."
-    )

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.roots import crossing
-
-if TYPE_CHECKING:
-    from langchain_dpicl.privacy.plan import LineRequest
 
 WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""

@@ -59,7 +59,7 @@ def cold_solve() -> tuple[float, float]:
         "from langchain_dpicl.privacy import LineRequest, PrivacyPlan\n"
         "started = time.perf_counter()\n"
         f"lines = {{'vote': LineRequest('vote', {RATE!r}, {COUNT})}}\n"
-        f"plan = PrivacyPlan.solve(epsilon={EPSILON}, delta={DELTA}, lines=lines, cache=None)\n"
+        f"plan = PrivacyPlan.solve(epsilon={EPSILON}, delta={DELTA}, lines=lines)\n"
         "print(time.perf_counter() - started, plan.lines['vote'].parameter)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -122,7 +122,7 @@ def grid_cost() -> float:
 def slowest_step(rate: float) -> float:
     """CPU seconds of the slowest receipt of a plan at this rate, whose 10^4 receipts show some fifty epsilons."""
     request = {"vote": LineRequest("vote", rate, COUNT)}
-    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-6, lines=request, cache=None)
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-6, lines=request)
     slowest = 0.0
     for count in sorted({max(1, round(COUNT ** (i / 60))) for i in range(61)}):
         started = time.process_time()
@@ -134,9 +134,9 @@ def slowest_step(rate: float) -> float:
 def measure(repeats: int, fast: bool) -> dict[str, Any]:
     """Every figure as one dictionary; `fast` leaves the libraries' searches out."""
     cold = [cold_solve() for _ in range(repeats)]
-    warm, plan = timed(lambda: PrivacyPlan.solve(epsilon=EPSILON, delta=DELTA, lines=VOTE, cache=None), max(3, repeats))
+    warm, plan = timed(lambda: PrivacyPlan.solve(epsilon=EPSILON, delta=DELTA, lines=VOTE), max(3, repeats))
     sigma = plan.lines["vote"].parameter
-    mixed, mixed_plan = timed(lambda: PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines=MIXED, cache=None), repeats)
+    mixed, mixed_plan = timed(lambda: PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines=MIXED), repeats)
     one, _ = timed(lambda: PLDAccountant().epsilon([plan.lines["vote"].line(sigma)], DELTA), 5)
     first_spent, _ = timed(lambda: plan.spent({"vote": 1}))
     later_spent, _ = timed(lambda: [plan.spent({"vote": n}) for n in range(1, 1001)])

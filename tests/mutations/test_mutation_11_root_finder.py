@@ -39,7 +39,7 @@ def check_plan() -> None:
     the noise that `PrivacyPlan.solve` finds must have delta(epsilon) <= delta, exactly."""
     for epsilon, delta, count in ((1.0, 1e-5, 1), (0.5, 1e-6, 30), (4.0, 1e-5, 200)):
         request = LineRequest("embedding", 1.0, count)
-        plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"line": request}, cache=None)
+        plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"line": request})
         line = plan.lines["line"]
         one = line.family.profile(line.parameter, **line.options)
         assert isinstance(one, Gaussian)

@@ -113,7 +113,7 @@ def test_a_mean_of_embeddings_counts_abstentions_in_steps(embeddings: object) ->
 
 
 def test_a_plan_says_when_its_members_are_too_few_to_tell() -> None:
-    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.05, 1000)}, cache=None)
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.05, 1000)})
     few, many = plan.explain(members=20), plan.explain(members=400)
     assert "20 members are too few to tell failing members from noise" in few
     assert "If all 400 members fail, a release says so with probability 1" in many

@@ -11,7 +11,7 @@ from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.tasks import TASKS
-from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TREC, E2E = TASKS["trec"], TASKS["e2e"]
 ROWS = [Row("Who is it ?", "Person", ("Person",)), Row("When ?", "Number", ("Number",))]

@@ -256,7 +256,7 @@ def test_the_worst_pair_has_the_profile_claimed_and_no_better_one(parameter: flo
 
 def test_a_plan_keeps_its_target_where_one_for_sensitivity_one_would_break_it() -> None:
     request = LineRequest("embedding", 1.0, 1)
-    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"embedding": request}, cache=None)
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"embedding": request})
     parameter = plan.lines["embedding"].parameter
     ((kept,), (broken,)) = (lattice_delta(*worst_pair(p), [1.0]) for p in (parameter, parameter / 2))
     assert kept <= 1e-5

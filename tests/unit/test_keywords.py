@@ -355,10 +355,10 @@ def test_a_delta0_that_all_releases_together_cannot_afford_is_refused() -> None:
     for count, fine in ((1, True), (10, False)):
         lines = {"ptr": LineRequest("ptr", 1.0, count, options={"delta0": 1e-5 / 3})}
         if fine:
-            PrivacyPlan.solve(epsilon=8.0, delta=1e-5, lines=lines, cache=None)
+            PrivacyPlan.solve(epsilon=8.0, delta=1e-5, lines=lines)
         else:
             with pytest.raises(Exception, match="ptr"):
-                PrivacyPlan.solve(epsilon=8.0, delta=1e-5, lines=lines, cache=None)
+                PrivacyPlan.solve(epsilon=8.0, delta=1e-5, lines=lines)
 
 
 def test_releases_come_with_their_exact_probabilities(seeded: Callable[[int], Any]) -> None:

@@ -43,7 +43,7 @@ from langchain_dpicl.decoding import answer as answer_module
 from langchain_dpicl.decoding.answer import Settings, choose, possible
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
-from langchain_dpicl.privacy.plan import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from tests.table_model import TableModel
 
 ALPHABET = "abcdef"

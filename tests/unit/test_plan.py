@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +20,6 @@ from langchain_dpicl.privacy import (
     Gaussian,
     Line,
     LineRequest,
-    PlanCache,
     PlanLine,
     PLDAccountant,
     PrivacyPlan,
@@ -37,14 +32,8 @@ VOTE = LineRequest("vote", 40 / 6920, 10_000)
 PLD = PLDAccountant()
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "langchain_dpicl" / "plans"
-
-
 def solved(epsilon: float = 3.0, delta: float = 1e-5, **lines: LineRequest) -> PrivacyPlan:
-    return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=lines or {"vote": VOTE}, cache=None)
+    return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=lines or {"vote": VOTE})
 
 
 # The promise ----------------------------------------------------------------------------------------------------------
@@ -337,96 +326,6 @@ def test_a_plan_is_frozen() -> None:
         plan.lines["vote"].parameter = 0.1  # type: ignore[misc]
 
 
-# The cache ------------------------------------------------------------------------------------------------------------
-
-
-def cached() -> PrivacyPlan:
-    return PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": VOTE})
-
-
-def test_a_plan_is_found_again_without_a_search(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = cached()
-    (file,) = own_cache.iterdir()
-    assert file.read_text() == plan.to_json()
-    monkeypatch.setattr(plan_module, "solve", lambda *_: pytest.fail("searched although the plan is cached"))
-    assert cached() == plan
-
-
-def test_another_request_is_another_file(own_cache: Path) -> None:
-    cached()
-    PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", VOTE.rate, 9_999)})
-    PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"other": VOTE})
-    assert len(list(own_cache.iterdir())) == 3
-
-
-@pytest.mark.parametrize("damage", ["", "{", "null", "\x00\xff", "0" * 100, "weaker", "other", "wasteful"])
-def test_a_damaged_or_dishonest_file_only_costs_time(own_cache: Path, damage: str) -> None:
-    plan = cached()
-    (file,) = own_cache.iterdir()
-    content = json.loads(plan.to_json())
-    if damage == "weaker":
-        content["lines"]["vote"]["parameter"] *= 0.9
-    elif damage == "other":
-        content["lines"]["vote"]["count"] = 1
-    elif damage == "wasteful":
-        content["lines"]["vote"]["parameter"] *= 2.0
-    file.write_bytes(damage.encode("latin-1") if damage not in ("weaker", "other", "wasteful") else b"")
-    if damage in ("weaker", "other", "wasteful"):
-        file.write_text(json.dumps(content))
-    assert cached() == plan
-    assert file.read_text() == plan.to_json()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    plan = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": VOTE}, cache=PlanCache(blocked / "plans"))
-    assert plan == cached()
-    directory = tmp_path / "taken"
-    cache = PlanCache(directory)
-    cache.path("request").mkdir(parents=True)
-    cache.store("request", "text")
-    assert cache.load("request") is None
-    assert [p.name for p in directory.iterdir()] == [cache.path("request").name]  # no temporary file stays behind
-
-
-def _write(directory: str, text: str) -> None:
-    for _ in range(60):
-        PlanCache(Path(directory)).store("request", text)
-
-
-def test_concurrent_writers_never_leave_a_torn_file(tmp_path: Path) -> None:
-    texts = {letter * 50_000 for letter in "abc"}
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write, args=(str(tmp_path), text)) for text in texts]
-    readers_saw: set[str | None] = set()
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            readers_saw.add(PlanCache(tmp_path).load("request"))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    stop.set()
-    reader.join()
-    assert readers_saw - {None} <= texts
-    assert PlanCache(tmp_path).load("request") in texts
-    assert len(list(tmp_path.glob(".plan-*"))) == 0
-
-
-def test_no_cache_touches_no_disk(own_cache: Path) -> None:
-    solved()
-    assert not own_cache.exists()
-    assert PlanCache().directory is None
-    assert str(own_cache) in str(PlanCache().path("x"))
-    assert os.path.expanduser("~") not in str(PlanCache(Path("here")).path("x"))
-
-
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
@@ -480,7 +379,7 @@ def test_solving_loads_no_other_library() -> None:
     """prv-accountant, dp-accounting, OpenDP and the heavy parts of SciPy load where they are used."""
     code = (
         "import sys; from langchain_dpicl.privacy import LineRequest, PrivacyPlan\n"
-        "PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={'v': LineRequest('vote', .01, 50)}, cache=None)\n"
+        "PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={'v': LineRequest('vote', .01, 50)})\n"
         "heavy = ('prv_accountant', 'dp_accounting', 'opendp', 'scipy.stats', 'scipy.optimize', 'matplotlib')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

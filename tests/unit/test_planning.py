@@ -17,11 +17,6 @@ from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def run(line: str) -> int:
     parser = argparse.ArgumentParser()
     add_plan_parser(parser.add_subparsers(required=True))
@@ -121,7 +116,7 @@ def test_an_infeasible_target_says_why() -> None:
 
 
 def test_the_curves_behind_the_picture() -> None:
-    plan = PrivacyPlan.solve(epsilon=2.0, delta=1e-5, lines={"v": LineRequest("vote", 0.01, 3000)}, cache=None)
+    plan = PrivacyPlan.solve(epsilon=2.0, delta=1e-5, lines={"v": LineRequest("vote", 0.01, 3000)})
     curve = epsilon_curve(plan)
     assert curve[0][0] == 1
     assert curve[-1] == (3000, pytest.approx(2.0, rel=5e-3))
@@ -150,6 +145,6 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    plan = PrivacyPlan.solve(epsilon=2.0, delta=1e-5, lines={"v": LineRequest("vote", 0.01, 30)}, cache=None)
+    plan = PrivacyPlan.solve(epsilon=2.0, delta=1e-5, lines={"v": LineRequest("vote", 0.01, 30)})
     with pytest.raises(InvalidParameter, match="langchain-dpicl\\[eval\\]"):
         draw(plan, "plan.png", members=10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200 --members 20 --shots 1"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all: the same plans are asked for again and again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def run(line: str) -> int:
@@ -70,7 +61,7 @@ def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str])
 
 def test_the_plan_is_for_so_many_participations_at_the_gate_s_rate(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(TARGET, capsys)
-    alone = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.1, 200)}, cache=None)
+    alone = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.1, 200)})
     assert found["plan"] == json.loads(alone.to_json())
     gated = found["gated"]
     assert (gated["rate"], gated["tickets"], gated["exemplars"]) == (0.1, 200, pytest.approx(20.0))

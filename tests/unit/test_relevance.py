@@ -236,7 +236,7 @@ def test_at_a_rate_of_one_the_line_costs_what_bounded_range_says() -> None:
 
 
 def test_a_plan_of_one_threshold_keeps_its_target() -> None:
-    plan = PrivacyPlan.solve(epsilon=0.5, delta=1e-6, lines={"t": LineRequest("threshold", 1.0, 1)}, cache=None)
+    plan = PrivacyPlan.solve(epsilon=0.5, delta=1e-6, lines={"t": LineRequest("threshold", 1.0, 1)})
     eps0 = plan.lines["t"].parameter
     assert float(BoundedRange(eps0).delta(0.5)) <= 1e-6
     assert 0.5 <= eps0 < 0.51

@@ -22,8 +22,8 @@ from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
 from langchain_dpicl.evaluation.text_pass import Author, Written, write_candidates, write_members
 from langchain_dpicl.evaluation.text_study import TextStudy, score_texts
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.mechanisms import default_delta0
-from langchain_dpicl.privacy.plan import LineRequest
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
 SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
