@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -26,6 +27,10 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivacyBudget,
     PrivateEnsemble,
+)
+
+os.environ["PYTHONPATH"] = os.pathsep.join(  # scripts that tests start find the helpers, `by_hand` above all
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 CANARY = "CANARY-7f3a-mrs-alder-of-9-elm-street"

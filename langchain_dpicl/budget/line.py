@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import replace
-from typing import cast, overload
+from functools import partial
+from typing import Final, cast
 
 import numpy as np
 from sqlalchemy.engine import Connection
@@ -25,19 +22,23 @@ from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import Participants, Tickets
 from langchain_dpicl.budget.waiting import Waiting
+from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
 RELEASED = "released"
+IN_TRANSACTION: Final = object()
+"""What `BudgetLine.charging` asks for. `release.transaction` alone has a use for it."""
+
 ZERO_SHOT = "zero-shot, not a release: too few releases are left"
 
 
 class BudgetLine:
     """One line of a frozen plan, with its counter.
 
-    For each release: `charge`, then exactly one of `record` (it was answered, or nothing usable came of it) and
+    For each release: `charging`, then exactly one of `record` (it was answered, or nothing usable came of it) and
     `give_up` (it failed). From the charge on nothing is refunded; a process that dies in between loses the charge.
 
     A line whose mechanism is "tokens" counts tokens: an answer charges the most it may have (``units``) before its
@@ -123,37 +124,26 @@ class BudgetLine:
         """How many tickets each owner who was ever eligible has burnt on a counter of this line. Private."""
         return np.empty(0, np.int64) if self._tickets is None else self._tickets.used(counter_id)
 
-    @overload
-    def charge(self, count: int = 1, principal: str | None = None, *, units: int = 1) -> list[Charge]: ...
-    @overload
-    def charge(
+    def charging(
         self,
+        transaction: object,
         count: int = 1,
         principal: str | None = None,
         queries: Sequence[str | None] | None = None,
         *,
         texts: Sequence[str] | None = None,
-        stop: threading.Event | None = None,
         units: int = 1,
         owners: Sequence[EligibleOwners | None] | None = None,
-    ) -> list[Charge | Replayed]: ...
-    def charge(
-        self,
-        count: int = 1,
-        principal: str | None = None,
-        queries: Sequence[str | None] | None = None,
-        *,
-        texts: Sequence[str] | None = None,
-        stop: threading.Event | None = None,
-        units: int = 1,
-        owners: Sequence[EligibleOwners | None] | None = None,
-    ) -> list[Charge] | list[Charge | Replayed]:
+    ) -> Flow[list[Charge | Replayed]]:
         """Charge ``count`` releases durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
 
-        Each is one row of the ledger and one `Charge`.
+        Each is one row of the ledger and one `Charge`. Cancelled while it waits for others, it charges nothing.
 
         Parameters
         ----------
+        transaction
+            `IN_TRANSACTION`, which only the order of a release has (`release.transaction`). Anything else raises
+            `UnsafeConfigurationError`: a charge outside of that order pays for nothing, or too late.
         count
             How many; with ``queries`` it may be left out.
         principal
@@ -163,71 +153,42 @@ class BudgetLine:
             `query_id` of each request, or None for one that is not replayed. An answered query comes back as
             `Replayed` and costs nothing; equal ones share one charge (the same object); all that are new are charged
             together. A query that another caller has charged and not answered yet is waited for, holding no
-            transaction and nothing charged, until it is answered or given up, or has been waited for as long as the
-            budget's ``replay_patience``; then it is charged anew.
+            transaction, no thread of an event loop and nothing charged, until it is answered or given up, or has been
+            waited for as long as the budget's ``replay_patience``; then it is charged anew.
         texts
             The queries' texts, kept in the receipts if the budget was made with ``keep_queries=True``.
-        stop
-            Set it from another thread to end the waiting: nothing is charged, or what was charged is given up, and
-            `concurrent.futures.CancelledError` is raised. Tasks have `acharge`.
         units
             How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
             Elsewhere 1 (`InvalidParameter` otherwise, which costs nothing).
         owners
             `ask` for each query, where owners pay with tickets; None for one that is known to be answered already.
         """
+        if transaction is not IN_TRANSACTION:
+            raise UnsafeConfigurationError(
+                "a release is charged within its transaction alone (langchain_dpicl.release.transaction): nothing was "
+                "charged"
+            )
+        return self._charging(count, principal, queries, texts, units, owners)
+
+    def _charging(
+        self,
+        count: int,
+        principal: str | None,
+        queries: Sequence[str | None] | None,
+        texts: Sequence[str] | None,
+        units: int,
+        owners: Sequence[EligibleOwners | None] | None,
+    ) -> Flow[list[Charge | Replayed]]:
         account, wanted = self._asked(count, principal, queries, texts, units)
         waiting = Waiting(self._policy.replay_patience)
-        while not isinstance(claimed := self._claim(account, wanted, waiting.overdue, units, owners), Claimed):
+        while not isinstance(
+            claimed := (yield partial(self._claim, account, wanted, waiting.overdue, units, owners)), Claimed
+        ):
             pending = waiting.still(claimed.claims)
             while pending:
-                if stop is not None and stop.is_set():
-                    raise CancelledError
-                pause = waiting.pause()
-                time.sleep(pause) if stop is None else stop.wait(pause)
-                pending = waiting.still(self._ledger.claims(account, list(pending)))
-        entries = self._entries(claimed, texts)
-        if stop is not None and stop.is_set():
-            self._give_up_all(entries)
-            raise CancelledError
-        return entries
-
-    async def acharge(
-        self,
-        count: int = 1,
-        principal: str | None = None,
-        queries: Sequence[str | None] | None = None,
-        *,
-        texts: Sequence[str] | None = None,
-        units: int = 1,
-        owners: Sequence[EligibleOwners | None] | None = None,
-    ) -> list[Charge | Replayed]:
-        """`charge`, for tasks. It waits for other callers in the event loop, holding no thread (a thread for each
-        waiting task could starve the one that has the answer to record).
-
-        Cancelled while it waits, it charges nothing. Cancelled in the middle of the transaction, what is charged is
-        given up: the charge stands, and callers who wait for the same query may go on.
-        """
-        account, wanted = self._asked(count, principal, queries, texts, units)
-        waiting = Waiting(self._policy.replay_patience)
-
-        def attempt() -> list[Charge | Replayed] | Pending:
-            claimed = self._claim(account, wanted, waiting.overdue, units, owners)
-            return claimed if isinstance(claimed, Pending) else self._entries(claimed, texts)
-
-        while True:
-            running = asyncio.ensure_future(asyncio.to_thread(attempt))
-            try:
-                entries = await asyncio.shield(running)
-            except asyncio.CancelledError:
-                running.add_done_callback(self._give_up_late)
-                raise
-            if not isinstance(entries, Pending):
-                return entries
-            pending = waiting.still(entries.claims)
-            while pending:
-                await asyncio.sleep(waiting.pause())
-                pending = waiting.still(await asyncio.to_thread(self._ledger.claims, account, list(pending)))
+                yield pause(waiting.pause())
+                pending = waiting.still((yield partial(self._ledger.claims, account, list(pending))))
+        return self._entries(claimed, texts)
 
     def reopen(self, query: str | None, principal: str | None = None, *, text: str | None = None) -> Charge | None:
         """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
@@ -324,22 +285,6 @@ class BudgetLine:
             entries.append(same.setdefault((entry.counter_id, entry.number), entry))
         self._warn(list(same.values()))
         return entries
-
-    def _give_up_all(self, entries: Sequence[Charge | Replayed]) -> None:
-        for charge in {id(entry): entry for entry in entries if isinstance(entry, Charge)}.values():
-            self.give_up(charge)
-
-    def _give_up_late(self, done: asyncio.Future[list[Charge | Replayed] | Pending]) -> None:
-        """Nobody will use what a cancelled task's thread has charged. The loop may be closing, so: a thread."""
-        if done.cancelled() or done.exception() is not None:
-            return
-        entries = done.result()
-
-        def give_up() -> None:
-            with contextlib.suppress(LedgerError):
-                self._give_up_all([] if isinstance(entries, Pending) else entries)
-
-        threading.Thread(target=give_up).start()
 
     @property
     def _counts_tokens(self) -> bool:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.aggregators import NoisyVote
-from langchain_dpicl.budget import Receipt
+from langchain_dpicl.budget import Charge, Receipt
+from langchain_dpicl.budget.line import IN_TRANSACTION
+from langchain_dpicl.calls.flow import run
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private.boundary import check_surroundings, run_private
 from langchain_dpicl.release.aggregate import SealedRelease
@@ -41,7 +43,8 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> Comparison:
     check_surroundings()
     line = sealed.line()
     query = sealed.ensemble.selector.embed_query(request)
-    (charge,) = line.charge()
+    (charge,) = run(line.charging(IN_TRANSACTION))
+    assert isinstance(charge, Charge)
     outputs = sealed.ensemble.run(request, line.rate, vote, query)
     release = vote.aggregate(outputs, line.parameter, sealed._randomness)
     receipt = line.record(charge)

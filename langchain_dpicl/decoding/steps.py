@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget.line import IN_TRANSACTION
+from langchain_dpicl.calls.flow import Flow, arun, run
 from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
 from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps, slots_for
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
@@ -176,12 +178,18 @@ class SamplerSteps:
         if shape != (1, self.model.vocabulary):
             raise ValueError(f"logits of shape {shape}, not {(1, self.model.vocabulary)}")
 
+    def _charging(self, query: Query, units: int) -> Flow[list[Charge | Replayed]]:
+        line = query.line
+        return line.charging(IN_TRANSACTION, 1, query.principal, [query.id], texts=[query.text], units=units)
+
     def _charge(self, query: Query) -> Charge | Replayed | None:
         """As many tokens as the answer may have, or as are left; None where the answer is to be the public one."""
         units = self.settings.max_tokens
         while True:
             try:
-                return query.line.charge(1, query.principal, [query.id], texts=[query.text], units=units)[0]
+                return run(
+                    query.line.charging(IN_TRANSACTION, 1, query.principal, [query.id], texts=[query.text], units=units)
+                )[0]
             except PrivacyBudgetExceeded:
                 left = query.line.remaining(query.principal)
                 if not left and self.budget.on_exhausted == "raise":
@@ -194,7 +202,9 @@ class SamplerSteps:
         units = self.settings.max_tokens
         while True:
             try:
-                found = await query.line.acharge(1, query.principal, [query.id], texts=[query.text], units=units)
+                found = await arun(
+                    query.line.charging(IN_TRANSACTION, 1, query.principal, [query.id], texts=[query.text], units=units)
+                )
                 return found[0]
             except PrivacyBudgetExceeded:
                 left = await asyncio.to_thread(query.line.remaining, query.principal)

@@ -23,6 +23,8 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget.line import IN_TRANSACTION
+from langchain_dpicl.calls.flow import arun, run
 from langchain_dpicl.calls.models import TimeLimit
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -302,7 +304,7 @@ class ReleaseSteps(AnyRelease):
         if line.has_tickets:
             entries = pay(Payment(line, self.selector.store, self._eligible(prepared), principal, ids, texts))
         else:
-            entries = line.charge(len(queries), principal, ids, texts=texts)
+            entries = run(line.charging(IN_TRANSACTION, len(queries), principal, ids, texts=texts))
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
 
     async def _abegin(self, queries: Sequence[Query], at_once: int = 1) -> list[Begun]:
@@ -321,7 +323,7 @@ class ReleaseSteps(AnyRelease):
         if line.has_tickets:
             entries = await apay(Payment(line, self.selector.store, self._eligible(prepared), principal, ids, texts))
         else:
-            entries = await line.acharge(len(queries), principal, ids, texts=texts)
+            entries = await arun(line.charging(IN_TRANSACTION, len(queries), principal, ids, texts=texts))
         return [Begun(*found) for found in zip(queries, prepared, entries, strict=True)]
 
     def _eligible(self, prepared: Sequence[Prepared | None]) -> list[Callable[[], Numbers] | None]:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
+from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.budget.owner_index import EligibleOwners
+from langchain_dpicl.calls.flow import arun, run
 from langchain_dpicl.errors import DPICLError, LedgerError
 from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -67,15 +69,19 @@ async def _aattempt(payment: Payment) -> Entries | _Fault:
 
 def _charge(payment: Payment) -> Entries:
     owners = payment.asked()
-    return payment.line.charge(
-        len(payment.queries), payment.principal, payment.queries, texts=payment.texts, owners=owners
+    return run(
+        payment.line.charging(
+            IN_TRANSACTION, len(payment.queries), payment.principal, payment.queries, texts=payment.texts, owners=owners
+        )
     )
 
 
 async def _acharge(payment: Payment) -> Entries:
     owners = await asyncio.to_thread(payment.asked)
-    return await payment.line.acharge(
-        len(payment.queries), payment.principal, payment.queries, texts=payment.texts, owners=owners
+    return await arun(
+        payment.line.charging(
+            IN_TRANSACTION, len(payment.queries), payment.principal, payment.queries, texts=payment.texts, owners=owners
+        )
     )
 
 

@@ -35,7 +35,9 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.budget.tickets import Participants
+from langchain_dpicl.calls.flow import run
 from langchain_dpicl.errors import InvalidParameter, LedgerError, ReleaseFailed
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -132,7 +134,7 @@ def release_threshold(
     if chosen_line.has_tickets:
         (entry,) = pay(Payment(chosen_line, store, [partial(_everybody, store)], None, [known], [text]))
     else:
-        (entry,) = chosen_line.charge(1, None, [known], texts=[text])
+        (entry,) = run(chosen_line.charging(IN_TRANSACTION, 1, None, [known], texts=[text]))
     if isinstance(entry, Replayed):
         return _again(entry, wanted)
     drawn = _draw(store, vectors, steps, wanted, chosen_line.parameter, entry.participants)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from bench_ledger import postgres_ledger, sqlite_ledger
+from bench_ledger import charge, postgres_ledger, sqlite_ledger
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from numpy.typing import NDArray
 
@@ -77,7 +77,7 @@ def selection(store: ExemplarStore, rounds: int) -> dict[str, float]:
 
 
 def _pay(line: BudgetLine, store: ExemplarStore, owners: NDArray[np.int64]) -> None:
-    line.charge(owners=[line.ask(store, owners)])
+    charge(line, owners=[line.ask(store, owners)])
 
 
 def charging(store: ExemplarStore, url: str, rounds: int) -> dict[str, float]:
@@ -85,14 +85,14 @@ def charging(store: ExemplarStore, url: str, rounds: int) -> dict[str, float]:
     with_tickets = PrivacyBudget(3.0, 1e-7, 1000, url, "tickets", tickets=True).line("vote", 0.2)
     without = PrivacyBudget(3.0, 1e-7, 100_000, url, "releases").line("vote", 0.2)
     everybody = np.arange(store.owner_count)
-    first = seconds(lambda: with_tickets.charge(owners=[with_tickets.ask(store, everybody)]))
-    with_tickets.charge(owners=[with_tickets.ask(store, everybody)])  # learns the seats, as any process does once
+    first = seconds(lambda: charge(with_tickets, owners=[with_tickets.ask(store, everybody)]))
+    charge(with_tickets, owners=[with_tickets.ask(store, everybody)])  # learns the seats, as any process does once
     draw = np.random.default_rng(1)
     tickets, plain = [], []
     for _ in range(rounds):
         owners = np.sort(draw.choice(store.owner_count, min(TICKETS, store.owner_count), replace=False))
         tickets.append(seconds(partial(_pay, with_tickets, store, owners)))
-        plain.append(seconds(lambda: without.charge()))
+        plain.append(seconds(lambda: charge(without)))
     return {
         "owners": store.owner_count,
         "tickets": min(TICKETS, store.owner_count),

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import pytest
 import sqlalchemy as sa
 
@@ -175,6 +176,7 @@ def test_charges_of_several_lines_never_miss_one_another(any_url: str) -> None:
 
 CHARGER = """
 import sys
+import by_hand
 from langchain_dpicl import PrivacyBudget
 line = PrivacyBudget(1000.0, 1e-5, 100_000, sys.argv[1]).line("vote", 0.5)
 i = 0
@@ -187,6 +189,7 @@ while True:
 
 CLAIMER = """
 import sys, time
+import by_hand
 from langchain_dpicl import PrivacyBudget
 line = PrivacyBudget(1000.0, 1e-5, 100_000, sys.argv[1]).line("vote", 0.5)
 line.charge(queries=[line.query_id({"input": "x"})])
@@ -516,6 +519,7 @@ def test_nothing_is_given_back_of_what_failed_was_given_up_or_is_pending(any_url
 
 ANSWERER = """
 import sys
+import by_hand
 from langchain_dpicl import PrivacyBudget
 line = PrivacyBudget(8.0, 1e-5, 2000, sys.argv[1], "tokens").line("tokens", 0.05)
 while True:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import sqlalchemy as sa

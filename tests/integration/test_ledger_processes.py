@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import pytest
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
@@ -83,6 +84,7 @@ def test_processes_that_open_a_new_ledger_at_once_all_succeed(tmp_path: Path) ->
 
 CHARGER = """
 import sys
+import by_hand
 from langchain_dpicl import PrivacyBudget
 line = PrivacyBudget(1000, 1e-5, 100_000, sys.argv[1]).line("vote", 0.5)
 while True:

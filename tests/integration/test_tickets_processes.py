@@ -12,6 +12,7 @@ import sys
 import threading
 from typing import Any
 
+import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import sqlalchemy as sa

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import pytest
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyWarning

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import pytest
 from langchain_core.runnables import RunnableLambda
 

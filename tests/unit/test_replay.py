@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -296,15 +296,6 @@ def test_a_late_answer_of_the_first_charge_does_not_replace_the_one_in_use(budge
     (again,) = ask(line, "x")
     assert isinstance(again, Replayed)
     assert again.answer == '"second"'
-
-
-def test_a_waiting_thread_can_be_stopped_and_charges_nothing(line: BudgetLine) -> None:
-    ask(line, "x")
-    stop = threading.Event()
-    threading.Timer(0.1, stop.set).start()
-    with pytest.raises(CancelledError):
-        ask(line, "x", "y", stop=stop)
-    assert line.spent() == 1
 
 
 async def test_a_cancelled_task_stops_waiting_and_leaves_no_claim(line: BudgetLine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import tickets_on_disk as disk

@@ -1,0 +1,39 @@
+"""Charges made by hand, outside of any release, for tests of the ledger alone.
+
+Importing this gives every line of a budget `charge` and `acharge`. The package has neither: there, a release is charged
+within its transaction.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from langchain_dpicl.budget import Charge
+from langchain_dpicl.budget.line import IN_TRANSACTION, BudgetLine
+from langchain_dpicl.calls.flow import arun, run
+
+
+def charge(line: BudgetLine, *given: Any, **options: Any) -> Any:
+    """Charge a line here."""
+    return run(line.charging(IN_TRANSACTION, *given, **options))
+
+
+async def acharge(line: BudgetLine, *given: Any, **options: Any) -> Any:
+    """Charge a line from an event loop."""
+
+    def flow() -> Any:
+        entries = yield from line.charging(IN_TRANSACTION, *given, **options)
+        try:
+            yield lambda: None
+        except BaseException:
+            for charge in {id(entry): entry for entry in entries if isinstance(entry, Charge)}.values():
+                yield partial(line.give_up, charge)
+            raise
+        return entries
+
+    return await arun(flow())
+
+
+BudgetLine.charge = charge  # type: ignore[attr-defined]
+BudgetLine.acharge = acharge  # type: ignore[attr-defined]
