@@ -1,4 +1,4 @@
-# make demo, make test: each sets up everything it needs in .venv on first use.
+# make demo, make test, make test-slow: each sets up everything it needs in .venv on first use.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -7,13 +7,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCAL := $(VENV)/.local
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo test test-slow lint format bench clean help
 
 help:
-	@echo "make demo    private answers from private examples, with an embedded model"
-	@echo "make test    all tests"
-	@echo "make lint    ruff and mypy"
-	@echo "make bench   timings, each against what it is compared with"
+	@echo "make demo       private answers from private examples, with an embedded model"
+	@echo "make test       one real test of every kind, and the fast tests"
+	@echo "make test-slow  the other tests: wide grids, large models' runs, long races"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      timings, each against what it is compared with"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,11 +33,14 @@ $(DEV): $(LOCAL)
 demo: $(LOCAL)
 	$(BIN)/dpicl demo
 
-# The models take all cores, so the tests that run them come one after the other. One hash seed: all workers must name
-# the tests alike.
+# Two workers. One hash seed: all workers must name the tests alike.
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: $(DEV)
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -m "not model" -n auto --dist loadfile
-	$(BIN)/python -m pytest -m model
+	$(PYTEST) -m "not slow"
+
+test-slow: $(DEV)
+	$(PYTEST) -m slow
 
 lint: $(DEV)
 	$(BIN)/ruff check .

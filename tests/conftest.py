@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # scripts that tests start find the
 CANARY = "CANARY-7f3a-mrs-alder-of-9-elm-street"
 LABELS = ["Positive", "Negative"]
 DIMENSION = 8
+ALL_CORES: set[int] = os.sched_getaffinity(0) if "PYTEST_XDIST_WORKER" in os.environ else set()
 
 
 class SeededRandomness:
@@ -276,10 +278,37 @@ def canary_free() -> Callable[..., None]:
     return check
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where everything is installed (``DPICL_NO_SKIPS``, as in CI), a skipped test is a failure."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep a model on one core if several workers run: two models that each want all cores slow each other down."""
+    if ALL_CORES and "model" in item.keywords:
+        os.sched_setaffinity(0, {sorted(ALL_CORES)[int(os.environ["PYTEST_XDIST_WORKER"][2:]) % len(ALL_CORES)]})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if ALL_CORES and "model" in item.keywords:
+        os.sched_setaffinity(0, ALL_CORES)
+
+
+def skip_reasons(config: pytest.Config) -> Counter[str]:
+    """Why tests were skipped, and how many for each reason."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With ``DPICL_NO_SKIPS``, which CI sets, a skipped test is a failure."""
+    skipped = skip_reasons(session.config).total()
     if os.environ.get("DPICL_NO_SKIPS") and skipped:
-        reporter.write_line(f"DPICL_NO_SKIPS is set, but {len(skipped)} tests were skipped", red=True)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"DPICL_NO_SKIPS is set, but {skipped} tests were skipped", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print as the last line what was skipped, and what it needs."""
+    if reasons := skip_reasons(config):
+        said = "; ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
+        print(f"{reasons.total()} tests were skipped: {said}")

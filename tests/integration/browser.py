@@ -72,7 +72,7 @@ def chromium() -> Iterator[Any]:
     """A driver whose logs hold everything from the console and every request."""
     driver_path = shutil.which("chromedriver")
     if CHROMIUM is None or driver_path is None:
-        pytest.skip("no chromium with a chromedriver on this machine")
+        pytest.skip("want of Chromium and its driver (apt-get install chromium chromium-driver)")
     webdriver = pytest.importorskip("selenium.webdriver")
     from selenium.webdriver.chrome.service import Service
 

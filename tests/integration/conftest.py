@@ -32,7 +32,8 @@ def postgres_server() -> str:
         on_server("SELECT 1")
     except (sa.exc.SQLAlchemyError, ImportError) as error:
         reason = type(error).__name__
-        pytest.skip(f"no PostgreSQL at {sa.make_url(SERVER).render_as_string()} ({reason}): set DPICL_TEST_POSTGRES")
+        address = sa.make_url(SERVER).render_as_string()
+        pytest.skip(f"want of a PostgreSQL server at {address} ({reason}; DPICL_TEST_POSTGRES names another)")
     return SERVER
 
 
