@@ -72,15 +72,9 @@ def _store(options: argparse.Namespace) -> Any:
         from langchain_dpicl.store import ExemplarStore
 
         return ExemplarStore.load(options.store, _NoModel())
-    from langchain_dpicl.store.postgres import PostgresExemplarStore, tables
-    from langchain_dpicl.store.postgres.connections import Connections
+    from langchain_dpicl.store.postgres import PostgresExemplarStore
 
-    connections = Connections(options.store)
-    name = tables.check_name(options.collection)
-    found = connections.run(lambda connection: tables.find(connection, name))
-    if found is None:
-        raise StoreError(f"there is no collection {name!r} in this database")
-    return PostgresExemplarStore(_NoModel(), connections, *found)
+    return PostgresExemplarStore.opened(options.store, _NoModel(), options.collection)
 
 
 class _NoModel(Embeddings):

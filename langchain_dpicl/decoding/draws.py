@@ -18,7 +18,7 @@ from scipy.special import bdtrc
 
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.store.base import PrivateStore, Reading
+from langchain_dpicl.store.base import PrivateStore, StoreView
 
 OVERFLOW = 2.0**-40
 """How often a token may have more owners than slots."""
@@ -83,7 +83,7 @@ def draw_steps(
     return Draw(demonstrations, [[place[row] for row in step.tolist() if row in place] for step in rows])
 
 
-def _one_row_each(view: Reading, rate: float, randomness: Randomness) -> NDArray[np.int64]:
+def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> NDArray[np.int64]:
     """One exemplar's row for each owner of a fresh sample."""
     owners = view.owners_at(randomness.coin_positions(view.places, rate))
     rows, owner = view.rows_of(owners)

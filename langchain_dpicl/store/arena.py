@@ -14,8 +14,8 @@ from langchain_dpicl.errors import UnsafeConfigurationError
 class Arena:
     """An append-only list of byte strings, held in one buffer of the exact size.
 
-    Python's own strings cannot be overwritten and cost some fifty bytes each beyond their content; here an entry costs
-    its content and eight bytes, and `wipe` replaces it all with zeros in place.
+    Python's own strings cannot be overwritten and cost some fifty bytes each beyond their content. Here an entry costs
+    its content and eight bytes, and `wipe` replaces everything with zeros in place.
     """
 
     __slots__ = ("_data", "_ends")
@@ -28,31 +28,31 @@ class Arena:
         return len(self._ends)
 
     def __getitem__(self, i: int) -> bytes:
-        return bytes(self._data[self._start(i) : int(self._ends[i])])
+        return bytes(self._data[int(self._ends[i - 1]) if i else 0 : int(self._ends[i])])
 
-    def _start(self, i: int) -> int:
-        return int(self._ends[i - 1]) if i else 0
+    def _starts(self) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])
 
     def extend(self, items: Sequence[bytes]) -> None:
         """Append items. The old buffer is overwritten before it is dropped, so no copy of it lingers."""
         lengths = np.fromiter((len(item) for item in items), np.int64, len(items))
-        grown = bytearray(len(self._data) + int(lengths.sum()))
-        grown[: len(self._data)] = self._data
-        position = len(self._data)
-        for item in items:
-            grown[position : position + len(item)] = item
-            position += len(item)
-        self._replace(grown, np.concatenate([self._ends, len(self._data) + np.cumsum(lengths)]))
+        start = len(self._data)
+        grown = bytearray(start + int(lengths.sum()))
+        grown[:start] = self._data
+        ends = start + np.cumsum(lengths)
+        for item, end in zip(items, ends.tolist(), strict=True):
+            grown[end - len(item) : end] = item
+        self._replace(grown, np.concatenate([self._ends, ends]))
 
     def equal_to(self, item: bytes) -> list[int]:
-        """Where this very content is."""
-        starts = np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])
+        """The positions of entries with exactly this content."""
+        starts = self._starts()
         alike = np.flatnonzero(self._ends - starts == len(item))
         return [int(i) for i in alike if self._data[starts[i] : self._ends[i]] == item]
 
     def keep(self, rows: NDArray[np.int64]) -> Arena:
         """A new arena of these entries alone."""
-        starts = np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])[rows]
+        starts = self._starts()[rows]
         lengths = self._ends[rows] - starts
         ends = np.cumsum(lengths)
         data = bytearray(int(ends[-1]) if len(ends) else 0)

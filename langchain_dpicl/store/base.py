@@ -1,43 +1,58 @@
-"""What selection, budgets and samplers ask of a store, wherever it keeps its exemplars.
+"""What selection, budgets and samplers ask of a store, wherever it keeps its exemplars, and what all stores do alike.
 
 Owners have numbers: whole numbers that a store gives out in ascending order and never gives again. Rows are exemplars'
-places within one `Reading`, and mean nothing outside of it.
+places within one `StoreView`, and mean nothing outside of it.
+
+Nothing here is differentially private: a store is the private side. Its ``repr`` shows counts, its errors name
+positions and keys, and it refuses to be pickled or deep-copied, because a copy could not be made to forget.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.store import nearness
+from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
+from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
+from langchain_dpicl.store.marks import SKETCH, owner_mark, sketch_hash
+from langchain_dpicl.store.owners import Owners
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 Numbers = NDArray[np.int64]
 
+Watcher = Callable[[Sequence[int]], None]
+"""Gets the ids of exemplars that went."""
+
 OwnerWatcher = Callable[[bytes], None]
 """Gets the mark of an owner that was forgotten."""
 
 PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
-"""Gets the hashes of a fingerprint that nobody has any more, and what computes the fingerprint of those who are left.
-"""
+"""Gets the hashes of a fingerprint that nobody has any more, and a function that computes the fingerprint of those who
+are left."""
+
+_BATCH = 10_000
 
 
-class Reading(ABC):
+class StoreView(ABC):
     """One moment of a store: all that is read through it belongs together. Private."""
 
     @property
     @abstractmethod
     def places(self) -> int:
-        """How many coins are to be flipped for all owners to have one each. A place may be empty."""
+        """How many coins give every owner one. A place may be empty."""
 
     @abstractmethod
     def owners_at(self, places: Numbers) -> Numbers:
@@ -54,7 +69,10 @@ class Reading(ABC):
 
     @abstractmethod
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
-        """Rows of these owners, and for each row the position of its owner in ``owners``. Who is gone has none."""
+        """Rows of these owners, and for each row the position of its owner in ``owners``. A forgotten owner has none.
+
+        Cost: the rows alone.
+        """
 
     @abstractmethod
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
@@ -70,32 +88,69 @@ class Reading(ABC):
 
     @abstractmethod
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        """A keyed hash of each of these owners, b"" for one who is gone: see `marks.owner_mark`."""
+        """A keyed hash of each of these owners (see `marks`), made in this process: of its key, or of the exemplar that
+        it is. b"" for a forgotten owner."""
+
+
+@dataclass(frozen=True, repr=False)
+class Forgotten:
+    """An owner that a store has forgotten. Private.
+
+    Attributes
+    ----------
+    ids
+        Its exemplars' ids.
+    identity
+        What its marks are made of: its key, or the content of the exemplar that it was. None if an equal exemplar, its
+        own owner too, is left and has the same marks.
+    is_named
+        Whether the identity is a key.
+    parts
+        What a fingerprint hashed of it and hashes of nobody else.
+    """
+
+    ids: list[int]
+    identity: bytes | None
+    is_named: bool
+    parts: list[bytes]
 
 
 class PrivateStore(ABC):
-    """Private exemplars with their owners. Every store is one, on FAISS or in a database."""
+    """Private exemplars with their owners, in memory or in a database.
 
-    embeddings: Embeddings
-    input_key: str
-    output_key: str | None
-    owner_key: str | None
-    dimension: int
+    Vectors are scaled to norm 1 on their way in (a zero vector stays zero), so an inner product is a cosine. Owners are
+    the unit of privacy: all exemplars of one owner enter and leave together. Thread-safe; readers see whole additions
+    and whole removals only.
+    """
+
+    def __init__(self, embeddings: Embeddings, keys: RecordKeys, dimension: int) -> None:
+        self.embeddings = embeddings
+        self.input_key, self.output_key, self.owner_key = keys
+        self.dimension = dimension
+        self._watchers: list[Watcher] = []
+        self._owner_watchers: list[tuple[bytes, OwnerWatcher]] = []
+        self._print_watchers: list[tuple[bytes, PrintWatcher]] = []
+
+    @property
+    @abstractmethod
+    def owners(self) -> Owners:
+        """The owners' keys, a copy. ``owner_count`` is their number."""
 
     @property
     @abstractmethod
     def owner_count(self) -> int:
-        """The number of owners."""
+        """The number of owners, without a copy of their keys."""
 
     @abstractmethod
     def __len__(self) -> int:
         """The number of exemplars."""
 
     @abstractmethod
-    def reading(self) -> AbstractContextManager[Reading]:
+    def reading(self) -> AbstractContextManager[StoreView]:
         """A moment of the store, to read from while the ``with`` block lasts. Private."""
 
-    @abstractmethod
+    # -- adding -------------------------------------------------------------------------------------------------------
+
     def add(
         self,
         records: Iterable[Mapping[str, Any]],
@@ -105,24 +160,84 @@ class PrivateStore(ABC):
         vectors: Vectors | None = None,
         progress: bool = False,
     ) -> list[int]:
-        """Add records and return their ids. All of them, or none if one is bad. An owner that exists grows."""
+        """Add records and return their ids. All of them, or none if one is bad. An owner that exists grows.
+
+        ``owner_key`` defaults to the store's own. Raises `InvalidRecords`; `StoreError` if the model or the store
+        cannot be used. In memory the records are in this process alone until the next `save`; if another process has
+        given their ids away by then, they get new ones, and `on_forget` names the old. In a database other workers see
+        them from their next reading on.
+        """
+        keys = RecordKeys(self.input_key, self.output_key, self.owner_key if owner_key is None else owner_key)
+        batch = intake.check(records, keys, ids)
+        if not batch.texts:
+            return []
+        return self._insert(batch, batch.embed(self.embeddings, vectors, self.dimension, progress))
+
+    @abstractmethod
+    def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
+        """Add what was checked and embedded; the ids."""
+
+    # -- forgetting ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`."""
 
-    @abstractmethod
-    def on_forget(self, watcher: Callable[[Sequence[int]], None]) -> None:
-        """Call ``watcher(ids)`` with the ids of the exemplars that went, at the end of every `forget`."""
+    def on_forget(self, watcher: Watcher) -> None:
+        """Call ``watcher(ids)`` with the ids of the exemplars that went: at the end of every `forget`, and when a
+        reading finds that another process has forgotten.
 
-    @abstractmethod
+        For everything that keeps something of an exemplar. The store keeps the watcher.
+        """
+        self._watchers.append(watcher)
+
     def on_owner_forgotten(self, key: bytes, watcher: OwnerWatcher) -> None:
-        """Call ``watcher(mark)``, a mark of this key, at the end of every `forget` that leaves nobody with it."""
+        """Call ``watcher(mark)``, with the mark (of this ``key``) of the owner that went, at the end of every `forget`
+        of this object.
+
+        Not if an equal exemplar, its own owner too, still has that mark. Another process tells its own watchers: a
+        ledger is shared, and needs to hear it once. The store keeps the watcher.
+        """
+        self._owner_watchers.append((key, watcher))
+
+    def on_fingerprint_forgotten(self, key: bytes, watcher: PrintWatcher) -> None:
+        """Call ``watcher(gone, left)`` at the end of every `forget` of this object: the hashes of this ``key`` that the
+        owner had in a `fingerprint` and nobody has now, and a function that computes the fingerprint of those who are
+        left. The store keeps the watcher.
+        """
+        self._print_watchers.append((key, watcher))
+
+    def _tell(self, gone: Forgotten) -> None:
+        for watcher in list(self._watchers):
+            watcher(gone.ids)
+        if gone.identity is not None:
+            for key, owner_watcher in list(self._owner_watchers):
+                owner_watcher(owner_mark(key, gone.identity, named=gone.is_named))
+        for key, print_watcher in list(self._print_watchers):
+            print_watcher([sketch_hash(key, part) for part in gone.parts], partial(self.fingerprint, key))
+
+    def fingerprint(self, key: bytes) -> tuple[str, ...]:
+        """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
+
+        The 128 least keyed hashes (HMAC-SHA256, 128 bits) of the owners' keys; if each exemplar is its own owner, of
+        the exemplars. Two sketches with the same key share a hash only if the stores share an owner; if a share s of
+        all owners of both is in both, they share one with probability 1 - (1 - s)^128. Whoever has the key can test
+        guesses of an owner's key against it, so it stays beside the ledger's key.
+
+        The hashes are made here: the key does not go to a database, which is read once for it (half a minute for a
+        million exemplars).
+        """
+        parts = self._sketched()
+        least: list[str] = []
+        while hashes := {sketch_hash(key, part) for part in itertools.islice(parts, _BATCH)}:
+            least = heapq.nsmallest(SKETCH, hashes.union(least))
+        return tuple(least)
 
     @abstractmethod
-    def on_fingerprint_forgotten(self, key: bytes, watcher: PrintWatcher) -> None:
-        """Call ``watcher(gone, left)`` at the end of every `forget` of this object: the hashes of a `fingerprint` that
-        nobody has any more, and the fingerprint of those who are left."""
+    def _sketched(self) -> Iterator[bytes]:
+        """What a fingerprint hashes: owners' keys, and contents of exemplars without one."""
+
+    # -- processes and budgets ----------------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
@@ -136,15 +251,13 @@ class PrivateStore(ABC):
     @property
     @abstractmethod
     def budgets(self) -> tuple[OpenedBudget, ...]:
-        """The budgets that were opened on this store, as far as it remembers."""
+        """The budgets that were opened on this store, here or by another process, as far as it remembers."""
 
     @abstractmethod
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store; the others that were."""
 
-    @abstractmethod
-    def fingerprint(self, key: bytes) -> tuple[str, ...]:
-        """A sketch of whose data this is: the least keyed hashes of its owners."""
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def embed_query(self, text: str) -> Vectors:
         """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""
@@ -153,3 +266,15 @@ class PrivateStore(ABC):
     async def aembed_query(self, text: str) -> Vectors:
         """`embed_query`, without blocking the event loop."""
         return await nearness.aembed_query(self.embeddings, text, self.dimension)
+
+    # -- what it shows ------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        try:
+            counts = f"{len(self)} exemplars of {self.owner_count} owners"
+        except StoreError:
+            counts = "not reached"
+        return f"{type(self).__name__}({counts}, {self.dimension} dimensions)"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a store is not pickled or copied: save() and load() it, or open() it again")

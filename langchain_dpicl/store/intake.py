@@ -1,4 +1,4 @@
-"""Records on their way into a store: checked, embedded, packed.
+"""Records on their way into a store: checked, packed, embedded.
 
 Every refusal names a position and a key, nothing else.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError
+from langchain_dpicl.store.owners import decoded, encoded
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 Vectors = NDArray[np.float32]
+
+NOT_UNIQUE = "ids must be unique: one occurs twice, or is in the store already"
 
 _EMBED_BATCH = 512
 
@@ -26,54 +30,90 @@ _DEEPEST = 64
 """Levels of a record's metadata. JSON that is written near to Python's recursion limit cannot be read further down."""
 
 
-def check_records(
-    rows: Sequence[Mapping[str, Any]], input_key: str, output_key: str | None, owner_key: str | None
-) -> tuple[list[str], list[str] | None]:
-    """Texts to embed, and owners' keys where ``owner_key`` is given. Raises `InvalidRecords`."""
-    for name, key in (("input_key", input_key), ("output_key", output_key), ("owner_key", owner_key)):
+class RecordKeys(NamedTuple):
+    """The keys of a record under which its input, its output and its owner stand."""
+
+    input_key: str
+    output_key: str | None
+    owner_key: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class Batch:
+    """Records that `check` has accepted. Private.
+
+    Attributes
+    ----------
+    texts
+        What is embedded.
+    contents
+        What a store keeps: JSON of everything but the owner (input, output, metadata).
+    owners
+        The owners' keys; None if each record is its own owner.
+    ids
+        The ids that the caller chose.
+    """
+
+    texts: list[str]
+    contents: list[bytes]
+    owners: list[str] | None
+    ids: NDArray[np.int64] | None
+
+    def names(self, ids: NDArray[np.int64]) -> list[str]:
+        """What a store calls the owner of each record, under these ids."""
+        return [f"#{i}" for i in ids.tolist()] if self.owners is None else self.owners
+
+    def embed(self, embeddings: Embeddings, vectors: Vectors | None, dimension: int | None, progress: bool) -> Vectors:
+        """The texts' embeddings, or these vectors in their place: rows of float32 of norm 1."""
+        matrix = embed(embeddings, self.texts, progress) if vectors is None else as_matrix(vectors, len(self.texts))
+        if dimension is not None and matrix.shape[1] != dimension:
+            raise InvalidRecords(f"embeddings have {matrix.shape[1]} dimensions, the store has {dimension}")
+        return matrix
+
+
+def check(records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None = None) -> Batch:
+    """Check and pack records. Raises `InvalidRecords`, and `InvalidParameter` for a key that is no name."""
+    for name, key in keys._asdict().items():
         if key is not None and (not isinstance(key, str) or not key):
             raise InvalidParameter(name, key, "a non-empty string")
     texts: list[str] = []
+    contents: list[bytes] = []
     owners: list[str] = []
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InvalidRecords(f"record {i} is not a mapping but {type(row).__name__}")
-        for key in (input_key, output_key):
-            if key is None:
-                continue
-            if key not in row:
+    for i, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise InvalidRecords(f"record {i} is not a mapping but {type(record).__name__}")
+        for key in filter(None, keys[:2]):
+            if key not in record:
                 raise InvalidRecords(f"record {i} has no key {key!r}")
-            if not isinstance(row[key], str) or not row[key].strip():
+            if not isinstance(record[key], str) or not record[key].strip():
                 raise InvalidRecords(f"record {i} has no text under {key!r}: a non-empty string is needed")
-        texts.append(row[input_key])
-        if owner_key is not None:
-            owner = row.get(owner_key)
+        texts.append(record[keys.input_key])
+        if keys.owner_key is not None:
+            owner = record.get(keys.owner_key)
             # The text of anything else (a list, a number with a fraction) would make several of one owner.
             is_owner = isinstance(owner, (str, int, np.integer)) and not isinstance(owner, bool)
             if not is_owner or not str(owner).strip():
                 raise InvalidRecords(
-                    f"record {i} has no owner under {owner_key!r}: it needs one owner: a text or a whole number"
+                    f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
                 )
             owners.append(str(owner))
-    return texts, owners if owner_key is not None else None
+        contents.append(_pack(i, {key: value for key, value in record.items() if key != keys.owner_key}))
+    return Batch(texts, contents, None if keys.owner_key is None else owners, _checked_ids(ids, len(texts)))
 
 
-def pack(rows: Sequence[Mapping[str, Any]], owner_key: str | None) -> list[bytes]:
-    """The records as the arena holds them: JSON of everything but the owner (input, output, metadata)."""
-    packed: list[bytes] = []
-    for i, row in enumerate(rows):
-        text: str | None = None
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            fields = {key: value for key, value in row.items() if key != owner_key}
-            if _is_deeper(fields, _DEEPEST):
-                raise RecursionError
-            text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        if text is None:
-            raise InvalidRecords(
-                f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
-            )
-        packed.append(text.encode("utf-8", "surrogatepass"))
-    return packed
+def check_some(records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None) -> Batch:
+    """`check`, for a new store: raises `InvalidRecords` if there is no record at all."""
+    batch = check(records, keys, ids)
+    if not batch.texts:
+        raise InvalidRecords("the store would be empty: at least one record is needed")
+    return batch
+
+
+def _pack(i: int, fields: dict[str, Any]) -> bytes:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        if not _is_deeper(fields, _DEEPEST):
+            return encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+    raise InvalidRecords(f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels")
 
 
 def _is_deeper(value: object, levels: int) -> bool:
@@ -83,40 +123,53 @@ def _is_deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
+def _checked_ids(ids: Sequence[int] | None, count: int) -> NDArray[np.int64] | None:
+    if ids is None:
+        return None
+    if len(ids) != count:
+        raise InvalidRecords(f"ids has {len(ids)} entries for {count} records")
+    if not all(isinstance(i, (int, np.integer)) and 0 <= int(i) < 2**62 for i in ids):
+        raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
+    if len(set(ids)) != count:
+        raise InvalidRecords(NOT_UNIQUE)
+    return np.asarray(ids, np.int64)
+
+
 def unpack(content: bytes) -> dict[str, Any]:
-    """A record that `pack` made. Empty if it cannot be read: a bucket is read as a whole, and one owner's record must
-    not fail the others'."""
+    """A packed record. Empty if it cannot be read: a bucket is read as a whole, and one owner's record must not fail
+    the others'."""
     with contextlib.suppress(Exception):
-        fields = json.loads(content.decode("utf-8", "surrogatepass"))
+        fields = json.loads(decoded(content))
         return fields if isinstance(fields, dict) else {}
     return {}
 
 
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function answers, or the name of the exception that it raised: its message may quote a text."""
+    try:
+        return function(*arguments), ""
+    except Exception as error:
+        return None, f"{type(error).__module__}.{type(error).__qualname__}"
+
+
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
-    """Embed in batches, with progress on a terminal."""
+    """Embeddings of the texts, in batches. Raises `StoreError` if the model fails."""
     from tqdm import tqdm
 
     parts: list[Vectors] = []
     starts = range(0, len(texts), _EMBED_BATCH)
     for start in tqdm(starts, desc="embedding", unit="batch", disable=None if progress and len(starts) > 1 else True):
         chunk = list(texts[start : start + _EMBED_BATCH])
-        parts.append(as_matrix(_call(embeddings, chunk), len(chunk), None, start))
+        answer, fault = attempt(embeddings.embed_documents, chunk)
+        if fault:
+            raise StoreError(f"the embedding model failed ({fault}); nothing was added")
+        parts.append(as_matrix(answer, len(chunk), start))
     if len({part.shape[1] for part in parts}) != 1:
         raise InvalidRecords("the embeddings have different dimensions")
     return np.concatenate(parts)
 
 
-def _call(embeddings: Embeddings, texts: list[str]) -> Any:
-    """The model's answer; its own error may quote a text, so it does not get out."""
-    failure: type[Exception] | None = None
-    try:
-        return embeddings.embed_documents(texts)
-    except Exception as error:
-        failure = type(error)
-    raise StoreError(f"the embedding model failed ({failure.__module__}.{failure.__qualname__}); nothing was added")
-
-
-def as_matrix(vectors: Any, count: int, dimension: int | None, first: int = 0) -> Vectors:
+def as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
     """Rows as float32 of norm 1; refuses other shapes and values that are not numbers."""
     matrix: Vectors | None = None
     with contextlib.suppress(TypeError, ValueError):
@@ -125,8 +178,6 @@ def as_matrix(vectors: Any, count: int, dimension: int | None, first: int = 0) -
         raise InvalidRecords("the embeddings are not rows of numbers of one dimension")
     if matrix.shape[0] != count:
         raise InvalidRecords(f"{matrix.shape[0]} embeddings for {count} records")
-    if dimension is not None and matrix.shape[1] != dimension:
-        raise InvalidRecords(f"embeddings have {matrix.shape[1]} dimensions, the store has {dimension}")
     norms = np.linalg.norm(matrix.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(norms))
     if len(bad):

@@ -1,7 +1,7 @@
-"""Keyed hashes by which a ledger knows an owner again, in every process and after every restart, without a name.
+"""Keyed hashes by which a ledger recognises an owner, in every process and after every restart, without a name.
 
-An owner that has a key is known by it. Where each exemplar is its own owner it is known by its content, so exemplars of
-equal content have one mark: whoever counts by marks takes them for one owner.
+An owner with a key is recognised by its key. If each exemplar is its own owner, it is recognised by its content, so
+exemplars of equal content have one mark: whatever counts by marks takes them for one owner.
 """
 
 from __future__ import annotations

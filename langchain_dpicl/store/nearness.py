@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, StoreError
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.intake import Vectors, attempt
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -22,62 +22,47 @@ _BLOCK = 1024
 def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
     """The query's embedding, scaled to norm 1 as a store's vectors are; a zero vector stays zero.
 
-    Raises `ModelUnavailable` where the model fails or answers with something other than finite numbers, `StoreError`
-    where it has another dimension than the store, `InvalidParameter` where it would not read the whole query. Private
-    records play no part.
+    Private records play no part. Raises `ModelUnavailable` if the model fails or answers with something other than
+    finite numbers, `StoreError` if its dimension is not the store's, `InvalidParameter` if the model would not read the
+    whole query.
     """
     _check_length(embeddings, text)
-    failure: type[Exception] | None = None
-    answer: Any = None
-    try:
-        answer = embeddings.embed_query(text)
-    except Exception as error:
-        failure = type(error)
-    return _unit(answer, failure, dimension)
+    return _unit(*attempt(embeddings.embed_query, text), dimension)
 
 
 async def aembed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
     """`embed_query` with the model's ``aembed_query``."""
     await asyncio.to_thread(_check_length, embeddings, text)
-    failure: type[Exception] | None = None
-    answer: Any = None
+    answer, fault = None, ""
     try:
         answer = await embeddings.aembed_query(text)
     except Exception as error:
-        failure = type(error)
-    return _unit(answer, failure, dimension)
+        fault = f"{type(error).__module__}.{type(error).__qualname__}"
+    return _unit(answer, fault, dimension)
 
 
-def _check_length(embeddings: Embeddings, text: str) -> None:
+def _check_length(embeddings: Any, text: str) -> None:
     """`InvalidParameter` for a query of which the model would read the beginning alone, as far as it says so.
 
     A sentence-transformers model cuts without a word. Others refuse by themselves.
     """
-    length: tuple[int, int] | None = None
+    length, limit = 0, 0
     with contextlib.suppress(Exception):  # a model that cannot say how long is asked for the embedding itself
-        length = _length(embeddings, text)
-    if length is not None and length[0] > length[1]:
-        bound = f"a query of at most {length[1]} tokens, which is what the embedding model reads; nothing was charged"
-        raise InvalidParameter("input", f"{length[0]} tokens", bound)
+        if hasattr(embeddings, "query_length"):
+            length, limit = embeddings.query_length(text)
+        else:
+            model = embeddings._client  # of langchain-huggingface
+            if isinstance(model.max_seq_length, int):
+                limit = model.max_seq_length
+                length = len(model.tokenizer(text, verbose=False)["input_ids"])
+    if length > limit:
+        bound = f"a query of at most {limit} tokens, which is what the embedding model reads; nothing was charged"
+        raise InvalidParameter("input", f"{length} tokens", bound)
 
 
-def _length(embeddings: Any, text: str) -> tuple[int, int] | None:
-    """How many tokens a text has, and how many are read; None where the model does not say."""
-    if hasattr(embeddings, "query_length"):
-        found: tuple[int, int] = embeddings.query_length(text)
-        return found
-    model = getattr(embeddings, "_client", None)  # of langchain-huggingface
-    limit, tokenizer = getattr(model, "max_seq_length", None), getattr(model, "tokenizer", None)
-    if not isinstance(limit, int) or tokenizer is None:
-        return None
-    return len(tokenizer(text, verbose=False)["input_ids"]), limit
-
-
-def _unit(answer: Any, failure: type[Exception] | None, dimension: int) -> Vectors:
-    if failure is not None:
-        raise ModelUnavailable(
-            f"the embedding model fails on the query ({failure.__module__}.{failure.__qualname__}); nothing was charged"
-        )
+def _unit(answer: Any, fault: str, dimension: int) -> Vectors:
+    if fault:
+        raise ModelUnavailable(f"the embedding model fails on the query ({fault}); nothing was charged")
     vector: NDArray[np.float64] | None = None
     with contextlib.suppress(TypeError, ValueError):
         vector = np.array(answer, dtype=np.float64)
@@ -90,13 +75,13 @@ def _unit(answer: Any, failure: type[Exception] | None, dimension: int) -> Vecto
         )
     largest = np.abs(vector).max()
     if largest > 0:
-        vector = vector / largest  # so that no square overflows, or vanishes
+        vector = vector / largest  # no square overflows, or vanishes
         vector = vector / np.linalg.norm(vector)
     return vector.astype(np.float32)
 
 
 def rounding(dimension: int) -> float:
-    """At most so far apart are two ways of computing the inner product of two vectors of norm 1 in single precision.
+    """A bound on the difference of two ways to compute the inner product of two vectors of norm 1 in single precision.
 
     Each is within n u / (1 - n u) of the exact one, with n operations on the way and u = 2^-24, whatever the order of
     its sum (Higham 2002, section 3.1); norms are 1 up to rounding. Twice as much again covers that.

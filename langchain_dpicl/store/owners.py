@@ -1,9 +1,9 @@
-"""Owners' keys, which may be names: lists and mappings of them that do not show them."""
+"""Owners' keys, which may be names: lists and mappings that do not show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, overload
+from typing import Any, NoReturn
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 
@@ -29,11 +29,7 @@ class Owners(_Hidden, Sequence[str]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, index: Any) -> Any:
         return self._keys[index]
 
     def __iter__(self) -> Iterator[str]:
@@ -46,3 +42,13 @@ class OwnerKeys(_Hidden, list[str]):
 
 class OwnerSlots(_Hidden, dict[str, int]):
     """The slot of each key."""
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8 of any text, halves of surrogate pairs included."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(content: bytes) -> str:
+    """The text that `encoded` turned into bytes."""
+    return content.decode("utf-8", "surrogatepass")

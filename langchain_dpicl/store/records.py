@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +22,43 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     number and shows nothing of it.
     """
     path = Path(path)
-    content: bytes | None = None
-    reason = ""
+    is_gzip = path.suffix == ".gz"
+    text, reason = "", ""
     try:
         content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        text = content.decode("utf-8-sig")
-    except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "not a whole gzip file"
-        content = None
+        text = (gzip.decompress(content) if is_gzip else content).decode("utf-8-sig")
     except UnicodeDecodeError:
         reason = "not UTF-8"
-        content = None
-    if content is None:
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "not a whole gzip file"
+    if reason:
         raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
-    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    records = _from_csv(text, path.name) if kind == ".csv" else _from_lines(text, path.name)
+    is_csv = Path(path.stem if is_gzip else path.name).suffix == ".csv"
+    records: list[dict[str, Any]] = []
+    for line, record in _from_csv(text) if is_csv else _from_lines(text):
+        if record is None:
+            problem = "does not match the CSV header" if is_csv else "is not a JSON object"
+            raise InvalidRecords(f"line {line} of {path.name!r} {problem}")
+        records.append(record)
     if not records:
         raise InvalidRecords(f"{path.name!r} holds no records")
     return records
 
 
-def _from_lines(text: str, name: str) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+def _from_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Each line's number with its record, None for a bad line."""
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        record: Any = None
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise InvalidRecords(f"line {number} of {name!r} is not a JSON object")
-        records.append(record)
-    return records
+        if line.strip():
+            record: Any = None
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+            yield number, record if isinstance(record, dict) else None
 
 
-def _from_csv(text: str, name: str) -> list[dict[str, Any]]:
+def _from_csv(text: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    records: list[dict[str, Any]] = []
-    bad_line: int | None = None
     try:
         for record in reader:
-            if None in record or None in record.values():
-                bad_line = reader.line_num
-                break
-            records.append(record)
+            yield reader.line_num, None if None in record or None in record.values() else record
     except csv.Error:
-        bad_line = reader.line_num
-    if bad_line is not None:
-        raise InvalidRecords(f"line {bad_line} of {name!r} does not match the CSV header")
-    return records
+        yield reader.line_num, None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +25,8 @@ from langchain_dpicl.store.durable import lock
 from langchain_dpicl.store.file import Contents, State
 
 _WAIT_SECONDS = 60.0
+_CHUNK = 1 << 20
+_REFRESH = "read it with refresh(), then save again"
 _START_AGAIN = "load it in a new process, or remove it and save again"
 
 Signature = tuple[int, int, int, int]
@@ -31,8 +35,8 @@ Signature = tuple[int, int, int, int]
 class SharedFile:
     """A file that a store was loaded from or saved to, and what this process knows of it.
 
-    ``ids`` and ``row_lives`` are the rows of the generation that is known: what the file has lost or gained since is
-    told by them.
+    ``ids`` and ``row_lives`` are the rows of the generation that is known: they tell what the file has lost or gained
+    since.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,15 +69,15 @@ class SharedFile:
     def is_behind(self) -> bool:
         """Whether something has happened to the file since it was read or written here. One ``stat``.
 
-        A file that is gone tells nothing, so it is not behind. `StoreFileError` where nobody can tell.
+        A file that is gone tells nothing, so it is not behind. `StoreFileError` if nobody can tell.
         """
         seen = self._stat()
         return seen is not None and seen != self._seen
 
     def newer(self) -> Contents | State | None:
-        """What the file holds now if it is newer than what is known; its `State` alone where no record has changed.
+        """What the file holds now if it is newer than what is known; its `State` alone if no record has changed.
 
-        Whoever has taken it over says so with `know`.
+        Call `know` when it is taken over.
         `StoreFileChanged` for an older generation or another store, `StoreFileError` for a file that cannot be read.
         """
         seen = self._stat()
@@ -84,17 +88,17 @@ class SharedFile:
         if found.edition == known.edition:  # copied or touched
             self._seen = seen
             return None
-        self._check_lineage(found, known.lineage)
+        self._check_lineage(found, known)
         if found.generation < known.generation:
             raise StoreFileChanged(
                 f"{self.path.name!r} is older than what this process has read (generation {found.generation}, not "
-                f"{known.generation}): who was forgotten since may be in it; {_START_AGAIN}"
+                f"{known.generation}): owners who were forgotten since may be in it; {_START_AGAIN}"
             )
-        if found.records and found.records == known.records:
+        if found.records == known.records:
             self._looked_at = seen
             return found
         contents = self._read()
-        self._check_lineage(contents.state, known.lineage)
+        self._check_lineage(contents.state, known)
         return contents
 
     def _read(self) -> Contents:
@@ -126,78 +130,149 @@ class SharedFile:
     def write(self, contents: Contents, *, scrub: bool = False) -> None:
         """Write a store as the file's next generation. `StoreFileChanged` unless the file is as this process knows it.
 
-        A path that is not known yet may hold nothing, or an older generation of the same store.
+        A path that is not known yet may hold nothing, or an older generation of the same store. With ``scrub`` the
+        replaced file's bytes are overwritten afterwards (as far as the file system writes in place), and so are
+        temporary files that a killed process left beside it. Raises `StoreFileError`.
         """
-        with self._held() as there:
-            if there:
+        with self._locked() as exists:
+            if exists:
                 self._check(contents.state)
-            store_file.write(
-                self.path,
-                contents,
-                lambda state, seen: self._written(contents, state, seen),
-                new=not there,
-                scrub=scrub,
-            )
-
-    def _written(self, contents: Contents, state: State, seen: os.stat_result) -> None:
-        self._looked_at = _signature(seen)
-        self.know(replace(contents, state=state))
+            self._replace(contents, exists, scrub)
 
     def _check(self, own: State) -> None:
         """`StoreFileChanged` unless this store may replace the file, which is locked."""
-        unreadable = False
-        found: State | None = None
         if os.path.getsize(self.path) == 0:  # a name that somebody reserved
             return
-        try:
+        found: State | None = None
+        with contextlib.suppress(StoreFileError):
             found = store_file.read_state(self.path)
-        except StoreFileError:
-            unreadable = True
-        if unreadable or found is None:
+        if found is None:
             raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
-        self._check_lineage(found, own.lineage)
-        if self.state is None:
-            is_known = found.generation <= own.generation
-        else:
-            is_known = found.edition == self.state.edition
-        if not is_known:
+        self._check_lineage(found, own)
+        known = self.state
+        if found.generation > own.generation if known is None else found.edition != known.edition:
             raise StoreFileChanged(
                 f"{self.path.name!r} was changed by another process (it is generation {found.generation}): nothing was "
-                f"written; {store_file.ADVICE}"
+                f"written; {_REFRESH}"
             )
 
-    def _check_lineage(self, found: State, own: str) -> None:
-        if found.lineage != own:
+    def _check_lineage(self, found: State, own: State) -> None:
+        if found.lineage != own.lineage:
             raise StoreFileChanged(f"{self.path.name!r} holds another store: {_START_AGAIN}")
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[bool]:
-        """Keep other writers out. False where there is no file so far."""
+    def _locked(self) -> Iterator[bool]:
+        """Keep other writers out. False if there is no file so far."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while True:
+        while time.monotonic() < deadline:
+            exists, is_locked, reason = False, True, ""
             with contextlib.ExitStack() as cleanup:
-                held = self._lock(cleanup)
-                if held is not False:
-                    yield held is not None
+                try:
+                    descriptor = os.open(self.path, os.O_RDONLY)
+                    cleanup.callback(os.close, descriptor)
+                    exists = True
+                    # A writer that waited for the lock may have got that of a file which was replaced meanwhile.
+                    is_locked = lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+                except FileNotFoundError:
+                    is_locked = not exists
+                except OSError as error:
+                    reason = error.strerror or "input/output error"
+                if reason:
+                    raise StoreFileError(f"the store could not be written: {reason}; the old file is as it was")
+                if is_locked:
+                    yield exists
                     return
-            if time.monotonic() > deadline:
-                raise StoreFileError(f"{self.path.name!r} is being written by another process for a minute now")
             time.sleep(0.005)
+        raise StoreFileError(f"{self.path.name!r} is being written by another process for a minute now")
 
-    def _lock(self, cleanup: contextlib.ExitStack) -> bool | None:
-        """Whether the file is locked now; None where there is none."""
-        reason: str | None = None
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY)
-            cleanup.callback(os.close, descriptor)
-            # Who waited for a lock may have got that of a file which was replaced meanwhile.
-            return lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(self.path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            reason = error.strerror or "input/output error"
-        raise StoreFileError(f"the store could not be written: {reason}; the old file is as it was")
+    def _replace(self, contents: Contents, exists: bool, scrub: bool) -> None:
+        """Write beside the target, flush to disk, then rename over it: a crash or a fault leaves the old file whole."""
+        path, reason = self.path, ""
+        is_replaced = is_taken = False
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        with contextlib.ExitStack() as cleanup:
+            try:
+                old = os.open(path, os.O_RDWR) if scrub and exists else None
+                if old is not None:
+                    cleanup.callback(os.close, old)
+                cleanup.callback(_remove, temporary)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    state = store_file.write(file, contents)
+                    file.flush()
+                    now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
+                    os.utime(file.fileno(), ns=(now, now))
+                    os.fsync(file.fileno())
+                    found = os.fstat(file.fileno())
+                if exists:
+                    os.replace(temporary, path)
+                else:
+                    _put(temporary, path)
+                is_replaced = True
+                self._looked_at = _signature(found)
+                self.know(replace(contents, state=state))  # whatever fails from here on
+                _sync_folder(path.parent)
+                if old is not None:
+                    _overwrite(old)
+                if scrub:
+                    _scrub_strays(path)
+            except FileExistsError:
+                is_taken = True
+            except OSError as error:
+                reason = error.strerror or "input/output error"
+        if is_taken:
+            raise StoreFileChanged(
+                f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
+            )
+        if reason:
+            stands = (
+                "the new file is in place, but perhaps not durable yet" if is_replaced else "the old file is as it was"
+            )
+            raise StoreFileError(f"the store could not be written: {reason}; {stands}")
 
 
 def _signature(found: os.stat_result) -> Signature:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Give a file its name, unless there is one of that name. Raises `FileExistsError`."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.replace(temporary, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _overwrite(descriptor: int) -> None:
+    left = os.fstat(descriptor).st_size
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while left > 0:
+        left -= os.write(descriptor, bytes(min(_CHUNK, left)))
+    os.fsync(descriptor)
+
+
+def _scrub_strays(path: Path) -> None:
+    """Temporary files of this target, left by a process that was killed while it saved."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+        descriptor = os.open(stray, os.O_RDWR)
+        try:
+            _overwrite(descriptor)
+        finally:
+            os.close(descriptor)
+        stray.unlink()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.intake import Vectors, attempt
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.vectorstores import VectorStore
 
-Contents = tuple[list[Any], Vectors]
-"""Documents, and their vectors in the same order."""
+    _Contents = tuple[list[Document] | None, Vectors]
+
+_TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
 
 
 def records_of(documents: Iterable[Document], input_key: str, owner_key: str | None = None) -> list[dict[str, Any]]:
@@ -44,76 +46,63 @@ def records_of(documents: Iterable[Document], input_key: str, owner_key: str | N
 
 
 def _is_json(value: object) -> bool:
-    try:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
         json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
-def contents_of(vectorstore: VectorStore) -> Contents:
-    """All that a vector store holds. Raises `StoreError` for one that cannot be read whole."""
+def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
+    """All documents that a vector store holds, and their vectors in the same order.
+
+    Raises `StoreError` for one that cannot be read whole. Its own errors may quote a document, so they do not get out.
+    """
     from langchain_core.vectorstores import VectorStore
 
     if not isinstance(vectorstore, VectorStore):
         raise InvalidParameter("vectorstore", type(vectorstore).__name__, "a LangChain VectorStore")
-    for kind in type(vectorstore).__mro__:
-        read = _READERS.get((kind.__module__, kind.__name__))
-        if read is not None:
-            return _read(read, vectorstore)
-    raise StoreError(
-        f"a {type(vectorstore).__name__} cannot be taken over as it stands: "
-        "give its documents to ExemplarStore.from_documents, with their vectors if you have them"
-    )
+    kind = type(vectorstore).__name__
+    readers = (_READERS.get((base.__module__, base.__name__)) for base in type(vectorstore).__mro__)
+    read = next(filter(None, readers), None)
+    if read is None:
+        raise StoreError(f"a {kind} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
+    found, fault = attempt(read, vectorstore)
+    if fault:
+        raise StoreError(f"the {kind} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
+    documents, vectors = found
+    if documents is None:
+        raise StoreError("the FAISS index and its documents do not belong together: their numbers differ")
+    return documents, vectors
 
 
-def _read(read: Callable[[Any], Contents], vectorstore: VectorStore) -> Contents:
-    failure: type[Exception] | None = None
-    try:
-        return read(vectorstore)
-    except StoreError:
-        raise
-    except Exception as error:  # its message may quote a document
-        failure = type(error)
-    raise StoreError(
-        f"the {type(vectorstore).__name__} cannot be read whole ({failure.__module__}.{failure.__qualname__}): "
-        "give its documents to ExemplarStore.from_documents"
-    )
-
-
-def _in_memory(vectorstore: Any) -> Contents:
+def _in_memory(vectorstore: Any) -> _Contents:
     from langchain_core.documents import Document
 
     held = list(vectorstore.store.values())
     documents = [Document(page_content=entry["text"], metadata=entry["metadata"]) for entry in held]
-    return documents, _matrix([entry["vector"] for entry in held])
+    return documents, np.asarray([entry["vector"] for entry in held], np.float32)
 
 
-def _faiss(vectorstore: Any) -> Contents:
-    index = vectorstore.index
-    position_to_id = vectorstore.index_to_docstore_id
-    if sorted(position_to_id) != list(range(index.ntotal)):
-        raise StoreError("the FAISS index and its documents do not belong together: their numbers differ")
-    documents = [vectorstore.docstore.search(position_to_id[i]) for i in range(index.ntotal)]
-    return documents, _matrix(index.reconstruct_n(0, index.ntotal) if index.ntotal else [])
+def _faiss(vectorstore: Any) -> _Contents:
+    count, ids = vectorstore.index.ntotal, vectorstore.index_to_docstore_id
+    if sorted(ids) != list(range(count)):
+        return None, np.empty(0, np.float32)
+    documents = [vectorstore.docstore.search(ids[i]) for i in range(count)]
+    return documents, np.asarray(vectorstore.index.reconstruct_n(0, count) if count else [], np.float32)
 
 
-def _sklearn(vectorstore: Any) -> Contents:
+def _sklearn(vectorstore: Any) -> _Contents:
     from langchain_core.documents import Document
 
     pairs = zip(vectorstore._texts, vectorstore._metadatas, strict=True)
     # It writes each text's own id into the metadata when it searches; here they are as they were given.
     documents = [Document(page_content=text, metadata=dict(metadata)) for text, metadata in pairs]
-    return documents, _matrix(vectorstore._embeddings)
+    return documents, np.asarray(vectorstore._embeddings, np.float32)
 
 
-def _matrix(vectors: Any) -> Vectors:
-    return np.asarray(vectors, np.float32)
-
-
-_READERS: dict[tuple[str, str], Callable[[Any], Contents]] = {
+_READERS: dict[tuple[str, str], Callable[[Any], _Contents]] = {
     ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"): _in_memory,
     ("langchain_community.vectorstores.faiss", "FAISS"): _faiss,
     ("langchain_community.vectorstores.sklearn", "SKLearnVectorStore"): _sklearn,
 }
-"""By the class's home, so that langchain-community need not be installed."""
+"""By the class's home: langchain-community need not be installed."""

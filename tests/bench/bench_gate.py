@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.budget import BudgetLine
-from langchain_dpicl.store.store import _flat
 
 TICKETS = 5000
 TEXT = "a ticket of ordinary length, about a hundred characters long, as people write them in a hurry"
@@ -60,7 +59,7 @@ def selection(store: ExemplarStore, rounds: int) -> dict[str, float]:
     near = np.sort(store.similarity(np.arange(len(store)), query))
     threshold = float(near[-TICKETS])
     selector = PoissonExampleSelector(store, 20, shots=5, threshold=threshold, eligible=TICKETS)
-    index = _flat(store._index)
+    index = store._index
     row = query.reshape(1, -1)
     both: list[tuple[float, float]] = []
     for _ in range(rounds + 1):

@@ -19,7 +19,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
 from langchain_dpicl.store.nearness import rounding
-from langchain_dpicl.store.postgres.reading import Moment
+from langchain_dpicl.store.postgres.view import PostgresView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four
 DIMENSION = 8
@@ -264,13 +264,13 @@ def test_eligible_are_exactly_those_whose_best_exemplar_reaches_the_threshold(in
 def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = indexed
     asked: list[tuple[str, Any]] = []
-    packed = Moment._packed
+    packed = PostgresView._packed
 
-    def listen(self: Moment, kind: str, query: str, *values: object) -> Any:
+    def listen(self: PostgresView, kind: str, query: str, *values: object) -> Any:
         asked.append((query, values))
         return packed(self, kind, query, *values)
 
-    monkeypatch.setattr(Moment, "_packed", listen)
+    monkeypatch.setattr(PostgresView, "_packed", listen)
     with store.reading() as view:
         view.eligible(np.eye(DIMENSION, dtype=np.float32)[0], 0.3)
         ((query, values),) = asked

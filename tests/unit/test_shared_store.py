@@ -6,7 +6,6 @@ real ones.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -362,26 +361,6 @@ def test_forgetting_in_any_file_of_a_store_counts_and_comes_back_by_no_other(two
     assert "text of owner-0" not in names(here)
     here.save(path)
     assert b"owner-0" not in path.read_bytes()
-
-
-def test_a_file_of_the_first_format_is_read_by_all_alike(path: Path, tmp_path: Path) -> None:
-    """Its owners have no lives and it has no generation: both follow from what it holds."""
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name not in ("header", "lives")}
-        header = json.loads(archive["header"].tobytes())
-    header = {name: header[name] for name in store_file._VERSION_1} | {"version": 1}
-    header["sha256"] = store_file._digest(arrays, json.dumps(header, sort_keys=True).encode())
-    old = tmp_path / "old.npz"
-    with old.open("wb") as file:
-        np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-    here, elsewhere = (ExemplarStore.load(old, EMBEDDINGS) for _ in range(2))
-    elsewhere.forget("owner-2")
-    assert names(here) == [f"text of owner-{i}" for i in (0, 1, 3, 4)]
-    header["input_key"] = "other"
-    with old.open("wb") as file:
-        np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-    with pytest.raises(StoreFileError):
-        ExemplarStore.load(old, EMBEDDINGS)
 
 
 # -- whatever happens, in whatever order -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from langchain_dpicl.errors import InvalidParameter, StoreError, UnsafeConfigurationError
@@ -17,7 +17,6 @@ from langchain_dpicl.errors import InvalidParameter, StoreError, UnsafeConfigura
 if TYPE_CHECKING:
     import psycopg
     from sqlalchemy.engine import URL
-    from sqlalchemy.pool import PoolProxiedConnection
 
 T = TypeVar("T")
 
@@ -47,80 +46,80 @@ class Connections:
             missing = type(error).__name__
         if missing:
             raise StoreError(f"no driver for {self._url.drivername!r} ({missing}); install langchain-dpicl[postgres]")
-        self._faults = (sa.exc.SQLAlchemyError, psycopg.Error)
+        self.faults = (sa.exc.SQLAlchemyError, psycopg.Error)
 
         @sa.event.listens_for(self._engine, "connect")
         def _on_connect(connection: psycopg.Connection[Any], _: Any) -> None:
             connection.autocommit = True  # transactions are begun below, explicitly
-            # Values are always part of the plan, so a query's vector is converted once and not for every row; and
-            # a pooler between here and the server need not keep statements.
+            # Values are always part of the plan: a query's vector is converted once and not for every row, and a pooler
+            # between here and the server need not keep statements.
             connection.prepare_threshold = None
 
         _pools.add(self)
 
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection of the pool, which rolls back what is left open. One that may be broken is closed instead."""
+        pooled = self._engine.raw_connection()
+        driver: Any = pooled.driver_connection
+        try:
+            yield driver
+        except Exception:
+            raise
+        except BaseException:
+            driver.close()
+            raise
+        finally:
+            with contextlib.suppress(Exception):
+                if driver.closed or driver.broken:
+                    pooled.invalidate()
+            with contextlib.suppress(Exception):
+                pooled.close()
+
     def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """One change: all of it, or nothing. What ``work`` raises itself rolls back and surfaces as it is."""
         try:
-            return self._once(work)
-        except self._faults as error:
-            reason = _reason(error)
-        except _CommitUnknown as lost:
-            reason = f"{lost.args[0]} (whether the last change took place is not known)"
-        raise self._refusal(reason)
+            with self._borrowed() as connection:
+                connection.execute(_CHANGE)
+                answer = work(connection)
+                reason = _commit(connection)
+            if not reason:
+                return answer
+        except self.faults as error:
+            reason = reason_of(error)
+        raise self.refusal(reason)
 
-    def _once(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        pooled = self._engine.raw_connection()
-        try:
-            connection = _driver(pooled)
-            connection.execute(_CHANGE)
-            answer = work(connection)
-            failure = _commit(connection)
-        except BaseException as error:
-            _give_back(pooled, broken=not isinstance(error, Exception))
-            raise
-        _give_back(pooled)
-        if failure is not None:
-            raise failure
-        return answer
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """A moment of the database, while the ``with`` block lasts."""
+        reason = ""
+        with contextlib.ExitStack() as cleanup:
+            try:
+                connection = cleanup.enter_context(self._borrowed())
+                connection.execute(_READING)
+            except self.faults as error:
+                reason = reason_of(error)
+            if reason:
+                raise self.refusal(reason)
+            snapshot = Snapshot(self, connection)
+            cleanup.callback(snapshot.end)
+            yield snapshot
 
     def look(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """The rows of one statement, at a moment of its own."""
-        snapshot = self.snapshot()
-        try:
+        with self.snapshot() as snapshot:
             return snapshot.ask(query, *values)
-        finally:
-            snapshot.close()
 
-    def snapshot(self) -> Snapshot:
-        """A moment of the database: whoever takes one closes it."""
-        pooled: PoolProxiedConnection | None = None
-        try:
-            pooled = self._engine.raw_connection()
-            _driver(pooled).execute(_READING)
-            return Snapshot(pooled, self._faults, self._refusal)
-        except self._faults as error:
-            reason = _reason(error)
-            if pooled is not None:
-                _give_back(pooled)
-        raise self._refusal(reason)
+    def tidy(self, tables: Sequence[str]) -> None:
+        """``VACUUM`` these tables, and look at their keys' distribution.
 
-    def tidy(self, tables: Sequence[str]) -> bool:
-        """``VACUUM`` these tables, and look at their keys' distribution. Whether the server did.
-
-        It may not: somebody else's table, or one that is being vacuumed already, is left to autovacuum.
+        The server may refuse: somebody else's table, or one that is being vacuumed already, is left to autovacuum.
         """
-        pooled: PoolProxiedConnection | None = None
-        try:
-            pooled = self._engine.raw_connection()
-            _driver(pooled).execute(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}")
-        except self._faults:
-            return False
-        finally:
-            if pooled is not None:
-                _give_back(pooled)
-        return True
+        with contextlib.suppress(*self.faults), self._borrowed() as connection:
+            connection.execute(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}")
 
-    def _refusal(self, reason: str) -> StoreError:
+    def refusal(self, reason: str) -> StoreError:
+        """The error for a fault of the database."""
         return StoreError(f"the exemplar store on {self} cannot be used: {reason}")
 
     def close(self) -> None:
@@ -137,73 +136,44 @@ class Connections:
 class Snapshot:
     """One moment of the database, in a transaction that only reads."""
 
-    def __init__(
-        self,
-        pooled: PoolProxiedConnection,
-        faults: tuple[type[BaseException], ...],
-        refusal: Callable[[str], StoreError],
-    ) -> None:
-        self._pooled: PoolProxiedConnection | None = pooled
-        self._faults = faults
-        self._refusal = refusal
+    def __init__(self, connections: Connections, connection: psycopg.Connection[Any]) -> None:
+        self._connections = connections
+        self._connection: psycopg.Connection[Any] | None = connection
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """All rows of a query. Raises `StoreError`."""
-        if self._pooled is None:
+        """All rows of a query. Raises `StoreError`. What interrupts it ends the connection."""
+        connection = self._connection
+        if connection is None:
             raise StoreError("this reading of the store has ended: read within its with block")
-        failure: BaseException | None = None
         try:
-            return _driver(self._pooled).cursor(binary=True).execute(query, values).fetchall()
-        except self._faults as error:
-            reason = _reason(error)
+            return connection.cursor(binary=True).execute(query, values).fetchall()
         except BaseException as error:
-            failure = error
-        self.close(broken=True)
-        if failure is not None:
-            raise failure
-        raise self._refusal(reason)
+            self.end()
+            connection.close()
+            if not isinstance(error, self._connections.faults):
+                raise
+            reason = reason_of(error)
+        raise self._connections.refusal(reason)
 
-    def close(self, *, broken: bool = False) -> None:
-        """End the transaction."""
-        pooled, self._pooled = self._pooled, None
-        if pooled is not None:
-            _give_back(pooled, broken=broken)
-
-
-class _CommitUnknown(Exception):
-    """The database did not answer a COMMIT."""
+    def end(self) -> None:
+        """Answer nothing from here on."""
+        self._connection = None
 
 
-def _driver(pooled: PoolProxiedConnection) -> psycopg.Connection[Any]:
-    """The driver's own connection."""
-    driver: Any = pooled.driver_connection
-    return driver  # type: ignore[no-any-return]
-
-
-def _commit(connection: psycopg.Connection[Any]) -> _CommitUnknown | None:
-    """Commit. The server's refusal surfaces as it is; None where it said yes, otherwise nobody knows."""
+def _commit(connection: psycopg.Connection[Any]) -> str:
+    """Commit. The server's refusal surfaces as it is; why nobody knows whether it took place, if nobody does."""
     try:
         connection.execute("COMMIT")
     except Exception as error:
         state = getattr(error, "sqlstate", None)
         if state and not state.startswith(("08", "57")):  # the connection, or the server, went
             raise
-        return _CommitUnknown(_reason(error))
-    return None
+        return f"{reason_of(error)} (whether the last change took place is not known)"
+    return ""
 
 
-def _give_back(pooled: PoolProxiedConnection, *, broken: bool = False) -> None:
-    """Give a connection back to the pool, which rolls back what is open; one that may be broken is closed instead."""
-    with contextlib.suppress(Exception):
-        driver = _driver(pooled)
-        if broken or driver.closed or driver.broken:
-            pooled.invalidate()
-    with contextlib.suppress(Exception):
-        pooled.close()
-
-
-def _reason(error: BaseException) -> str:
-    """What kind of fault it is: words of the server where it cannot be reached, otherwise never any."""
+def reason_of(error: BaseException) -> str:
+    """What kind of fault it is: words of the server if it cannot be reached, otherwise none."""
     origin = getattr(error, "orig", None) or error
     state = getattr(origin, "sqlstate", None)
     if state:

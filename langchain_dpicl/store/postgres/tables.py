@@ -1,7 +1,7 @@
 """Tables of the PostgreSQL store: a row in ``dpicl_collections`` for each collection, and three tables of its own.
 
-Names, texts and hashes of them are bytes, so that no encoding or collation stands between two owners, and they are
-kept out of the planner's statistics: those are copies that forgetting would not reach.
+Names, texts and their hashes are bytes: no encoding or collation makes two owners equal. They are kept out of the
+planner's statistics, which are copies that forgetting would not reach.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.errors import InvalidParameter, StoreError
 from langchain_dpicl.store.file import OpenedBudget
+from langchain_dpicl.store.intake import RecordKeys
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,7 +29,7 @@ _BESIDE_THE_TEXT = 1900
 one, whenever a query goes over all of them."""
 
 _MAKING = 0x6470_6963_6C
-"""The advisory lock of those who make collections."""
+"""The advisory lock under which collections are made."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
@@ -39,9 +40,7 @@ class Collection:
 
     name: str
     dimension: int
-    input_key: str
-    output_key: str | None
-    owner_key: str | None
+    keys: RecordKeys
     extension: str = "public"
 
     @property
@@ -59,11 +58,6 @@ class Collection:
         """The table of ids that went, without anything else, for workers that keep something of an exemplar."""
         return f"dpicl_{self.name}_forgotten"
 
-    @property
-    def keys(self) -> str:
-        """The keys as they are kept."""
-        return json.dumps([self.input_key, self.output_key, self.owner_key])
-
 
 def check_name(name: object) -> str:
     """A collection's name, which becomes part of its tables' names. Raises `InvalidParameter`."""
@@ -72,20 +66,16 @@ def check_name(name: object) -> str:
     return name
 
 
-# -- making and finding ------------------------------------------------------------------------------------------------
-
-
 def find(connection: Connection, name: str) -> tuple[Collection, int] | None:
     """The collection of this name, if there is one, and how often it has forgotten an owner."""
-    if connection.execute("SELECT to_regclass('dpicl_collections')").fetchall() == [(None,)]:
-        return None
-    query = "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s"
-    row = connection.execute(query, [name]).fetchone()
+    row = None
+    if _exists(connection, "dpicl_collections"):
+        query = "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s"
+        row = connection.execute(query, [name]).fetchone()
     extension = _extension(connection)
     if row is None or extension is None:
         return None
-    input_key, output_key, owner_key = json.loads(row[1])
-    return Collection(name, int(row[0]), input_key, output_key, owner_key, extension), int(row[2])
+    return Collection(name, int(row[0]), RecordKeys(*json.loads(row[1])), extension), int(row[2])
 
 
 def check_free(connection: Connection, name: str) -> tuple[Collection, int] | None:
@@ -105,24 +95,24 @@ def make(connection: Connection, wanted: Collection) -> tuple[Collection, int]:
             raise StoreError("the server has no pgvector: install the extension there")
         connection.execute("CREATE EXTENSION vector")
         extension = _extension(connection) or "public"
-    found = check_free(connection, wanted.name)
-    if found is not None:
-        if (found[0].dimension, found[0].keys) != (wanted.dimension, wanted.keys):
-            raise StoreError(f"there is a collection {wanted.name!r} of another dimension or with other keys already")
-        return found
     made = replace(wanted, extension=extension)
+    found = check_free(connection, made.name)
+    if found is not None:
+        if found[0] != made:
+            raise StoreError(f"there is a collection {made.name!r} of another dimension or with other keys already")
+        return found
     for statement in _statements(made):
         connection.execute(statement)
     connection.execute(
         "INSERT INTO dpicl_collections (name, dimension, keys) VALUES (%s, %s, %s)",
-        [made.name, made.dimension, made.keys],
+        [made.name, made.dimension, json.dumps(made.keys)],
     )
     return made, 0
 
 
 def remember(connection: Connection, name: str, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
     """Write down that a budget was opened on a collection; the others that were."""
-    if connection.execute("SELECT to_regclass('dpicl_budgets')").fetchall() == [(None,)]:
+    if not _exists(connection, "dpicl_budgets"):
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
         connection.execute(
             "CREATE TABLE IF NOT EXISTS dpicl_budgets (collection text NOT NULL REFERENCES dpicl_collections, "
@@ -138,14 +128,18 @@ def remember(connection: Connection, name: str, budget: OpenedBudget) -> tuple[O
 
 def remembered(connection: Connection, name: str) -> tuple[OpenedBudget, ...]:
     """The budgets that were opened on a collection."""
-    if connection.execute("SELECT to_regclass('dpicl_budgets')").fetchall() == [(None,)]:
+    if not _exists(connection, "dpicl_budgets"):
         return ()
     query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
     return tuple(OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall())
 
 
+def _exists(connection: Connection, table: str) -> bool:
+    return connection.execute("SELECT to_regclass(%s)", [table]).fetchall() != [(None,)]
+
+
 def _extension(connection: Connection) -> str | None:
-    """The schema of pgvector, quoted; None where the database does not have it."""
+    """The schema of pgvector, quoted; None if the database does not have it."""
     query = (
         "SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace "
         "WHERE extname = 'vector'"

@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError
-from langchain_dpicl.store.base import Numbers, Reading
+from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.intake import Vectors, unpack
 from langchain_dpicl.store.marks import owner_mark
 from langchain_dpicl.store.postgres.changes import array
 from langchain_dpicl.store.postgres.connections import Snapshot
 from langchain_dpicl.store.postgres.tables import Collection
 
+_NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
-class Moment(Reading):
+
+class PostgresView(StoreView):
     """One transaction's view of a collection. A row is an exemplar's id."""
 
     def __init__(self, collection: Collection, snapshot: Snapshot, places: int) -> None:
@@ -24,6 +26,7 @@ class Moment(Reading):
         self._snapshot = snapshot
         self._places = places
         self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
+        self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
 
     @property
     def places(self) -> int:
@@ -35,7 +38,7 @@ class Moment(Reading):
         return np.array(places, dtype=np.int64)
 
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        """The numbers of all owners with an exemplar that reaches the threshold: see the module."""
+        """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
         wanted = (
             f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
             f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
@@ -44,28 +47,24 @@ class Moment(Reading):
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         """Their exemplars' ids and the positions, by position, then id."""
-        if not len(owners):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         wanted = (
             "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
-            "FROM unnest(%s::bigint[]) WITH ORDINALITY AS o (number, position) "
-            f"JOIN {self._collection.exemplars} ON owner = number"
+            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
         )
         pairs = self._packed(">i8", wanted, array(owners)).astype(np.int64).reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
 
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
         """The inner product of each of these rows' vectors with a query's, as `eligible` computes it."""
-        if not len(rows):
-            return np.empty(0, np.float32)
-        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) " + self._at_rows()
+        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
         found = self._packed(">f4", wanted, query.tolist(), array(rows)).astype(np.float32)
         _check_all(len(found), rows)
         return found
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        """The exemplars at these rows, as fresh dictionaries."""
-        return [unpack(content) for content in self._contents(rows)]
+        found = self._snapshot.ask(f"SELECT content {self._at_rows} ORDER BY position", array(rows))
+        _check_all(len(found), rows)
+        return [unpack(content) for (content,) in found]
 
     def ids_of(self, rows: Numbers) -> list[int]:
         """They are the rows."""
@@ -73,39 +72,16 @@ class Moment(Reading):
         return ids
 
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        """A keyed hash of each of these owners, made here: the key does not go to the database."""
-        marks = [b""] * len(owners)
-        if not len(owners):
-            return marks
-        asked = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
-        of_owners = f"FROM {asked} JOIN {self._collection.owners} w ON w.number = wanted"
-        unnamed: list[int] = []
-        for position, name, is_named in self._snapshot.ask(
-            f"SELECT position - 1, name, digest IS NULL {of_owners}", array(owners)
-        ):
-            if is_named:
-                marks[position] = mark_of(key, name, None)
-            else:
-                unnamed.append(position)
-        if unnamed:
-            own = f"JOIN {self._collection.exemplars} e ON e.owner = w.number AND sha256(e.content) = w.digest"
-            query = f"SELECT position - 1, content {of_owners} {own}"
-            for place, content in self._snapshot.ask(query, array(owners[unnamed])):
-                marks[unnamed[place]] = mark_of(key, b"", content)
-        return marks
-
-    def _contents(self, rows: Numbers) -> list[bytes]:
-        if not len(rows):
-            return []
-        found = self._snapshot.ask(f"SELECT content {self._at_rows()} ORDER BY position", array(rows))
-        _check_all(len(found), rows)
-        return [content for (content,) in found]
-
-    def _at_rows(self) -> str:
-        return (
-            "FROM unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position) "
-            f"JOIN {self._collection.exemplars} ON id = wanted"
+        its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"
+        query = (
+            "SELECT position - 1, name, digest IS NULL, "
+            f"CASE WHEN digest IS NOT NULL THEN ({its_own} LIMIT 1) END "
+            f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
         )
+        marks = [b""] * len(owners)
+        for position, name, is_named, content in self._snapshot.ask(query, array(owners)):
+            marks[position] = owner_mark(key, name if is_named else content, named=is_named)
+        return marks
 
     def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
         """Numbers that the server has packed into one value."""
@@ -116,10 +92,3 @@ class Moment(Reading):
 def _check_all(found: int, rows: Numbers) -> None:
     if found != len(rows):
         raise StoreError("rows of one reading of the store were used in another")
-
-
-def mark_of(key: bytes, name: bytes, content: bytes | None) -> bytes:
-    """An owner's mark: of its content where it has no name of its own."""
-    if content is None:
-        return owner_mark(key, name, named=True)
-    return owner_mark(key, content, named=False)
