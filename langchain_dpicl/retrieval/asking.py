@@ -27,6 +27,7 @@ from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 Form = Literal["text", "mapping"]
 
+_WRAPPERS = ((RunnableBindingBase, "bound"), (RunnableWithFallbacks, "runnable"), (DynamicRunnable, "default"))
 _OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.Chain")
 
 
@@ -72,17 +73,13 @@ class AskedEnsemble(PrivateEnsemble):
 
 def form_of(part: Any) -> Form | None:
     """Whether a chain takes a text or a mapping, as far as its first steps show it."""
+    for kind, inner in _WRAPPERS:
+        if isinstance(part, kind):
+            return form_of(getattr(part, inner))
     if isinstance(part, RunnableSequence):
-        first = next((step for step in part.steps if not _is_identity(step)), None)
-        return form_of(first)
+        return form_of(next((step for step in part.steps if not isinstance(step, RunnablePassthrough)), None))
     if isinstance(part, RunnableParallel):
         return next((form for form in map(form_of, part.steps__.values()) if form is not None), None)
-    if isinstance(part, RunnableBindingBase):
-        return form_of(part.bound)
-    if isinstance(part, RunnableWithFallbacks):
-        return form_of(part.runnable)
-    if isinstance(part, DynamicRunnable):
-        return form_of(part.default)
     if isinstance(part, BaseRetriever):
         return "text"
     takes_mapping = isinstance(part, (RunnableAssign, RunnablePick)) or is_named(part, _OF_MAPPINGS)
@@ -96,37 +93,29 @@ def keys_of(part: Any) -> frozenset[str]:
 
 
 def _keys(part: Any, given: frozenset[str]) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The keys that a step needs beside those that are given, and what is given after it: None where unknown."""
+    """The keys that a step needs beside those that are given, and what is given after it: None if unknown."""
     if isinstance(part, RunnableSequence):
         needed: frozenset[str] = frozenset()
+        after: frozenset[str] | None = given
         for step in part.steps:
-            more, after = _keys(step, given)
-            needed |= more
-            if after is None:
-                return needed, None
-            given = after
-        return needed, given
+            if after is not None:
+                more, after = _keys(step, after)
+                needed |= more
+        return needed, after
     if isinstance(part, RunnableBindingBase):
         return _keys(part.bound, given)
     if isinstance(part, RunnableAssign):
         return _keys(part.mapper, given)[0], given | part.mapper.steps__.keys()
     if isinstance(part, RunnableParallel):
         return frozenset().union(*(_keys(step, given)[0] for step in part.steps__.values())), None
-    if _is_identity(part):
+    if isinstance(part, RunnablePassthrough):
         return frozenset(), given
-    return frozenset(name for name in _named(part) if isinstance(name, str)) - given, None
-
-
-def _named(part: Any) -> list[Any]:
-    """The keys that one step reads: an itemgetter's, a prompt's, a chain's of langchain-classic."""
     if _reads_keys(part):
-        return list(part.func.__reduce__()[1])
-    return list(getattr(part, "input_variables", None) or getattr(part, "input_keys", None) or ())
+        names = part.func.__reduce__()[1]
+    else:  # a prompt's, or a chain's of langchain-classic
+        names = getattr(part, "input_variables", None) or getattr(part, "input_keys", None) or ()
+    return frozenset(name for name in names if isinstance(name, str)) - given, None
 
 
 def _reads_keys(part: Any) -> bool:
     return isinstance(part, RunnableLambda) and isinstance(getattr(part, "func", None), operator.itemgetter)
-
-
-def _is_identity(part: Any) -> bool:
-    return isinstance(part, RunnablePassthrough)

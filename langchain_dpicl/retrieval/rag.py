@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
@@ -84,9 +83,7 @@ def wrap_rag(
     chain
         The chain as it stands, retriever included; it stays as it is. In the member, a copy, EVERY retriever is
         replaced by one that gives the member's own documents as LangChain documents, nearest first, whatever it is
-        asked. A retriever with a filter, a threshold or a search type of its own is refused, since the member's own
-        documents are not searched by these. Of retrievers within a retriever (an ensemble, a compressor, many
-        queries) the outermost is replaced.
+        asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
         Its answer must be what the aggregator reads, as a rule a text: ``chain.pick("answer")`` for a mapping.
     source
         Where the private documents lie: an `ExemplarStore` (or one in PostgreSQL), or a collection that
@@ -97,67 +94,81 @@ def wrap_rag(
         N, the number of copies.
     rate, shots
         As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
-        question finds ``eligible``. Where that is not given, of all owners, a rate of 1/10, since beyond it the noise
+        question finds ``eligible``. Without ``eligible``, of all owners, a rate of 1/10, since beyond it the noise
         grows as fast as the rate; but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a
-        member that chooses its documents among those of eight times as many owners gets near ones already. The budget's
-        plan keeps the rate from its first release on, however the collection grows or shrinks. A higher
-        rate finds nearer documents for more noise. At rate=1 every document of the collection lies in some member's
-        bucket, and nothing is amplified: for the largest collections, or many members.
+        member that chooses among the documents of eight times as many owners gets near ones already. The budget's plan
+        keeps the rate from its first release on, however the collection grows or shrinks. A higher rate finds nearer
+        documents for more noise. At rate=1 every document of the collection lies in some member's bucket, and nothing
+        is amplified: for the largest collections, or many members.
     documents
         How many documents a member gets, at most. Default: the ``k`` of the retrievers that it replaces, else 4.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
-        take part in an answer, so members get what matters or nothing, and with a budget of ``tickets=True`` an owner
-        pays for the questions alone that its documents are near to. How similar texts are depends on the embedding
+        take part in an answer. Members get what matters or nothing, and with a budget of ``tickets=True`` an owner
+        pays only for the questions that its documents are near to. How similar texts are depends on the embedding
         model: the default suits all-MiniLM-L6-v2, and `suggest_threshold` finds another's. None for no gate.
     eligible
         As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate.
     asks
         What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
-        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed where they do not, as where it begins with
-        a function.
+        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed if they do not show it, as for a chain that
+        begins with a function.
     question_key
         The key of the question, a text, by which documents are near: in the mapping that the chain takes, and in
         requests that are mappings.
     documents_key
-        For a chain without a retriever: where its input gets the documents, a list of LangChain documents.
+        For a chain without a retriever: the key under which its input gets the documents, a list of LangChain
+        documents.
     owner_key
-        The metadata entry that names the owner, where ``source`` is a collection. Without it each document is its own.
+        The metadata entry that names the owner, if ``source`` is a collection. Without it each document is its own.
     max_concurrency, timeout, allow_state
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
-    chain in the form that it takes, from `DPRetriever` and `as_tool` too. Where that is a mapping, further keys reach
-    it as the caller gave them, and a request without those that its first steps need is refused and costs nothing. The
+    chain in the form that it takes, from `DPRetriever` and `as_tool` too. If that is a mapping, further keys reach it
+    as the caller gave them, and a request without those that its first steps need is refused and costs nothing. The
     caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
     of n charges n together.
 
     The ledger's replay knows a chain by these settings alone. Two different chains want two lines, two budgets or
     ``replay=False``: on one line the second would answer an equal question with the first one's release.
 
-    Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and what is near to
-    the question is looked for within that bucket: without an owner one member's input differs, and what the aggregator
+    Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and documents near to
+    the question are looked for within that bucket: without an owner one member's input differs, and what the aggregator
     promises for one member's output is the promise here. Whether an owner takes part at all is decided by its own
     documents, the question and the public threshold.
 
-    Raises `UnsafeConfigurationError` where the chain reaches documents that could not be replaced, in a function, a
-    tool or an object: a retriever, a vector store, a document, a LangChain or LangGraph store, a function that names
-    the class of a retriever or of a vector store; also where it reaches a memory or a chat history, through which
-    members would read what others wrote; and where a retriever of the chain or the source has search settings that
-    the release would not carry out (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound
-    arguments): a filter may be what keeps one reader from another's documents. (What cannot be seen: collections of
-    other kinds, such as a database's client or a list of texts, and what a function computes.) `InvalidParameter` for a
-    chain without a retriever and without ``documents_key``, where ``asks`` is needed or is not what the chain takes,
-    and for what is a release already.
+    Raises
+    ------
+    UnsafeConfigurationError
+        The chain reaches documents that could not be replaced, in a function, a tool or an object: a retriever, a
+        vector store, a document, a LangChain or LangGraph store, a function that names the class of a retriever or of
+        a vector store. It reaches a memory or a chat history, through which members would read what others wrote. A
+        retriever of the chain or the source has search settings that the release would not carry out
+        (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound arguments): a filter may be what keeps
+        one reader from another's documents. (What cannot be seen: collections of other kinds, such as a database's
+        client or a list of texts, and what a function computes.)
+    InvalidParameter
+        A chain without a retriever and without ``documents_key``; ``asks`` is needed or is not what the chain takes; a
+        chain that is a release already.
     """
     if isinstance(chain, AnyRelease):
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
-    if isinstance(source, VectorStoreRetriever):
-        _limit(source, "the source")  # its k says how many documents a question finds, which is the chain's to say
-    store = _store(source, owner_key)
+    if isinstance(source, PrivateStore):
+        if owner_key is not None:
+            raise InvalidParameter("owner_key", owner_key, "None if the source is a store, which knows its owners")
+        store = source
+    else:
+        collection: object = source
+        if isinstance(source, VectorStoreRetriever):
+            _limit(source, "the source")  # its k says how many documents a question finds, which is the chain's to say
+            collection = source.vectorstore
+        if not isinstance(collection, VectorStore):
+            raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
+        store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
     replaced, limits = _replaced(chain, documents_key)
     if documents is None and len(limits) > 1:
-        raise InvalidParameter("documents", None, f"given where retrievers have different k: {sorted(limits)}")
+        raise InvalidParameter("documents", None, f"given if retrievers have different k: {sorted(limits)}")
     documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
     members = checks.whole("members", members, at_least=2)
     by_owners = rate is None and eligible is None  # all of them are eligible, at most: the rate is as without a gate
@@ -175,13 +186,28 @@ def wrap_rag(
         nearest_to=question_key,
     )
     if by_owners:
-        selector.choose_rate(_shots(store.owner_count, members, documents) if shots is None else shots)
-    asks = _form(replaced, asks, documents_key)
-    member = _member(replaced, asks, question_key, documents_key)
+        owners = store.owner_count
+        wanted = max(documents, min(CHOICE * documents, int(RATE * owners / members)))
+        selector.choose_rate(max(1, min(wanted, owners // members)) if shots is None else shots)
+    if asks not in (None, "text", "mapping"):
+        raise InvalidParameter("asks", asks, '"text" or "mapping"')
+    known = form_of(replaced) if documents_key is None else "mapping"
+    if asks is not None and known not in (None, asks):
+        raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
+    form = known or asks
+    if form is None:
+        raise InvalidParameter("asks", asks, '"text" or "mapping", since the chain\'s first step does not show it')
+
+    def as_asked(values: Mapping[str, Any]) -> Any:
+        if form == "text":
+            return values[question_key]
+        asked = {key: value for key, value in values.items() if key != "examples"}
+        return asked if documents_key is None else {**asked, documents_key: _bucket_documents()}
+
     ensemble = AskedEnsemble(
         selector,
-        member,
-        asks,
+        RunnableLambda(as_asked) | replaced,
+        form,
         question_key,
         documents_key,
         keys_of(replaced),
@@ -225,37 +251,31 @@ class PrivateRAG(SealedRelease):
 class BucketRetriever(BaseRetriever):
     """Stands in for a chain's retriever within a member: gives that member's own documents, whatever it is asked."""
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return _bucket_documents()
 
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
-    ) -> list[Document]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return _bucket_documents()
 
 
-def _shots(owners: int, members: int, documents: int) -> int:
-    """The default: owners in a bucket, on average."""
-    wanted = max(documents, min(CHOICE * documents, int(RATE * owners / members)))
-    return max(1, min(wanted, owners // members))
-
-
-def _store(source: object, owner_key: str | None) -> PrivateStore:
-    if isinstance(source, PrivateStore):
-        if owner_key is not None:
-            raise InvalidParameter("owner_key", owner_key, "None where the source is a store, which knows its owners")
-        return source
-    if isinstance(source, VectorStoreRetriever):
-        source = source.vectorstore
-    if not isinstance(source, VectorStore):
-        raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
-    return ExemplarStore.from_vectorstore(source, owner_key=owner_key)
+def _bucket_documents() -> list[Document]:
+    bucket = current_bucket()
+    if bucket is None:
+        raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
+    key = bucket.input_key if isinstance(bucket, Examples) else "text"
+    documents: list[Document] = []
+    for exemplar in bucket:
+        document = Document(exemplar[key], metadata={name: exemplar[name] for name in exemplar if name != key})
+        if isinstance(exemplar, MadeUp):
+            document.metadata = MadeUp(document.metadata)
+        documents.append(document)
+    return documents
 
 
 def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any], set[int]]:
     """The chain on its own member's documents alone, and the ``k`` of its retrievers, each once.
 
-    Raises where another source of documents is left in it, or a retriever has settings that would get lost.
+    Raises if another source of documents is left in it, or a retriever has settings that would get lost.
     """
     stand_in = BucketRetriever()
     limits: set[int] = set()
@@ -280,14 +300,21 @@ def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any]
     has_retriever = False
     for part in reachable(replaced):
         has_retriever = has_retriever or part is stand_in
-        if part is not stand_in and _gives_documents(part):
+        is_class = is_one(part, type)
+        if part is stand_in or part is BucketRetriever:
+            continue
+        if is_class:  # abstract ones are named to compare with, or to annotate
+            gives_documents = issubclass(part, (BaseRetriever, VectorStore)) and not inspect.isabstract(part)
+        else:
+            gives_documents = is_one(part, _DOCUMENTS) or is_named(part, _GRAPH_STORES)
+        if gives_documents:
             raise UnsafeConfigurationError(
-                f"the chain reaches a {_name(part)} that cannot be replaced, since it lies in a function, a "
-                "tool or an object: every member would search the whole collection. Make the retriever a step of the "
-                "chain, or write the chain without it and name documents_key"
+                f"the chain reaches a {(part if is_class else type(part)).__name__} that cannot be replaced, since it "
+                "lies in a function, a tool or an object: every member would search the whole collection. Make the "
+                "retriever a step of the chain, or write the chain without it and name documents_key"
             )
     if has_retriever == (documents_key is not None):
-        bound = "None where the chain holds a retriever" if has_retriever else "given where the chain has no retriever"
+        bound = "None if the chain holds a retriever" if has_retriever else "given if the chain has no retriever"
         raise InvalidParameter("documents_key", documents_key, bound)
     return replaced, limits
 
@@ -310,56 +337,3 @@ def _refuse_settings(whose: str, settings: list[tuple[str, Any]]) -> None:
             "that it leaves out, and a filter may be what keeps them from a reader. Take a collection that holds only "
             "the documents that every caller may see, and a retriever without these"
         )
-
-
-def _gives_documents(part: Any) -> bool:
-    """Whether a part of a chain is a collection or a document, or a class that opens a collection."""
-    if part is BucketRetriever:  # the stand-in's own class
-        return False
-    if is_one(part, type):  # abstract ones are named to compare with, or to annotate
-        return issubclass(part, (BaseRetriever, VectorStore)) and not inspect.isabstract(part)
-    return is_one(part, _DOCUMENTS) or is_named(part, _GRAPH_STORES)
-
-
-def _name(part: Any) -> str:
-    return part.__name__ if is_one(part, type) else type(part).__name__
-
-
-def _form(replaced: Runnable[Any, Any], asks: Form | None, documents_key: str | None) -> Form:
-    """How the chain is asked. Raises `InvalidParameter` where that is unknown, or known to be otherwise."""
-    if asks not in (None, "text", "mapping"):
-        raise InvalidParameter("asks", asks, '"text" or "mapping"')
-    known = form_of(replaced) if documents_key is None else "mapping"
-    if asks is not None and known not in (None, asks):
-        raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
-    form = known or asks
-    if form is None:
-        raise InvalidParameter("asks", asks, '"text" or "mapping", since the chain\'s first step does not show it')
-    return form
-
-
-def _member(
-    replaced: Runnable[Any, Any], asks: Form, question_key: str, documents_key: str | None
-) -> Runnable[Any, Any]:
-    def as_asked(values: Mapping[str, Any]) -> Any:
-        if asks == "text":
-            return values[question_key]
-        asked = {key: value for key, value in values.items() if key != "examples"}
-        return asked if documents_key is None else {**asked, documents_key: _bucket_documents()}
-
-    return RunnableLambda(as_asked) | replaced
-
-
-def _bucket_documents() -> list[Document]:
-    bucket = current_bucket()
-    if bucket is None:
-        raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
-    key = bucket.input_key if isinstance(bucket, Examples) else "text"
-    documents = [
-        Document(page_content=exemplar[key], metadata={name: exemplar[name] for name in exemplar if name != key})
-        for exemplar in bucket
-    ]
-    for document, exemplar in zip(documents, bucket, strict=True):
-        if isinstance(exemplar, MadeUp):
-            document.metadata = MadeUp(document.metadata)
-    return documents
