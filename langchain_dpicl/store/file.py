@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import StoreFileError
 from langchain_dpicl.store.arena import Arena
 from langchain_dpicl.store.intake import RecordKeys
-from langchain_dpicl.store.owners import decoded, encoded
+from langchain_dpicl.store.owners import OwnerKeys, decoded, encoded
 
 _FORMAT = {"format": "langchain-dpicl store", "version": 2}
 
@@ -66,20 +66,20 @@ class State:
     budgets: tuple[OpenedBudget, ...] = ()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class Contents:
-    """What a file holds; arrays may be views of a living store."""
+    """What a store and its file hold: rows, with the slots of their owners, and an owner's key and life by slot."""
 
     keys: RecordKeys
     dimension: int
-    next_id: int
     vectors: NDArray[np.float32]
-    ids: NDArray[np.int64]
-    owner_of: NDArray[np.int32]
-    owner_keys: list[str]
-    lives: NDArray[np.int64]
-    texts: Arena
-    state: State
+    next_id: int = 0
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    owner_of: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    owner_keys: OwnerKeys = field(default_factory=OwnerKeys)
+    lives: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    texts: Arena = field(default_factory=Arena)
+    state: State = field(default_factory=State)
 
     def row_lives(self) -> NDArray[np.int64]:
         """The life of each row's owner."""
@@ -167,7 +167,7 @@ def _contents(archive: Mapping[str, NDArray[Any]]) -> Contents:
         vectors=np.ascontiguousarray(arrays["vectors"], np.float32),
         ids=arrays["ids"],
         owner_of=arrays["owner_of"],
-        owner_keys=[decoded(owners[i]) for i in range(len(owners))],
+        owner_keys=OwnerKeys(decoded(owners[i]) for i in range(len(owners))),
         lives=arrays["lives"],
         texts=texts,
         state=_state(header),

@@ -71,7 +71,9 @@ class Batch:
         return matrix
 
 
-def check(records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None = None) -> Batch:
+def check(
+    records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None, *, may_be_empty: bool = True
+) -> Batch:
     """Check and pack records. Raises `InvalidRecords`, and `InvalidParameter` for a key that is no name."""
     for name, key in keys._asdict().items():
         if key is not None and (not isinstance(key, str) or not key):
@@ -98,15 +100,9 @@ def check(records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[
                 )
             owners.append(str(owner))
         contents.append(_pack(i, {key: value for key, value in record.items() if key != keys.owner_key}))
-    return Batch(texts, contents, None if keys.owner_key is None else owners, _checked_ids(ids, len(texts)))
-
-
-def check_some(records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None) -> Batch:
-    """`check`, for a new store: raises `InvalidRecords` if there is no record at all."""
-    batch = check(records, keys, ids)
-    if not batch.texts:
+    if not texts and not may_be_empty:
         raise InvalidRecords("the store would be empty: at least one record is needed")
-    return batch
+    return Batch(texts, contents, None if keys.owner_key is None else owners, _checked_ids(ids, len(texts)))
 
 
 def _pack(i: int, fields: dict[str, Any]) -> bytes:

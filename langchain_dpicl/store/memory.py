@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidRecords
 from langchain_dpicl.store import intake, nearness
-from langchain_dpicl.store.arena import Arena
 from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
-from langchain_dpicl.store.file import Contents, State, new_lives
-from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
+from langchain_dpicl.store.file import Contents, new_lives
+from langchain_dpicl.store.intake import Batch, Vectors
 from langchain_dpicl.store.marks import owner_mark
 from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots, encoded
 
@@ -32,83 +31,54 @@ if TYPE_CHECKING:
 class MemoryStore(PrivateStore, StoreView):
     """A store whose one moment is what it holds now: nobody changes it while a thread holds its ``lock``."""
 
-    def __init__(self, embeddings: Embeddings, keys: RecordKeys, dimension: int) -> None:
-        super().__init__(embeddings, keys, dimension)
+    def __init__(self, embeddings: Embeddings, contents: Contents) -> None:
+        super().__init__(embeddings, contents.keys, contents.dimension)
         self.lock = threading.RLock()
-        self._state = State()
-        self._has_unsaved = False
         self._readings = 0
+        self._has_unsaved = False
         self._numbers: Numbers = np.empty(0, np.int64)
         self._next_number = 0
-        self._adopt(
-            Contents(
-                keys=keys,
-                dimension=dimension,
-                next_id=0,
-                vectors=np.empty((0, dimension), np.float32),
-                ids=np.empty(0, np.int64),
-                owner_of=np.empty(0, np.int32),
-                owner_keys=[],
-                lives=np.empty(0, np.int64),
-                texts=Arena(),
-                state=self._state,
-            )
-        )
+        self._adopt(contents)
 
     # -- what it holds ------------------------------------------------------------------------------------------------
 
     def _adopt(self, contents: Contents) -> None:
-        """Become what these contents are. Their vectors are overwritten: the index has its own copy."""
+        """Hold these contents from now on. Their vectors are overwritten: the index has its own copy."""
         import faiss
 
         self._index = faiss.IndexFlatIP(self.dimension)
         self._index.add(contents.vectors)
         contents.vectors[:] = 0.0
-        self._texts = contents.texts
-        self._ids = contents.ids
-        self._owner_of = contents.owner_of
-        self._owner_keys = OwnerKeys(contents.owner_keys)
+        self._held = replace(contents, vectors=np.empty((0, self.dimension), np.float32))
         self._owner_slots = OwnerSlots((key, i) for i, key in enumerate(contents.owner_keys))
-        self._lives = contents.lives
-        self._next_id = contents.next_id
         self._number_the_new()
         self._by_owner: tuple[Numbers, Numbers] | None = None
 
     def _contents(self) -> Contents:
-        """Views of what it holds."""
-        return Contents(
-            keys=RecordKeys(self.input_key, self.output_key, self.owner_key),
-            dimension=self.dimension,
-            next_id=self._next_id,
-            vectors=self._stored_vectors(),
-            ids=self._ids,
-            owner_of=self._owner_of,
-            owner_keys=self._owner_keys,
-            lives=self._lives,
-            texts=self._texts,
-            state=self._state,
-        )
+        """What it holds, with a view of the index's vectors."""
+        return replace(self._held, vectors=self._stored_vectors())
 
     def _without(self, slots: Numbers) -> Contents:
         """All but these owners, as a copy."""
-        stays = np.ones(len(self._owner_keys), np.bool_)
+        held = self._held
+        stays = np.ones(len(held.owner_keys), np.bool_)
         stays[slots] = False
-        keep = np.flatnonzero(stays[self._owner_of])
+        keep = np.flatnonzero(stays[held.owner_of])
         return replace(
-            self._contents(),
+            held,
             vectors=np.ascontiguousarray(self._stored_vectors()[keep]),
-            ids=self._ids[keep],
-            owner_of=(np.cumsum(stays) - 1)[self._owner_of[keep]].astype(np.int32),
-            owner_keys=[key for key, here in zip(self._owner_keys, stays.tolist(), strict=True) if here],
-            lives=self._lives[stays],
-            texts=self._texts.keep(keep),
+            ids=held.ids[keep],
+            owner_of=(np.cumsum(stays) - 1)[held.owner_of[keep]].astype(np.int32),
+            owner_keys=OwnerKeys(key for key, here in zip(held.owner_keys, stays.tolist(), strict=True) if here),
+            lives=held.lives[stays],
+            texts=held.texts.keep(keep),
         )
 
     def _become(self, rest: Contents) -> None:
         """Be what is left of this store. What it held is overwritten."""
         self._stored_vectors()[:] = 0.0
-        self._texts.wipe()
-        self._numbers = self._numbers[np.isin(self._lives, rest.lives)]
+        self._held.texts.wipe()
+        self._numbers = self._numbers[np.isin(self._held.lives, rest.lives)]
         self._adopt(rest)
 
     def _stored_vectors(self) -> Vectors:
@@ -123,8 +93,9 @@ class MemoryStore(PrivateStore, StoreView):
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
         with self.lock:
             self.refresh()
-            ids = np.arange(self._next_id, self._next_id + len(matrix)) if batch.ids is None else batch.ids
-            if batch.ids is not None and np.isin(ids, self._ids).any():
+            first = self._held.next_id
+            ids = np.arange(first, first + len(matrix)) if batch.ids is None else batch.ids
+            if batch.ids is not None and np.isin(ids, self._held.ids).any():
                 raise InvalidRecords(intake.NOT_UNIQUE)
             self._enter(batch.contents, self._slots_for(batch.names(ids)), matrix, ids)
             self._has_unsaved = True
@@ -135,29 +106,27 @@ class MemoryStore(PrivateStore, StoreView):
         """The slots of these owners. New owners get one, at the end."""
         slots = np.empty(len(names), np.int32)
         for i, key in enumerate(names):
-            slot = self._owner_slots.get(key)
-            if slot is None:
-                slot = len(self._owner_keys)
-                self._owner_slots[key] = slot
-                self._owner_keys.append(key)
-            slots[i] = slot
+            slots[i] = slot = self._owner_slots.setdefault(key, len(self._owner_slots))
+            if slot == len(self._held.owner_keys):
+                self._held.owner_keys.append(key)
         self._number_the_new()
         return slots
 
     def _number_the_new(self) -> None:
         """Give owners at the end, who have no number so far, the next ones, and a life unless they have one."""
-        new = len(self._owner_keys) - len(self._numbers)
-        self._numbers = np.append(self._numbers, np.arange(self._next_number, self._next_number + new, dtype=np.int64))
-        self._next_number += new
-        self._lives = np.append(self._lives, new_lives(len(self._owner_keys) - len(self._lives)))
+        held, end = self._held, self._next_number + len(self._held.owner_keys) - len(self._numbers)
+        self._numbers = np.append(self._numbers, np.arange(self._next_number, end, dtype=np.int64))
+        self._next_number = end
+        held.lives = np.append(held.lives, new_lives(len(held.owner_keys) - len(held.lives)))
 
     def _enter(self, payloads: Sequence[bytes], slots: NDArray[np.int32], matrix: Vectors, ids: Numbers) -> None:
         """Append rows."""
+        held = self._held
         self._index.add(matrix)
-        self._texts.extend(payloads)
-        self._ids = np.concatenate([self._ids, ids])
-        self._owner_of = np.concatenate([self._owner_of, slots])
-        self._next_id = max(self._next_id, int(ids.max()) + 1)
+        held.texts.extend(payloads)
+        held.ids = np.concatenate([held.ids, ids])
+        held.owner_of = np.concatenate([held.owner_of, slots])
+        held.next_id = max(held.next_id, int(ids.max()) + 1)
         self._by_owner = None
 
     # -- reading (the private side) -----------------------------------------------------------------------------------
@@ -165,14 +134,14 @@ class MemoryStore(PrivateStore, StoreView):
     @property
     def owners(self) -> Owners:
         with self.lock:
-            return Owners(tuple(self._owner_keys))
+            return Owners(tuple(self._held.owner_keys))
 
     @property
     def owner_count(self) -> int:
-        return len(self._owner_keys)
+        return len(self._held.owner_keys)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._held.ids)
 
     @contextmanager
     def reading(self) -> Iterator[StoreView]:
@@ -207,7 +176,7 @@ class MemoryStore(PrivateStore, StoreView):
             least = float(np.float32(threshold - nearness.rounding(self.dimension)))
             _, _, rows = self._index.range_search(query.reshape(1, -1), least)
             near = rows[self.similarity(rows, query) >= threshold]
-            found: Numbers = self._numbers[np.unique(self._owner_of[near])]
+            found: Numbers = self._numbers[np.unique(self._held.owner_of[near])]
             return found
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
@@ -222,10 +191,12 @@ class MemoryStore(PrivateStore, StoreView):
     def _rows_by_owner(self) -> tuple[Numbers, Numbers]:
         """All rows, owner by owner, and at which of them each slot's begin."""
         if self._by_owner is None:
-            starts = np.zeros(len(self._owner_keys) + 2, np.int64)  # one more: an empty store has a slot to look up
-            counts = np.bincount(self._owner_of, minlength=len(self._owner_keys))
+            starts = np.zeros(
+                len(self._held.owner_keys) + 2, np.int64
+            )  # one more: an empty store has a slot to look up
+            counts = np.bincount(self._held.owner_of, minlength=len(self._held.owner_keys))
             np.cumsum(counts, out=starts[1 : len(counts) + 1])
-            self._by_owner = (np.argsort(self._owner_of, kind="stable"), starts)
+            self._by_owner = (np.argsort(self._held.owner_of, kind="stable"), starts)
         return self._by_owner
 
     def _slots_of(self, owners: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
@@ -246,11 +217,11 @@ class MemoryStore(PrivateStore, StoreView):
 
     def _identity(self, slot: int) -> tuple[bytes, bool]:
         """What an owner is recognised by, and whether it is a key: else the content of its exemplar."""
-        name = self._owner_keys[slot]
+        name = self._held.owner_keys[slot]
         if self._is_named(name):
             return encoded(name), True
         order, starts = self._rows_by_owner()
-        return self._texts[int(order[starts[slot]])], False
+        return self._held.texts[int(order[starts[slot]])], False
 
     def _is_named(self, name: str) -> bool:
         """Whether this is a key that somebody gave, and not what an exemplar without an owner is called here."""
@@ -258,7 +229,7 @@ class MemoryStore(PrivateStore, StoreView):
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         with self.lock:
-            return [intake.unpack(self._texts[int(row)]) for row in rows]
+            return [intake.unpack(self._held.texts[int(row)]) for row in rows]
 
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
         with self.lock:
@@ -266,27 +237,27 @@ class MemoryStore(PrivateStore, StoreView):
 
     def ids_of(self, rows: Numbers) -> list[int]:
         with self.lock:
-            ids: list[int] = self._ids[rows].tolist()
+            ids: list[int] = self._held.ids[rows].tolist()
             return ids
 
     def _sketched(self) -> Iterator[bytes]:
         with self.lock:
-            yield from self._sketched_of(range(len(self._owner_keys)), range(len(self._ids)))
+            yield from self._sketched_of(range(len(self._held.owner_keys)), range(len(self._held.ids)))
 
     def _sketched_of(self, slots: Iterable[int], rows: Iterable[int]) -> Iterator[bytes]:
         """What a fingerprint hashes of these owners and of their rows."""
         for slot in slots:
-            if self._is_named(name := self._owner_keys[slot]):
+            if self._is_named(name := self._held.owner_keys[slot]):
                 yield encoded(name)
         if self.owner_key is None:
             for row in rows:
-                yield self._texts[row]
+                yield self._held.texts[row]
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held: the vectors, and everything else (an estimate of Python's own objects included)."""
         with self.lock:
             per_key = 8 + 24 * 1.75 + 28  # list slot, dictionary entry at its usual load, integer value
-            keys = sum(49 + per_key + len(key) for key in self._owner_keys)
-            arrays = [self._ids, self._owner_of, self._lives, self._numbers, *(self._by_owner or ())]
-            rest = self._texts.nbytes + sum(array.nbytes for array in arrays)
-            return {"vectors": 4 * self.dimension * len(self._ids), "other": int(rest + keys)}
+            keys = sum(49 + per_key + len(key) for key in self._held.owner_keys)
+            arrays = [self._held.ids, self._held.owner_of, self._held.lives, self._numbers, *(self._by_owner or ())]
+            rest = self._held.texts.nbytes + sum(array.nbytes for array in arrays)
+            return {"vectors": 4 * self.dimension * len(self._held.ids), "other": int(rest + keys)}

@@ -44,9 +44,9 @@ class ExemplarStore(MemoryStore):
     readers see whole additions and whole removals only.
     """
 
-    def __init__(self, embeddings: Embeddings, keys: RecordKeys, dimension: int) -> None:
-        super().__init__(embeddings, keys, dimension)
-        self._files: dict[Path, SharedFile] = {}
+    def __init__(self, embeddings: Embeddings, contents: Contents, file: SharedFile | None = None) -> None:
+        super().__init__(embeddings, contents)
+        self._files = {} if file is None else {file.path: file}
 
     # -- building -----------------------------------------------------------------------------------------------------
 
@@ -70,9 +70,9 @@ class ExemplarStore(MemoryStore):
         key, an embedding with NaN or infinity, a repeated id; the message names the record's position, never its text.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
-        batch = intake.check_some(records, keys, ids)
+        batch = intake.check(records, keys, ids, may_be_empty=False)
         matrix = batch.embed(embeddings, vectors, None, progress)
-        store = cls(embeddings, keys, matrix.shape[1])
+        store = cls(embeddings, Contents(keys, matrix.shape[1], matrix[:0]))
         store._insert(batch, matrix)
         return store
 
@@ -184,16 +184,16 @@ class ExemplarStore(MemoryStore):
         """
         with self.lock:
             slot, rest = self._forgotten_in_files(str(owner))
-            rows = np.flatnonzero(self._owner_of == slot)
+            rows = np.flatnonzero(self._held.owner_of == slot)
             ids = self.ids_of(rows)
             identity, is_named = self._identity(slot)
             parts = list(self._sketched_of([slot], rows))
             self._become(rest)
             self._saved()
-            equal = [] if is_named else self._texts.equal_to(identity)
-            has_equal = any(not self._is_named(self._owner_keys[self._owner_of[row]]) for row in equal)
+            equal = [] if is_named else self._held.texts.equal_to(identity)
+            has_equal = any(not self._is_named(self._held.owner_keys[self._held.owner_of[row]]) for row in equal)
             if self.owner_key is None:
-                parts = [part for part in parts if not self._texts.equal_to(part)]
+                parts = [part for part in parts if not self._held.texts.equal_to(part)]
             self._tell(Forgotten(ids, None if has_equal else identity, is_named, parts))
         return len(ids)
 
@@ -240,7 +240,7 @@ class ExemplarStore(MemoryStore):
 
     def _saved(self) -> None:
         generations = [file.state.generation for file in self._files.values() if file.state is not None]
-        self._state = replace(self._state, generation=max([self._state.generation, *generations]))
+        self._held.state = replace(self._held.state, generation=max([self._held.state.generation, *generations]))
         self._has_unsaved = False
 
     @classmethod
@@ -250,11 +250,7 @@ class ExemplarStore(MemoryStore):
         From now on the store follows the file: see `refresh`.
         """
         file, contents = SharedFile.load(Path(path).expanduser().resolve())
-        store = cls(embeddings, contents.keys, contents.dimension)
-        store._adopt(contents)
-        store._state = contents.state
-        store._files[file.path] = file
-        return store
+        return cls(embeddings, contents, file)
 
     @property
     def is_behind(self) -> bool:
@@ -287,9 +283,9 @@ class ExemplarStore(MemoryStore):
                 if gone is None:
                     del found
                     raise StoreFileChanged("two files of this store were changed separately; load one of them again")
-                budgets = tuple(dict.fromkeys([*self._state.budgets, *state.budgets]))
-                generation = max(self._state.generation, state.generation)
-                self._state = replace(self._state, generation=generation, budgets=budgets)
+                budgets = tuple(dict.fromkeys([*self._held.state.budgets, *state.budgets]))
+                generation = max(self._held.state.generation, state.generation)
+                self._held.state = replace(self._held.state, generation=generation, budgets=budgets)
                 file.know(found)
                 changed = True
                 for watcher in self._watchers if gone else []:
@@ -300,19 +296,21 @@ class ExemplarStore(MemoryStore):
         """Forget and add here what a file has lost and gained. The ids of the exemplars that went; None if an owner
         came into two files of this store separately."""
         lives = found.row_lives()
-        went = np.isin(self._lives, file.row_lives) & ~np.isin(self._lives, found.lives)
+        went = np.isin(self._held.lives, file.row_lives) & ~np.isin(self._held.lives, found.lives)
         new = ~file.knows(found.ids, lives)
-        new &= ~np.isin(lives, file.row_lives) | np.isin(lives, self._lives)  # not of those who were forgotten here
+        new &= ~np.isin(lives, file.row_lives) | np.isin(
+            lives, self._held.lives
+        )  # not of those who were forgotten here
         rows = np.flatnonzero(new)
         owners = found.owner_of[rows]
         names = [found.owner_keys[owner] for owner in owners]
         if self._is_branch(names, found.lives[owners], went):
             return None
-        gone: list[int] = self._ids[went[self._owner_of]].tolist()
-        twice = np.isin(self._ids, found.ids[rows]) & ~went[self._owner_of]
-        next_id = max(self._next_id, found.next_id)
+        gone: list[int] = self._held.ids[went[self._held.owner_of]].tolist()
+        twice = np.isin(self._held.ids, found.ids[rows]) & ~went[self._held.owner_of]
+        next_id = max(self._held.next_id, found.next_id)
         if gone or twice.any():
-            moved = self._ids[twice]
+            moved = self._held.ids[twice]
             rest = self._without(np.flatnonzero(went))
             for row in np.flatnonzero(np.isin(rest.ids, moved)):  # two processes gave one id away: the file's stands
                 slot = rest.owner_of[row]
@@ -324,10 +322,10 @@ class ExemplarStore(MemoryStore):
             self._become(rest)
         if len(rows):
             slots = self._slots_for(names)
-            self._lives[slots] = found.lives[owners]
+            self._held.lives[slots] = found.lives[owners]
             payloads = [found.texts[int(row)] for row in rows]
             self._enter(payloads, slots, np.ascontiguousarray(found.vectors[rows]), found.ids[rows])
-        self._next_id = max(self._next_id, next_id)
+        self._held.next_id = max(self._held.next_id, next_id)
         found.texts.wipe()
         found.vectors[:] = 0.0
         return gone
@@ -336,9 +334,9 @@ class ExemplarStore(MemoryStore):
         """Whether one of these owners is in another file under another life."""
         for name, life in zip(names, lives.tolist(), strict=True):
             slot = self._owner_slots.get(name)
-            if slot is None or went[slot] or self._lives[slot] == life:
+            if slot is None or went[slot] or self._held.lives[slot] == life:
                 continue
-            if any((file.row_lives == self._lives[slot]).any() for file in self._files.values()):
+            if any((file.row_lives == self._held.lives[slot]).any() for file in self._files.values()):
                 return True
         return False
 
@@ -346,7 +344,7 @@ class ExemplarStore(MemoryStore):
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
-        return self._state.budgets
+        return self._held.state.budgets
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store; the others that were, here or in another process.
@@ -357,10 +355,10 @@ class ExemplarStore(MemoryStore):
         with self.lock:
             with contextlib.suppress(StoreFileError):
                 self.refresh()
-            known = self._state.budgets
+            known = self._held.state.budgets
             others = tuple(each for each in known if (each.ledger, each.name) != (budget.ledger, budget.name))
             if len(others) == len(known):
-                self._state = replace(self._state, budgets=(*known, budget))
+                self._held.state = replace(self._held.state, budgets=(*known, budget))
                 if not self._has_unsaved:
                     for file in self._files.values():
                         with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone

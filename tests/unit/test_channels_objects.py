@@ -64,7 +64,7 @@ def objects(release: Any) -> dict[str, Any]:
     return {
         "store": selector.store,
         "the owners": selector.store.owners,
-        "the arena": selector.store._texts,
+        "the arena": selector.store._held.texts,
         "selector": selector,
         "buckets": selector.sample(),
         "ensemble": ensemble,
@@ -132,7 +132,7 @@ def test_what_holds_the_examples_is_neither_pickled_nor_copied(release: Any) -> 
 def test_what_is_looked_for_is_there(store: Any) -> None:
     """The control: plain containers of the same would show it."""
     assert found_in(written(secret_records())) == [EXEMPLAR, OWNER]
-    assert found_in(repr(store.read(store._ids))) == [EXEMPLAR]
+    assert found_in(repr(store.read(store._held.ids))) == [EXEMPLAR]
     assert found_in(repr(list(store.owners))) == [OWNER]
     assert found_in(repr(dict(store._owner_slots))) == [OWNER]
 

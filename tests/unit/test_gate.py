@@ -159,7 +159,7 @@ class Nearest(PoissonExampleSelector):
 
     def eligible(self, query: Any) -> Any:
         near = self.store.similarity(np.arange(len(self.store)), query)  # type: ignore[attr-defined]
-        order = self.store._owner_of[np.argsort(-near, kind="stable")]  # type: ignore[attr-defined]
+        order = self.store._held.owner_of[np.argsort(-near, kind="stable")]  # type: ignore[attr-defined]
         return np.sort(np.array(list(dict.fromkeys(order.tolist()))[:6], np.int64))
 
     def sample(self, rate: float | None = None, query: Any = None, among: Any = None) -> list[Examples]:

@@ -300,7 +300,7 @@ def test_what_was_added_here_stays_and_what_was_added_there_comes(two: Two, path
     assert {"text of mine", "more of owner-0", "text of theirs"} <= set(found)
     assert "text of owner-1" not in found
     assert sorted(moved) == [1, 5]
-    assert len(set(here._ids.tolist())) == len(here) == 7
+    assert len(set(here._held.ids.tolist())) == len(here) == 7
     here.save(path)
     assert names(elsewhere) == names(here)
 
@@ -443,8 +443,8 @@ class Sharing(RuleBasedStateMachine):
             rows = np.arange(len(store))
             assert {each["input"] for each in store.read(rows)} == expected
             assert store._numbers.tolist() == sorted(set(store._numbers.tolist()))
-            assert len(set(store._ids.tolist())) == len(store) == store._index.ntotal
-            assert len(set(store._lives.tolist())) == store.owner_count == len(store._owner_slots)
+            assert len(set(store._held.ids.tolist())) == len(store) == store._index.ntotal
+            assert len(set(store._held.lives.tolist())) == store.owner_count == len(store._owner_slots)
         assert {text for texts in self.saved.values() for text in texts} == {
             each["input"] for each in _rows_of(ExemplarStore.load(self.path, EMBEDDINGS))
         }

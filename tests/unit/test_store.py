@@ -44,9 +44,9 @@ def snapshot(store: ExemplarStore) -> tuple[Any, ...]:
         store.read(rows),
         list(store.owners),
         dict(store._owner_slots),
-        store._ids.tolist(),
-        store._owner_of.tolist(),
-        store._next_id,
+        store._held.ids.tolist(),
+        store._held.owner_of.tolist(),
+        store._held.next_id,
         store._index.ntotal,
         store._stored_vectors().tolist() if len(store) else [],
     )
@@ -309,7 +309,7 @@ def test_ids_are_given_kept_and_never_used_again(records: Any, store_of: Any) ->
     assert store.add([{"input": "a", "output": "b", "owner": "z"}], owner_key="owner") == [91]
     store.forget("z")
     assert store.add([{"input": "a", "output": "b", "owner": "z"}], owner_key="owner") == [92]
-    assert store._ids.tolist() == [5, 90, 7, 92]
+    assert store._held.ids.tolist() == [5, 90, 7, 92]
 
 
 def test_what_a_store_shows_is_counts(canary: str, records: Any, store_of: Any) -> None:
@@ -377,7 +377,7 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
     store.add(secret_rows, owner_key="owner")
     store.rows_of(np.arange(6))  # fills the owners' index
     vectors = store._stored_vectors()[-3:].copy()
-    old_buffer, old_index = store._texts._data, store._index
+    old_buffer, old_index = store._held.texts._data, store._index
     assert any(shows(item, canary.encode()) for item in everything_reachable(store)), "the search can find it"
 
     assert store.forget(f"{canary}-owner") == 3
@@ -398,14 +398,14 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
 def test_forgetting_leaves_the_others_as_they_are(records: Any, store_of: Any) -> None:
     rows = records(6, 3)
     store = store_of(rows, ids=[100 + i for i in range(18)])
-    vectors = {int(i): v.copy() for i, v in zip(store._ids, store._stored_vectors(), strict=True)}
+    vectors = {int(i): v.copy() for i, v in zip(store._held.ids, store._stored_vectors(), strict=True)}
     for owner in ("owner-3", "owner-0", "owner-5"):
         store.forget(owner)
     left = [row for row in rows if row["owner"] not in ("owner-3", "owner-0", "owner-5")]
     assert store.read(np.arange(9)) == [{"input": r["input"], "output": r["output"]} for r in left]
     assert list(store.owners) == ["owner-1", "owner-2", "owner-4"]
-    assert store._ids.tolist() == [100 + i for i, r in enumerate(rows) if r in left]
-    for i, vector in zip(store._ids, store._stored_vectors(), strict=True):
+    assert store._held.ids.tolist() == [100 + i for i, r in enumerate(rows) if r in left]
+    for i, vector in zip(store._held.ids, store._stored_vectors(), strict=True):
         assert (vectors[int(i)] == vector).all()
     for slot, owner in enumerate(store.owners):
         found, _ = store.rows_of(store.owners_at(np.array([slot])))
@@ -489,7 +489,7 @@ def test_threads_that_add_forget_and_read_see_whole_changes_only(records: Any, s
     # Two threads may pick the same owner to forget: only one forgets here, so nothing at all may go wrong.
     assert faults == []
     assert len(store) == 3 * store.owner_count == store._index.ntotal
-    assert sorted(store._ids.tolist()) == sorted(set(store._ids.tolist()))
+    assert sorted(store._held.ids.tolist()) == sorted(set(store._held.ids.tolist()))
 
 
 # -- one owner's record, and the others' release -----------------------------------------------------------------------
@@ -508,9 +508,9 @@ UNREADABLE = {
 def test_a_record_that_cannot_be_read_fails_no_release(kind: str, store_of: Any, records: Any, sealed_of: Any) -> None:
     """It is an empty exemplar: its owner's member may fail on it, and nobody else's."""
     store = store_of(records(8))
-    contents = [store._texts[i] for i in range(8)]
-    store._texts.wipe()
-    store._texts.extend([*contents[:3], UNREADABLE[kind], *contents[4:]])
+    contents = [store._held.texts[i] for i in range(8)]
+    store._held.texts.wipe()
+    store._held.texts.extend([*contents[:3], UNREADABLE[kind], *contents[4:]])
     assert store.read(np.array([3])) == [{}]
     assert sum(map(bool, store.read(np.arange(8)))) == 7
     failed: list[int] = []

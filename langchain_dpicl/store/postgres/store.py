@@ -96,7 +96,7 @@ class PostgresExemplarStore(PrivateStore):
         """
         tables.check_name(name)
         keys = RecordKeys(input_key, output_key, owner_key)
-        batch = intake.check_some(records, keys, ids)
+        batch = intake.check(records, keys, ids, may_be_empty=False)
         connections = Connections(url)
         try:
             connections.run(lambda connection: tables.check_free(connection, name))  # before anything is embedded
