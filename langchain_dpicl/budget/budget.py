@@ -24,6 +24,7 @@ from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import TicketReport, Tickets, ticket_report
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
+from langchain_dpicl.private.markers import Closed
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.file import OpenedBudget
 
@@ -53,7 +54,7 @@ class LineState(TypedDict):
     mechanism: str | None
 
 
-class PrivacyBudget:
+class PrivacyBudget(Closed):
     """A target (epsilon, delta) for ALL releases together, and the durable ledger that enforces it.
 
     Parameters

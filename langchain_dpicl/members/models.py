@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.members.scoring import LabelScorer
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class ModelChoice:
 
 def label_member(model: ModelChoice, labels: list[str], query_key: str, **settings: Any) -> Runnable[Any, Any]:
     """A member that chooses among labels."""
-    from langchain_dpicl import LabelScorer
-
     if model.is_embedded:
         # The embedded base model follows examples better without an instruction, and returns as many alternatives as
         # asked.

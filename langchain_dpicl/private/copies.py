@@ -27,7 +27,8 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private.reach import OWN_CLOSED, is_cached, is_library, is_named, is_one, named_in, takes_nothing
+from langchain_dpicl.private.markers import Closed
+from langchain_dpicl.private.reach import is_cached, is_library, is_named, is_one, named_in, takes_nothing
 
 _ATOMS = (
     str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
@@ -40,9 +41,8 @@ LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading
 _EMPTY = object.__reduce_ex__(object(), 4)
 """How an object that holds nothing is made again: `copyreg.__newobj__`, and its class."""
 
-_SHARED = (BaseLanguageModel, Embeddings, VectorStore, BaseRetriever, BaseExampleSelector, BaseStore)
+_SHARED = (Closed, BaseLanguageModel, Embeddings, VectorStore, BaseRetriever, BaseExampleSelector, BaseStore)
 _SHARED_NAMES = (
-    *OWN_CLOSED,
     "anthropic._base_client.BaseClient",
     "google.genai.client.Client",
     "httpx._client.BaseClient",

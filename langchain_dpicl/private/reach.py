@@ -36,22 +36,14 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
 
+from langchain_dpicl.private.markers import Closed
+
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
 _SEVERAL = (list, tuple, dict)
 _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
-_CLOSED = (Embeddings, VectorStore)
+_CLOSED = (Embeddings, VectorStore, Closed)
 _CACHED = type(functools.cache(lambda: None))
-OWN_CLOSED = frozenset(
-    {
-        "langchain_dpicl.store.base.PrivateStore",
-        "langchain_dpicl.selection.selector.PoissonExampleSelector",
-        "langchain_dpicl.budget.budget.PrivacyBudget",
-        "langchain_dpicl.release.ensemble.PrivateEnsemble",
-        "langchain_dpicl.release.flow.AnyRelease",
-    }
-)
-"""By name: these classes live on floors above this one."""
 
 _LIBRARIES = sys.stdlib_module_names | frozenset(
     """
@@ -82,7 +74,7 @@ def reachable(chain: Any) -> Iterator[Any]:
             continue
         seen[id(item)] = item
         yield item
-        if kind in _CONTAINERS or not (is_one(item, _CLOSED) or is_named(item, OWN_CLOSED)):
+        if kind in _CONTAINERS or not is_one(item, _CLOSED):
             waiting += _inside(item)
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.markers import OwnBucket, PrivateRecords, Released
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
@@ -48,13 +49,6 @@ _BREAKERS = (
 
 _COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
-
-_STORE = "langchain_dpicl.store.base.PrivateStore"
-_SELECTOR = "langchain_dpicl.selection.selector.PoissonExampleSelector"
-_RELEASED = (
-    "langchain_dpicl.retrieval.retriever.DPRetriever",
-    "langchain_dpicl.retrieval.rag.BucketRetriever",  # gives a member's own documents
-)
 
 _BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
 """They are not abstract, but are named to compare with all the same."""
@@ -108,7 +102,7 @@ def seal_public(
     found = list(reachable(chain))
     in_prompts = {id(vars(part).get("example_selector")) for part in found if is_one(part, BaseModel)}
     for part in found:
-        if is_named(part, (_SELECTOR,)) and id(part) not in in_prompts:
+        if is_one(part, OwnBucket) and id(part) not in in_prompts:
             raise UnsafeConfigurationError(
                 f"candidates must come from public text alone, and their chain reaches a {_name(part)}: what it finds "
                 "would be published without noise; write them without private examples"
@@ -141,7 +135,7 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
             "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. If it holds "
             "the private documents, use wrap_rag, or put them into an ExemplarStore"
         )
-    if any(_is_named(part, (_STORE,)) for part in found):
+    if any(_is_of(part, (PrivateRecords,)) for part in found):
         raise UnsafeConfigurationError(
             "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
             "member gets its own as `examples`"
@@ -150,7 +144,7 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
 
 def _is_collection(part: Any) -> bool:
     found = _is_of(part, _COLLECTIONS) or _is_named(part, _DOCSTORES)
-    return found and not _is_named(part, (*_RELEASED, _SELECTOR))
+    return found and not _is_of(part, (Released, OwnBucket))
 
 
 def _kept_in(part: Any) -> object:

@@ -36,8 +36,8 @@ from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.copies import LOCKS, copied
+from langchain_dpicl.private.markers import Closed
 from langchain_dpicl.private.reach import (
-    OWN_CLOSED,
     is_cached,
     is_library,
     is_named,
@@ -50,7 +50,7 @@ from langchain_dpicl.private.reach import (
 )
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
-_CLOSED = (BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
+_CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
 _SHAREABLE = ("logging.Logger", "logging.Manager", "random.Random")
 """By name: logs of private calls are dropped, and what a generator draws is chance."""
 
@@ -176,7 +176,7 @@ class _Search:
             self._allowed.add(id(item))
         if closed or id(item) in self._seen or id(item) in self._allowed:
             return
-        if is_one(item, _CLOSED) or is_named(item, (*OWN_CLOSED, *_SHAREABLE)) or type(item) in LOCKS:
+        if is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS:
             return
         self._seen[id(item)] = item
         self._waiting.append((item, found, name))

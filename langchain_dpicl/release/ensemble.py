@@ -14,10 +14,11 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.calls import threads
-from langchain_dpicl.calls.models import TimeLimit, Timeout
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import boundary
+from langchain_dpicl.private.limits import TimeLimit, Timeout
+from langchain_dpicl.private.markers import Closed
 from langchain_dpicl.private.sharing import MadeUp, other_words, public_copy, refuse_changes, refuse_kept, snapshot
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
@@ -35,7 +36,7 @@ _REFUSAL = (
 _PROOF_SECONDS = 60
 
 
-class PrivateEnsemble(Runnable[dict[str, Any], Any]):
+class PrivateEnsemble(Closed, Runnable[dict[str, Any], Any]):
     """N parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
 
     Parameters

@@ -25,7 +25,6 @@ from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import arun, run
-from langchain_dpicl.calls.models import TimeLimit
 from langchain_dpicl.errors import (
     InvalidParameter,
     LedgerError,
@@ -38,6 +37,8 @@ from langchain_dpicl.errors import (
 )
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
+from langchain_dpicl.private.limits import TimeLimit
+from langchain_dpicl.private.markers import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import public_copy
@@ -126,7 +127,7 @@ class Private:
     interrupt: type[BaseException] | None = None
 
 
-class AnyRelease(Runnable[Any, Any], ABC):
+class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request

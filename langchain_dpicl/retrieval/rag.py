@@ -16,11 +16,12 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.calls.models import Timeout
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.limits import Timeout
+from langchain_dpicl.private.markers import OwnBucket
 from langchain_dpicl.private.reach import is_named, is_one, reachable
 from langchain_dpicl.private.sharing import MadeUp
 from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
@@ -248,7 +249,7 @@ class PrivateRAG(SealedRelease):
         return f"PrivateRAG({self.ensemble!r}, {self.aggregator!r})"
 
 
-class BucketRetriever(BaseRetriever):
+class BucketRetriever(OwnBucket, BaseRetriever):
     """Stands in for a chain's retriever within a member: gives that member's own documents, whatever it is asked."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:

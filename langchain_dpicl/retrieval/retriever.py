@@ -13,10 +13,11 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.private.markers import Released
 from langchain_dpicl.release.flow import AnyRelease, releases_in
 
 
-class DPRetriever(BaseRetriever):
+class DPRetriever(Released, BaseRetriever):
     """A retriever whose documents are releases: put it in the place of a chain's retriever, and the chain is private.
 
     Parameters

@@ -27,6 +27,7 @@ from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarn
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import current_bucket
+from langchain_dpicl.private.markers import Closed, OwnBucket
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
 
@@ -58,7 +59,7 @@ class Examples(list[dict[str, Any]]):
         raise UnsafeConfigurationError("private examples are not pickled or copied")
 
 
-class PoissonExampleSelector(BaseExampleSelector):
+class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     """Poisson sampling of owners into the buckets of N members.
 
     Parameters

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
+from langchain_dpicl.private.markers import PrivateRecords
 from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
@@ -115,7 +116,7 @@ class Forgotten:
     parts: list[bytes]
 
 
-class PrivateStore(ABC):
+class PrivateStore(PrivateRecords, ABC):
     """Private exemplars with their owners, in memory or in a database.
 
     Vectors are scaled to norm 1 on their way in (a zero vector stays zero), so an inner product is a cosine. Owners are

@@ -10,10 +10,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.calls.models import TimeLimit
 from langchain_dpicl.local import local_chat_model, local_llm
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.private.limits import TimeLimit
 from langchain_dpicl.selection.selector import Examples
 
 pytestmark = pytest.mark.model

@@ -40,9 +40,9 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.calls import clock, gate, threads, transport
-from langchain_dpicl.calls.models import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.private.limits import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.selection.selector import Examples
 
 BOTH = ["sync", "async"]
@@ -371,7 +371,7 @@ def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
 import threading
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_dpicl.private import boundary
-from langchain_dpicl.calls.models import TimeLimit
+from langchain_dpicl.private.limits import TimeLimit
 member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
 chain = TimeLimit(member, .3).prepared
 print(boundary.run_private(chain, [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))

@@ -18,6 +18,7 @@ from langchain_dpicl.calls.transport import install, is_client
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.markers import Released
 from langchain_dpicl.private.reach import is_named, is_one, reachable
 
 DEFAULT_TIMEOUT = 120.0
@@ -25,7 +26,6 @@ DEFAULT_TIMEOUT = 120.0
 Timeout = float | Literal["auto"] | None
 
 _OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai.llms.base.BaseOpenAI")
-_RELEASES = ("langchain_dpicl.release.flow.AnyRelease", "langchain_dpicl.retrieval.retriever.DPRetriever")
 
 
 class TimeLimit:
@@ -83,7 +83,7 @@ def _uncancellable(chain: Runnable[Any, Any]) -> tuple[list[str], list[str]]:
                 install(client)
         elif is_one(item, BaseLanguageModel) and not inspect.isclass(item):
             (waiting if _is_async(item) else never).append(type(item).__name__)
-        elif is_named(item, _RELEASES):
+        elif is_one(item, Released) and not inspect.isclass(item):
             ensemble = getattr(getattr(item, "release", item), "ensemble", None)
             if getattr(ensemble, "timeout", None) is None:
                 never.append(f"a {type(item).__name__} without a timeout")
