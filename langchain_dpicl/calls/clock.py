@@ -1,12 +1,13 @@
 """The clock of one call: it counts the call's own work, and stands still while the call waits for others.
 
-A call waits for others when its next request waits for the model's slot, or for as long as a server that refused it
-(HTTP status 429) asked it to wait. It stands still then only if none of its own requests is under way. A release within
-a member is work of that member: its calls have clocks of their own, and the member's stops when they all wait.
+A call waits for others while its next request waits for the model's slot, and as long as a server that refused it
+(HTTP status 429) asked it to wait. Its clock stands still only if none of its own requests is under way. A release
+within a member is work of that member: its calls have clocks of their own, and the member's stops when they all wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import email.utils
@@ -14,18 +15,14 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from langchain_dpicl.calls.gate import Gate
-    from langchain_dpicl.calls.transport import Flight
+from typing import Any, Protocol
 
 PATIENCE = 600.0
 """Seconds that one call waits in all for servers that refuse it with the status 429."""
 
 READING = 30.0
-"""Seconds that the reading of one answer has at least. Answers are read at once, and may wait for each other where an
-embedding model in this process takes one text at a time: no clock stops there, so this one is generous."""
+"""Seconds that the reading of one answer has at least. All answers are read at once, and may wait for each other if an
+embedding model in this process takes one text at a time. No clock stops there, so this one is generous."""
 
 _LONGEST_WAIT = 60.0
 
@@ -34,15 +31,26 @@ class Overdue(BaseException):
     """The call's time is over. No `Exception`: a member's retries and fallbacks must not go on with it."""
 
 
+class Flight(Protocol):
+    """One request of a call under way."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+
+    def abort(self) -> None:
+        """End it now, whatever its reader does."""
+
+
 class Calls:
     """The calls of one release.
 
     Parameters
     ----------
     seconds
-        Own work that each call may take; None for no end.
+        Own work that each call may take; None for no limit.
     outer
-        The call within which this release is made, if it is.
+        The call within which this release is made, if any.
     """
 
     def __init__(self, seconds: float | None, outer: Call | None) -> None:
@@ -56,18 +64,8 @@ class Call:
     """One call under way. Every method may be called from any thread."""
 
     __slots__ = (
-        "_calls",
-        "_holds",
-        "_left",
-        "_lock",
-        "_outer",
-        "_patience",
-        "_tries",
-        "_waiting",
-        "closed_at",
-        "deadline",
-        "flights",
-    )
+        "_calls", "_left", "_lock", "_outer", "_patience", "_tries", "_waiting", "closed_at", "deadline", "flights",
+    )  # fmt: skip
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -75,7 +73,6 @@ class Call:
         self._lock = threading.Lock()
         self._left: float | None = None  # what is left while the clock stands still
         self._waiting = 0
-        self._holds: dict[Gate, list[int]] = {}
         self._patience, self._tries = PATIENCE, 0
         self.flights: set[Flight] = set()
         self.closed_at = math.inf
@@ -108,17 +105,18 @@ class Call:
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
         """What happens here is no work of the call."""
-        self._count_waiting(1)
+
+        def count(more: int) -> None:
+            for call in self._line():
+                with call._lock:
+                    call._waiting += more
+                    call._set_clock()
+
+        count(1)
         try:
             yield
         finally:
-            self._count_waiting(-1)
-
-    def _count_waiting(self, more: int) -> None:
-        for call in self._line():
-            with call._lock:
-                call._waiting += more
-                call._set_clock()
+            count(-1)
 
     def answered(self) -> None:
         """The member has answered. Its answer is read on a clock of its own, if it came in time."""
@@ -137,10 +135,15 @@ class Call:
             if self._calls.stopped.wait(seconds):
                 raise Overdue
 
+    async def apause(self, seconds: float) -> None:
+        """`pause` in an event loop, where a release that is stopped cancels its calls."""
+        with self.waits():
+            await asyncio.sleep(seconds)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def begin(self, flight: Flight) -> None:
-        """A request begins. Raises `Overdue` where the time is over: nothing may begin then."""
+        """A request begins. Raises `Overdue` if the time is over: nothing may begin then."""
         for call in self._line():
             with call._lock:
                 late = min(call.deadline, call.closed_at) <= time.monotonic()
@@ -159,9 +162,9 @@ class Call:
                 call._set_clock()
 
     def close(self) -> None:
-        """Let no request begin any more, and end those under way, whatever the call's own code does.
+        """Let no further request begin, and end those under way, whatever the call's own code does.
 
-        At its deadline, and when it has returned: it may have left a stream open, or hang where nobody can wake it.
+        Called at its deadline, and when it has returned: it may have left a stream open, or hang for ever.
         """
         with self._lock:
             self.closed_at = min(self.closed_at, time.monotonic())
@@ -169,36 +172,10 @@ class Call:
         for flight in flights:
             flight.abort()
 
-    # -- a model's slot -----------------------------------------------------------------------------------------------
-
-    def joins(self, gate: Gate) -> bool:
-        """Whether the call has this model's slot already. Its further requests then queue as its own work."""
-        with self._lock:
-            if gate in self._holds:
-                self._holds[gate][0] += 1
-                return True
-            return False
-
-    def holds(self, gate: Gate) -> None:
-        """The call has got the slot."""
-        with self._lock:
-            self._holds.setdefault(gate, [0, 0])[0] += 1
-
-    def leaves(self, gate: Gate, clean: bool) -> None:
-        """One of its requests there is over; ``clean`` where the server has finished it."""
-        with self._lock:
-            held = self._holds[gate]
-            held[0] -= 1
-            held[1] += not clean
-            if held[0]:
-                return
-            del self._holds[gate]
-        gate.release(clean=not held[1])
-
     # -- refusals (429) -----------------------------------------------------------------------------------------------
 
     def wait_after(self, headers: Any) -> float | None:
-        """Seconds to wait after a refusal with these headers; None where patience is over."""
+        """Seconds to wait after a refusal with these headers; None if the patience is over."""
         seconds = _retry_after(headers) or min(2.0**self._tries, _LONGEST_WAIT)
         self._tries += 1
         if seconds > self._patience:
@@ -208,27 +185,23 @@ class Call:
         return seconds
 
     def wait_after_error(self, error: BaseException) -> float | None:
-        """The same where a client raised the refusal; None for every other error."""
+        """The same for a refusal that a client raised; None for every other error."""
         cause: BaseException | None = error
         with contextlib.suppress(Exception):
             for _ in range(4):  # an integration wraps its SDK's error
                 if not isinstance(cause, Exception):
                     break
                 response = getattr(cause, "response", None)
-                if 429 in (_status(cause), _status(response)):
-                    return self.wait_after(getattr(response, "headers", None))
+                for raised in (cause, response):
+                    named = (getattr(raised, name, None) for name in ("status_code", "code", "status"))  # by SDKs
+                    if next((status for status in named if isinstance(status, int)), None) == 429:
+                        return self.wait_after(getattr(response, "headers", None))
                 cause = cause.__cause__
         return None
 
 
-def _status(raised: Any) -> int | None:
-    """The HTTP status of an error or of a response, as the known SDKs name it."""
-    found = (getattr(raised, name, None) for name in ("status_code", "code", "status"))
-    return next((code for code in found if isinstance(code, int)), None)
-
-
 def _retry_after(headers: Any) -> float | None:
-    """What the server asked for, in seconds; None where it asked for nothing that can be read."""
+    """What the server asked for, in seconds; None if it asked for nothing that can be read."""
     seconds: float | None = None
     with contextlib.suppress(Exception):
         if (milliseconds := headers.get("retry-after-ms")) is not None:

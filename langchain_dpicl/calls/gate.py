@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import ClassVar
 
 from langchain_dpicl.calls import threads
+from langchain_dpicl.calls.clock import Call
 
 
 class Gate:
@@ -31,10 +32,38 @@ class Gate:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody has the slot, and nobody waits: so it is in a process that was just forked."""
+        """Nobody has the slot, and nobody waits: this is so in a process that was just forked."""
         self._lock = threading.Lock()
         self._taken = False
         self._line: deque[Future[None]] = deque()
+        self._held: dict[Call, list[int]] = {}
+        """Of the calls that have the slot: their requests under way, and those that the server has not finished."""
+
+    def joins(self, call: Call) -> bool:
+        """Whether a call has the slot already. Its further requests then queue as its own work."""
+        with self._lock:
+            if call in self._held:
+                self._held[call][0] += 1
+                return True
+            return False
+
+    def holds(self, call: Call) -> None:
+        """A call has got the slot."""
+        with self._lock:
+            self._held.setdefault(call, [0, 0])[0] += 1
+
+    def leaves(self, call: Call, *, clean: bool) -> None:
+        """One of a call's requests is over; ``clean`` if the server has finished it."""
+        with self._lock:
+            held = self._held.get(call)
+            if held is None:  # `reset` after a fork
+                return
+            held[0] -= 1
+            held[1] += not clean
+            if held[0]:
+                return
+            del self._held[call]
+        self.release(clean=not held[1])
 
     def ticket(self) -> Future[None]:
         """Done once the slot is the caller's."""
@@ -49,7 +78,7 @@ class Gate:
         return ticket
 
     def give_back(self, ticket: Future[None]) -> None:
-        """The caller waits no more, whether it has got the slot or not."""
+        """The caller no longer waits, whether it has got the slot or not."""
         if not ticket.cancel():
             self.release(clean=True)
 

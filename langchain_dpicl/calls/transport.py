@@ -3,23 +3,30 @@
 Outside of private calls requests pass unchanged. Within one, a request
 
 * waits, off the call's clock, for the slot of a model that has only one (`Gate`),
-* is ended when the call's time is over: its connection is closed (see `wires`), and the server cancels it,
-* is repeated, off the clock, where the server refuses it with the status 429.
+* is ended when the call's time is over: its connection is closed, and the server cancels it,
+* is repeated, off the clock, if the server refuses it with the status 429.
 
-`install` puts it in place. It works for clients of ``httpx`` and of ``httpx2``, which the OpenAI SDK uses from version
-3 on.
+A client's time limit counts anew with each byte, and a server may send header lines for ever. So the closing of a call
+shuts the socket down itself: the network backend of the client's ``httpcore`` connection pool is watched, too, to know
+which connection a request uses before its answer begins.
+
+`install` puts this in place. It works for clients of ``httpx`` and of ``httpx2``, which the OpenAI SDK uses from
+version 3 on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
+import inspect
+import socket
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any
 
-from langchain_dpicl.calls import wires
 from langchain_dpicl.calls.clock import Call, Overdue, current
 from langchain_dpicl.calls.gate import Gate
 
@@ -27,15 +34,15 @@ _LIBRARIES = ("httpx", "httpx2")
 _NEVER = 1e6  # seconds: a socket takes no time limit of any length
 
 
-class Flight:
+class _Flight:
     """One request under way, from its first byte until its answer is read or given up."""
 
     def __init__(self, call: Call, gate: Gate | None) -> None:
         self.call = call
         self._gate = gate
         self._wire: Any = None
-        self._ended = threading.Lock()  # who takes it ends the flight: its reader, or who closes the call
-        self.timeouts: dict[str, float | None] = {}
+        self._ended = threading.Lock()  # its reader, or the thread that closes the call, takes it once
+        self._timeouts: dict[str, float] = {}
         try:
             call.begin(self)
         except Overdue:
@@ -50,47 +57,53 @@ class Flight:
     def limit(self, request: Any, given: dict[str, float | None]) -> None:
         """No step of the request outlasts the call."""
         left = max(self.call.left(), 0.001)
-        if left > _NEVER:
-            return
-        self.timeouts = {
-            step: left if (own := given.get(step)) is None else min(own, left)
-            for step in ("connect", "read", "write", "pool")
-        }
-        request.extensions["timeout"] = self.timeouts
+        if left <= _NEVER:
+            steps = {step: given.get(step) for step in ("connect", "read", "write", "pool")}
+            self._timeouts = {step: left if own is None else min(own, left) for step, own in steps.items()}
+            request.extensions["timeout"] = self._timeouts
 
     def answered(self, response: Any) -> None:
         """The head of the answer is here."""
         if self._wire is None:
             self._wire = response.extensions.get("network_stream")
-        if self.timeouts:
-            self.timeouts["read"] = max(min(self.timeouts["read"] or 0.0, self.call.left()), 0.001)
+        if self._timeouts:
+            self._timeouts["read"] = max(min(self._timeouts["read"], self.call.left()), 0.001)
 
     def carry(self, wire: Any) -> None:
-        """It goes over this connection."""
+        """It goes over this connection. Raises `Overdue` if the call was closed while it connected."""
         self._wire = wire
-        if self.over:  # closed while it connected
+        if self.over:
             raise Overdue
 
     def abort(self) -> None:
         """Close the connection under the reader's hands, and end the flight."""
         self.end(clean=False)
         if self._wire is not None:
-            wires.shut(self._wire)
+            with contextlib.suppress(Exception):
+                self._wire.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def end(self, *, clean: bool) -> None:
-        """It is over; ``clean`` where the server has finished it."""
-        if not self._ended.acquire(blocking=False):
-            return
-        self.call.end(self)
-        if self._gate is not None:
-            self.call.leaves(self._gate, clean)
+        """It is over; ``clean`` if the server has finished it."""
+        if self._ended.acquire(blocking=False):
+            self.call.end(self)
+            if self._gate is not None:
+                self._gate.leaves(self.call, clean=clean)
 
 
-def _exchange(call: Call, gate: Gate | None, request: Any) -> Generator[tuple[str, Any], Any, tuple[Flight, Any]]:
-    """The steps of one request, which the two transports take: each is named, with what it needs."""
+_sent: contextvars.ContextVar[_Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
+"""The request that is being sent in this context."""
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+Steps = Generator[tuple[str, Any], Any, Any]
+
+
+def _exchange(call: Call, gate: Gate | None, request: Any, base: str) -> Steps:
+    """The steps of one request: each is named, with what it needs. Returns the response."""
     given = dict(request.extensions.get("timeout") or {})
     while True:
-        if gate is not None and not call.joins(gate):
+        if gate is not None and not gate.joins(call):
             ticket = gate.ticket()
             if not ticket.done():
                 with call.waits():
@@ -99,11 +112,12 @@ def _exchange(call: Call, gate: Gate | None, request: Any) -> Generator[tuple[st
                     except BaseException:
                         gate.give_back(ticket)
                         raise
-            call.holds(gate)
-        flight = Flight(call, gate)
+            gate.holds(call)
+        flight = _Flight(call, gate)
         flight.limit(request, given)
+        mark = _sent.set(flight)
         try:
-            response = yield "send", (flight, request)
+            response = yield "send", request
         except Exception:
             flight.end(clean=False)
             if not call.overdue():
@@ -112,181 +126,139 @@ def _exchange(call: Call, gate: Gate | None, request: Any) -> Generator[tuple[st
         except BaseException:
             flight.end(clean=False)
             raise
+        finally:
+            _sent.reset(mark)
         if response is None:
             raise Overdue
         flight.answered(response)
-        if response.status_code != 429:
-            return flight, response
-        seconds = call.wait_after(response.headers) if _repeats(request) else None
+        seconds = None
+        if response.status_code == 429:
+            if type(request.stream).__name__ == "ByteStream":  # its body can be sent again
+                seconds = call.wait_after(response.headers)
+            if seconds is None:
+                response.headers["x-should-retry"] = "false"  # for SDKs made by Stainless: the waiting is done
         if seconds is None:
-            response.headers["x-should-retry"] = "false"  # for SDKs made by Stainless: the waiting is done
-            return flight, response
+            kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base)
+            response.stream = _timed(kind)(response.stream, flight)
+            return response
         yield "close", response
         flight.end(clean=True)
         yield "sleep", seconds
 
 
-def _repeats(request: Any) -> bool:
-    """Whether the request's body can be sent again."""
-    return type(request.stream).__name__ == "ByteStream"
+class _Before:
+    """A transport that stands before another, of the same client. Each client calls it in one of its two ways."""
 
-
-class _Sync:
     def __init__(self, inner: Any, gate: Gate | None) -> None:
-        self.inner, self.gate = inner, gate
+        self._inner, self._gate = inner, gate
 
     def handle_request(self, request: Any) -> Any:
         call = current.get()
         if call is None:
-            return self.inner.handle_request(request)
-        steps = _exchange(call, self.gate, request)
+            return self._inner.handle_request(request)
+        do: dict[str, Callable[[Any], Any]] = {
+            "wait": Future.result,
+            "send": self._inner.handle_request,
+            "close": lambda response: response.close(),
+            "sleep": call.pause,
+        }
+        steps = _exchange(call, self._gate, request, "SyncByteStream")
         try:
             step, value = next(steps)
             while True:
                 try:
-                    found = self._take(call, step, value)
+                    found = do[step](value)
                 except BaseException as error:
                     step, value = steps.throw(error)
                 else:
                     step, value = steps.send(found)
         except StopIteration as done:
-            flight, response = done.value
-        response.stream = _sync_stream(_base_of(response.stream, "SyncByteStream"))(response.stream, flight)
-        return response
-
-    def _take(self, call: Call, step: str, value: Any) -> Any:
-        match step:
-            case "wait":
-                value.result()
-            case "send":
-                flight, request = value
-                mark = wires.using.set(flight)
-                try:
-                    return self.inner.handle_request(request)
-                finally:
-                    wires.using.reset(mark)
-            case "close":
-                value.close()
-            case "sleep":
-                call.pause(value)
-        return None
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def __enter__(self) -> _Sync:
-        self.inner.__enter__()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self.inner.__exit__(*failure)
-
-
-class _Async:
-    def __init__(self, inner: Any, gate: Gate | None) -> None:
-        self.inner, self.gate = inner, gate
+            return done.value
 
     async def handle_async_request(self, request: Any) -> Any:
         call = current.get()
         if call is None:
-            return await self.inner.handle_async_request(request)
-        steps = _exchange(call, self.gate, request)
+            return await self._inner.handle_async_request(request)
+        do: dict[str, Callable[[Any], Any]] = {
+            "wait": asyncio.wrap_future,
+            "send": self._inner.handle_async_request,
+            "close": lambda response: response.aclose(),
+            "sleep": call.apause,
+        }
+        steps = _exchange(call, self._gate, request, "AsyncByteStream")
         try:
             step, value = next(steps)
             while True:
                 try:
-                    found = await self._take(call, step, value)
+                    found = await do[step](value)
                 except BaseException as error:
                     step, value = steps.throw(error)
                 else:
                     step, value = steps.send(found)
         except StopIteration as done:
-            flight, response = done.value
-        response.stream = _async_stream(_base_of(response.stream, "AsyncByteStream"))(response.stream, flight)
-        return response
+            return done.value
 
-    async def _take(self, call: Call, step: str, value: Any) -> Any:
-        match step:
-            case "wait":
-                await asyncio.wrap_future(value)
-            case "send":
-                flight, request = value
-                mark = wires.using.set(flight)
-                try:
-                    return await self.inner.handle_async_request(request)
-                finally:
-                    wires.using.reset(mark)
-            case "close":
-                await value.aclose()
-            case "sleep":
-                with call.waits():
-                    await asyncio.sleep(value)
-        return None
+    def close(self) -> None:
+        self._inner.close()
 
     async def aclose(self) -> None:
-        await self.inner.aclose()
+        await self._inner.aclose()
 
-    async def __aenter__(self) -> _Async:
-        await self.inner.__aenter__()
+    def __enter__(self) -> _Before:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._inner.__exit__(*failure)
+
+    async def __aenter__(self) -> _Before:
+        await self._inner.__aenter__()
         return self
 
     async def __aexit__(self, *failure: Any) -> None:
-        await self.inner.__aexit__(*failure)
-
-
-def _base_of(stream: Any, name: str) -> Any:
-    """The class of streams in the library that this one comes from."""
-    return next(kind for kind in type(stream).__mro__ if kind.__name__ == name)
-
-
-class _Answer:
-    """An answer's body on a call's clock: what the streams of both transports do."""
-
-    def __init__(self, inner: Any, flight: Flight) -> None:
-        self._inner, self._flight, self._whole = inner, flight, False
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Around the whole body. Raises `Overdue` for whatever the connection's end at the deadline does to it."""
-        try:
-            yield
-            self._whole = not self._flight.call.overdue()
-        except Exception:
-            if not self._flight.call.overdue():
-                raise
-        if not self._whole:
-            raise Overdue
-
-    def _timed(self, chunk: bytes) -> bytes:
-        if self._flight.call.overdue():
-            raise Overdue
-        return chunk
+        await self._inner.__aexit__(*failure)
 
 
 @functools.cache
-def _sync_stream(base: type[Any]) -> type[Any]:
-    class Timed(_Answer, base):  # type: ignore[misc]
+def _timed(base: type[Any]) -> type[Any]:
+    """An answer's body on a call's clock, for a library's class of streams."""
+
+    class Timed(base):  # type: ignore[misc]
+        def __init__(self, inner: Any, flight: _Flight) -> None:
+            self._inner, self._flight, self._whole = inner, flight, False
+
+        @contextlib.contextmanager
+        def _reading(self) -> Iterator[None]:
+            """Around the whole body. Raises `Overdue` for whatever the connection's end at the deadline does to it."""
+            try:
+                yield
+                self._whole = not self._flight.call.overdue()
+            except Exception:
+                if not self._flight.call.overdue():
+                    raise
+            if not self._whole:
+                raise Overdue
+
+        def _in_time(self, chunk: bytes) -> bytes:
+            if self._flight.call.overdue():
+                raise Overdue
+            return chunk
+
         def __iter__(self) -> Iterator[bytes]:
             with self._reading():
                 for chunk in self._inner:
-                    yield self._timed(chunk)
+                    yield self._in_time(chunk)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            with self._reading():
+                async for chunk in self._inner:
+                    yield self._in_time(chunk)
 
         def close(self) -> None:
             try:
                 self._inner.close()
             finally:
                 self._flight.end(clean=self._whole)
-
-    return Timed
-
-
-@functools.cache
-def _async_stream(base: type[Any]) -> type[Any]:
-    class Timed(_Answer, base):  # type: ignore[misc]
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            with self._reading():
-                async for chunk in self._inner:
-                    yield self._timed(chunk)
 
         async def aclose(self) -> None:
             try:
@@ -297,33 +269,79 @@ def _async_stream(base: type[Any]) -> type[Any]:
     return Timed
 
 
+# -- the connections beneath -------------------------------------------------------------------------------------------
+
+
+class _Around:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Wire(_Around):
+    """A connection. A request writes before it reads, on a connection that was kept open, too."""
+
+    def write(self, *arguments: Any, **named: Any) -> Any:
+        self._used()
+        return self._inner.write(*arguments, **named)
+
+    def start_tls(self, *arguments: Any, **named: Any) -> Any:
+        self._used()
+        return _watched(self._inner.start_tls(*arguments, **named))
+
+    def _used(self) -> None:
+        if (flight := _sent.get()) is not None:
+            flight.carry(self._inner)
+
+
+def _watched(wire: Any) -> Any:
+    """A connection, or what awaits one, watched."""
+
+    async def awaited() -> _Wire:
+        return _Wire(await wire)
+
+    return awaited() if inspect.isawaitable(wire) else _Wire(wire)
+
+
+class _Backend(_Around):
+    def connect_tcp(self, *arguments: Any, **named: Any) -> Any:
+        return _watched(self._inner.connect_tcp(*arguments, **named))
+
+    def connect_unix_socket(self, *arguments: Any, **named: Any) -> Any:
+        return _watched(self._inner.connect_unix_socket(*arguments, **named))
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
 def is_client(client: Any) -> bool:
     """Whether this is a client of httpx or httpx2 whose transport can be reached, and whose connections carry one
     request at a time: with HTTP/2, ending one request would end the others on its connection."""
-    known = any(f"{name}.{kind}" in _names(client) for name in _LIBRARIES for kind in ("Client", "AsyncClient"))
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(client).__mro__}
+    known = any(f"{name}.{kind}" in names for name in _LIBRARIES for kind in ("Client", "AsyncClient"))
     if not known or not hasattr(client, "_transport") or not isinstance(getattr(client, "_mounts", None), dict):
         return False
-    return not any(_speaks_http2(transport) for transport in (client._transport, *client._mounts.values()))
-
-
-def _speaks_http2(transport: Any) -> bool:
-    pool = getattr(getattr(transport, "inner", transport), "_pool", None)
-    return bool(getattr(pool, "_http2", False))
-
-
-def _names(value: Any) -> set[str]:
-    return {f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(value).__mro__}
+    transports = (client._transport, *client._mounts.values())
+    pools = [getattr(getattr(transport, "_inner", transport), "_pool", None) for transport in transports]
+    return not any(getattr(pool, "_http2", False) for pool in pools)
 
 
 def install(client: Any, gate: Gate | None = None) -> None:
-    """Put it before every transport of a client, once. The client stays as it was for all but private calls."""
-    kind = _Async if any(name.endswith(".AsyncClient") for name in _names(client)) else _Sync
+    """Put it before every transport of a client, once. The client stays as it was for all but private calls.
+
+    Connections that are open already stay unknown.
+    """
 
     def before(transport: Any) -> Any:
-        if transport is None or isinstance(transport, kind):
+        if transport is None or isinstance(transport, _Before):
             return transport
-        wires.watch(transport, is_async=kind is _Async)
-        return kind(transport, gate)
+        pool: Any = getattr(transport, "_pool", None)
+        backend = getattr(pool, "_network_backend", None)
+        if backend is not None and not isinstance(backend, _Backend):
+            pool._network_backend = _Backend(backend)
+        return _Before(transport, gate)
 
     client._transport = before(client._transport)
     for pattern, transport in client._mounts.items():
