@@ -32,15 +32,16 @@ def keywords_to_answer(llm: LanguageModelLike, prompt: str | BasePromptTemplate[
         A template (or its text) with ``{suggestions}`` and any of the query's own keys, such as
         ``"Summarize the dialogue{suggestions}.\\n\\n{input}\\nSummary:"``. ``{suggestions}`` becomes " with the
         following word suggestions: ...", for ranked keywords "... ranked by their frequency from high to low: ...", and
-        nothing where there are none: that is the zero-shot fallback.
+        nothing if there are none: that is the zero-shot fallback.
 
-    The answer is a string, or ``{"answer": ..., "receipt": ...}`` where the release came with its receipt.
+    The answer is a string, or ``{"answer": ..., "receipt": ...}`` if the release came with its receipt.
     """
     template: object = prompt
     if isinstance(prompt, str):
         with contextlib.suppress(ValueError):  # a template that cannot be read is refused below
             template = PromptTemplate.from_template(prompt)
-    if not isinstance(template, BasePromptTemplate) or not _is_complete(template):
+    variables = template.input_variables if isinstance(template, BasePromptTemplate) else []
+    if not isinstance(template, BasePromptTemplate) or "suggestions" not in variables or not all(variables):
         raise InvalidParameter("prompt", prompt, "a template with the variable {suggestions}")
     write = RunnableLambda(_fields) | template | llm | StrOutputParser()
     with_receipt = RunnablePassthrough.assign(answer=itemgetter("answer") | write)
@@ -49,10 +50,6 @@ def keywords_to_answer(llm: LanguageModelLike, prompt: str | BasePromptTemplate[
         return with_receipt if isinstance(released, Mapping) else write
 
     return RunnableLambda(choose, name="keywords_to_answer")
-
-
-def _is_complete(template: BasePromptTemplate[Any]) -> bool:
-    return "suggestions" in template.input_variables and all(template.input_variables)
 
 
 def _fields(released: Any) -> dict[str, Any]:

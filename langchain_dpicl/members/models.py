@@ -33,7 +33,7 @@ class ModelChoice:
         return self.url is None and (self.name is None or self.name in local.KNOWN_MODELS)
 
     def load(self, **settings: Any) -> BaseLanguageModel[Any]:
-        """The LangChain model. ImportError where langchain-openai is needed and not there."""
+        """The LangChain model. ImportError if it needs langchain-openai and that is not there."""
         if self.is_embedded:
             return local.local_llm(self.name or local.DEFAULT_MODEL, **settings)
         from langchain_openai import ChatOpenAI
@@ -54,7 +54,7 @@ def label_member(model: ModelChoice, labels: list[str], query_key: str, **settin
 
 @dataclass(frozen=True)
 class Wording:
-    """How a member that writes texts is asked: an instruction, the examples, and the query as one more of them."""
+    """The prompt of a member that writes texts: an instruction, the examples, and the query as one more of them."""
 
     input_key: str
     output_key: str

@@ -27,8 +27,8 @@ import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -40,6 +40,7 @@ from langchain_core.runnables.config import patch_config
 
 from langchain_dpicl.aggregators.labels import check_labels
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import checks
 
 __all__ = ["DEFAULT_INSTRUCTION", "LabelScorer", "Position", "label_prompt", "label_scores"]
 
@@ -53,6 +54,10 @@ class Position(NamedTuple):
 
     taken: bytes
     top: list[tuple[bytes, float]]
+
+
+_Token = tuple[bytes, float | None]
+"""A token and its log-probability."""
 
 
 class LabelScorer(Runnable[dict[str, Any], str]):
@@ -109,12 +114,8 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if not isinstance(llm, BaseChatModel | BaseLLM):
             raise InvalidParameter("llm", type(llm).__name__, "a LangChain chat or completion model")
         self.labels = _checked_labels(labels)
-        if not isinstance(top_logprobs, int) or isinstance(top_logprobs, bool) or top_logprobs < 2:
-            raise InvalidParameter("top_logprobs", top_logprobs, "a whole number, at least 2")
-        if max_tokens is None:
-            max_tokens = _tokens_needed(self.labels)
-        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-            raise InvalidParameter("max_tokens", max_tokens, "a whole number, at least 1")
+        self.top_logprobs = checks.whole("top_logprobs", top_logprobs, at_least=2)
+        self.max_tokens = _tokens_needed(self.labels) if max_tokens is None else checks.whole("max_tokens", max_tokens)
         if prompt is not None and not isinstance(prompt, Runnable) and not callable(prompt):
             raise InvalidParameter("prompt", type(prompt).__name__, "a Runnable, a function or None")
         texts = (content_free,) if isinstance(content_free, str) else tuple(content_free)
@@ -131,8 +132,6 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         self.calibrate = bool(calibrate)
         self.query_key, self.input_key, self.output_key = query_key, input_key, output_key
         self.content_free = texts
-        self.top_logprobs = top_logprobs
-        self.max_tokens = max_tokens
         self.instruction = instruction
 
     @property
@@ -161,41 +160,39 @@ class LabelScorer(Runnable[dict[str, Any], str]):
 
     def scores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
         """Every label's calibrated score; they add up to 1."""
-        results = [
-            self.llm.generate_prompt(prompts, callbacks=(config or {}).get("callbacks"), **self._settings())
-            for prompts in self._requests(input, config)
-        ]
-        return self._combine(results)
+        return self._combine([self.llm.generate_prompt(**asked) for asked in self._requests(input, config)])
 
     async def ascores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
         """:meth:`scores`, waiting for the model without blocking."""
-        results = [
-            await self.llm.agenerate_prompt(prompts, callbacks=(config or {}).get("callbacks"), **self._settings())
-            for prompts in self._requests(input, config)
-        ]
-        return self._combine(results)
+        return self._combine([await self.llm.agenerate_prompt(**asked) for asked in self._requests(input, config)])
 
     def _answer(self, input: dict[str, Any], run_manager: Any, config: RunnableConfig) -> str:
-        return _best(self.scores(input, patch_config(config, callbacks=run_manager.get_child())))
+        scores = self.scores(input, patch_config(config, callbacks=run_manager.get_child()))
+        return max(scores, key=scores.__getitem__)
 
     async def _aanswer(self, input: dict[str, Any], run_manager: Any, config: RunnableConfig) -> str:
-        return _best(await self.ascores(input, patch_config(config, callbacks=run_manager.get_child())))
+        scores = await self.ascores(input, patch_config(config, callbacks=run_manager.get_child()))
+        return max(scores, key=scores.__getitem__)
 
     # ------------------------------------------------------------------------------------------------ the calls
 
-    def _requests(self, input: dict[str, Any], config: RunnableConfig | None) -> list[list[PromptValue]]:
-        """The prompts, grouped by call to the model: one prompt each, or both where the model shares the prefix."""
+    def _requests(self, input: dict[str, Any], config: RunnableConfig | None) -> list[dict[str, Any]]:
+        """The calls to the model: one for each prompt, or one for all where the model shares the prefix."""
         if not isinstance(input, Mapping) or self.query_key not in input:
             raise InvalidParameter("query_key", self.query_key, "a key of the input")
         examples = input.get("examples") or []
-        keys = self._keys(examples)
-        if not all(isinstance(example, Mapping) and all(key in example for key in keys) for example in examples):
-            raise InvalidParameter(
-                "examples", type(examples).__name__, f"mappings with the keys {keys[0]!r}, {keys[1]!r}"
-            )
+        text, label = self._keys(examples)
+        if not all(isinstance(each, Mapping) and text in each and label in each for each in examples):
+            raise InvalidParameter("examples", type(examples).__name__, f"mappings with the keys {text!r}, {label!r}")
         queries = [input[self.query_key], *self.content_free] if self.calibrate else [input[self.query_key]]
         prompts = [self._prompt({**input, "examples": examples, self.query_key: query}, config) for query in queries]
-        return [prompts] if self._shares_prefix else [[prompt] for prompt in prompts]
+        settings: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0, "logprobs": self.top_logprobs}
+        if isinstance(self.llm, BaseChatModel):
+            settings |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        settings["callbacks"] = (config or {}).get("callbacks")
+        if not getattr(self.llm, "accepts_shared_prefix", False):
+            return [{**settings, "prompts": [prompt]} for prompt in prompts]
+        return [{**settings, "prompts": prompts, "shared_prefix": True}]
 
     def _keys(self, examples: Any) -> tuple[str, str]:
         """The examples' keys: the constructor's, else those that a bucket names, else text and label."""
@@ -208,42 +205,23 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         made: Any
         if self.prompt is None:
             text, label = self._keys(input["examples"])
-            made = label_prompt(
-                [(str(example[text]), str(example[label])) for example in input["examples"]],
-                str(input[self.query_key]),
-                instruction=self.instruction.replace("{labels}", ", ".join(self.labels)),
-            )
-        elif isinstance(self.prompt, Runnable):
-            made = self.prompt.invoke({**input, "labels": list(self.labels)}, config)
+            examples = [(str(example[text]), str(example[label])) for example in input["examples"]]
+            instruction = self.instruction.replace("{labels}", ", ".join(self.labels))
+            made = label_prompt(examples, str(input[self.query_key]), instruction=instruction)
         else:
-            made = self.prompt({**input, "labels": list(self.labels)})
+            values = {**input, "labels": list(self.labels)}
+            made = self.prompt.invoke(values, config) if isinstance(self.prompt, Runnable) else self.prompt(values)
         if isinstance(made, PromptValue):
             return made
-        if isinstance(made, str):
-            return StringPromptValue(text=made)
-        return ChatPromptValue(messages=list(made))
-
-    @property
-    def _shares_prefix(self) -> bool:
-        return bool(getattr(self.llm, "accepts_shared_prefix", False))
-
-    def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0}
-        if isinstance(self.llm, BaseChatModel):
-            return {**settings, "logprobs": True, "top_logprobs": self.top_logprobs}
-        if self._shares_prefix:
-            settings["shared_prefix"] = True
-        return {**settings, "logprobs": self.top_logprobs}
+        return StringPromptValue(text=made) if isinstance(made, str) else ChatPromptValue(messages=list(made))
 
     def _combine(self, results: list[LLMResult]) -> dict[str, float]:
-        generations = [generation[0] for result in results for generation in result.generations]
         scored = []
-        for generation in generations:
+        for generation in (generation[0] for result in results for generation in result.generations):
             positions = _positions(generation)
             if not positions:
-                raise InvalidParameter(
-                    "llm", type(self.llm).__name__, "its server must return log-probabilities for generated tokens"
-                )
+                bound = "its server must return log-probabilities for generated tokens"
+                raise InvalidParameter("llm", type(self.llm).__name__, bound)
             scored.append(label_scores(positions, self.labels))
         values, free = scored[0], scored[1:]
         if free:
@@ -277,7 +255,6 @@ def label_scores(positions: Sequence[Position], labels: Sequence[str]) -> list[f
     for taken, top in positions:
         gained = [0.0] * len(labels)
         onward: frozenset[int] = frozenset()
-        probability = dict(top).get(taken, 0.0)
         for token, p in top:
             fits = _fitting(path, token, known) & alive
             if token == taken:
@@ -288,22 +265,13 @@ def label_scores(positions: Sequence[Position], labels: Sequence[str]) -> list[f
         least = mass * min(p for _, p in top)
         for i in alive:
             scores[i] += gained[i] if i in onward else gained[i] or least
-        path, mass = path + taken, mass * probability
-        alive = onward
+        path, mass, alive = path + taken, mass * dict(top).get(taken, 0.0), onward
         if len(alive) < 2:
-            return _positive(scores)
-    for i in alive:  # still undecided after the last token
-        scores[i] += mass / len(alive)
-    return _positive(scores)
-
-
-def _positive(scores: list[float]) -> list[float]:
-    """Probabilities can underflow; a score of zero could not be divided by."""
-    return [max(score, 1e-30) for score in scores]
-
-
-def _best(scores: dict[str, float]) -> str:
-    return max(scores, key=lambda label: scores[label])
+            break
+    else:
+        for i in alive:  # still undecided after the last token
+            scores[i] += mass / len(alive)
+    return [max(score, 1e-30) for score in scores]  # underflow: a score of zero could not be divided by
 
 
 _END = re.compile(rb"(<\|[^|]*\|>|</?s>|<eos>|<end_of_turn>|<\xef\xbd\x9c.*\xef\xbd\x9c>)?")
@@ -314,25 +282,23 @@ def _fitting(path: bytes, token: bytes, known: Sequence[str]) -> frozenset[int]:
     ended = _END.fullmatch(token) is not None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = _normal(decoder.decode(path if ended else path + token))
-    pending = b"" if ended else decoder.getstate()[0]  # a character that the next token completes
     if ended:
         return frozenset(i for i, label in enumerate(known) if label == text.rstrip())
-    reachable = frozenset(i for i, label in enumerate(known) if _continues(label, text, pending))
-    if reachable:
-        return reachable
-    finished = [i for i, label in enumerate(known) if text.startswith(label) and _ends_word(text, len(label))]
+    pending = decoder.getstate()[0]  # a character that the next token completes
+
+    def continues(label: str) -> bool:
+        following = label[len(text) : len(text) + 1]
+        completes = any(c.encode().startswith(pending) for c in (following, following.upper()) if c)
+        return label.startswith(text) and (not pending or completes)
+
+    if fitting := frozenset(i for i, label in enumerate(known) if continues(label)):
+        return fitting
+
+    def ends_word(at: int) -> bool:
+        return at < len(text) and not (text[at].isalnum() and text[at - 1].isalnum())
+
+    finished = [i for i, label in enumerate(known) if text.startswith(label) and ends_word(len(label))]
     return frozenset([max(finished, key=lambda i: len(known[i]))] if finished else [])
-
-
-def _continues(label: str, text: str, pending: bytes) -> bool:
-    if not label.startswith(text):
-        return False
-    rest = label[len(text) :]
-    return not pending or any(c.encode().startswith(pending) for c in (rest[:1], rest[:1].upper()) if c)
-
-
-def _ends_word(text: str, at: int) -> bool:
-    return at < len(text) and not (text[at].isalnum() and text[at - 1].isalnum())
 
 
 def _normal(text: str) -> str:
@@ -354,48 +320,40 @@ def _positions(generation: Generation) -> list[Position]:
         found = generation.message.response_metadata.get("logprobs")
     if not isinstance(found, Mapping):
         return []
+    raw: list[tuple[_Token, list[_Token]]]
     if found.get("content"):
         raw = [(_entry(item), [_entry(other) for other in item.get("top_logprobs") or ()]) for item in found["content"]]
     else:
-        raw = list(_legacy(found))
+        columns = (found.get("tokens") or (), found.get("token_logprobs") or (), found.get("top_logprobs") or ())
+        raw = [
+            ((_legacy(token), value), [(_legacy(other), logprob) for other, logprob in (top or {}).items()])
+            for token, value, top in zip(*columns, strict=False)
+        ]
     positions = []
-    for taken, others in raw:
+    for (taken, own), others in raw:
         entries: dict[bytes, float] = {}
         for token, value in others:
             if value is not None:  # two tokens may read the same
                 entries[token] = entries.get(token, 0.0) + math.exp(max(-1e4, min(0.0, value)))
-        if taken[0] not in entries and taken[1] is not None:
-            entries[taken[0]] = math.exp(max(-1e4, min(0.0, taken[1])))
+        if taken not in entries and own is not None:
+            entries[taken] = math.exp(max(-1e4, min(0.0, own)))
         if len(entries) < 2:
             break
-        positions.append(Position(taken[0], list(entries.items())))
+        positions.append(Position(taken, list(entries.items())))
     return positions
 
 
-def _entry(item: Mapping[str, Any]) -> tuple[bytes, float | None]:
+def _entry(item: Mapping[str, Any]) -> _Token:
     raw = item.get("bytes")
     return (bytes(raw) if raw is not None else str(item.get("token", "")).encode()), item.get("logprob")
 
 
-def _legacy(found: Mapping[str, Any]) -> Iterator[tuple[tuple[bytes, float | None], list[tuple[bytes, float | None]]]]:
-    columns = (found.get("tokens") or (), found.get("token_logprobs") or (), found.get("top_logprobs") or ())
-    for token, value, top in zip(*columns, strict=False):
-        yield (_legacy_bytes(token), value), [(_legacy_bytes(other), lp) for other, lp in (top or {}).items()]
-
-
-def _legacy_bytes(token: str) -> bytes:
+def _legacy(token: str) -> bytes:
     """OpenAI writes half a character as ``bytes:\\xe2\\x80``."""
-    if token.startswith("bytes:"):
-        text, escaped = token[len("bytes:") :], re.compile(r"\\x([0-9a-f]{2})")
-        return b"".join(
-            bytes([int(part, 16)]) if odd else part.encode() for odd, part in _alternating(escaped.split(text))
-        )
-    return token.encode()
-
-
-def _alternating(parts: list[str]) -> Iterator[tuple[Literal[0, 1], str]]:
-    for i, part in enumerate(parts):
-        yield (1 if i % 2 else 0), part
+    if not token.startswith("bytes:"):
+        return token.encode()
+    parts = re.split(r"\\x([0-9a-f]{2})", token.removeprefix("bytes:"))
+    return b"".join(bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts))
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
@@ -411,11 +369,5 @@ def _checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
 def _tokens_needed(labels: Sequence[str]) -> int:
     """The longest beginning that two labels share, in bytes (no token is shorter), and one token to tell them apart;
     at most 16."""
-    known = sorted(_normal(label) for label in labels)
-    shared = max(_common(a, b) for a, b in itertools.pairwise(known))
-    return min(16, shared + 1)
-
-
-def _common(a: str, b: str) -> int:
-    x, y = a.encode(), b.encode()
-    return next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y)))
+    known = sorted(_normal(label).encode() for label in labels)
+    return next(n for n in range(1, 17) if n == 16 or all(a[:n] != b[:n] for a, b in itertools.pairwise(known)))
