@@ -9,15 +9,13 @@ context variables, in the environment and in globals. Here each call runs
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own, and whose
   graphs keep no checkpoints (what sealing cannot reach, and would show something, is refused),
 * without a word in the logs and no warnings (see `silence`),
-* for a limited time, where there is a limit, which others' calls do not shorten (see `calls`),
-* on its own: never through ``batch``, where one member's failing prompt can fail its neighbours, which would make one
-  owner move many members' outputs,
+* for a limited time, if there is a limit, which others' calls do not shorten (see `calls`),
+* on its own, never through ``batch``: there, one member's failing prompt can fail its neighbours, so that one owner
+  would move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
 
-What lives in globals cannot be switched off for one call; `check_surroundings` refuses to run instead.
-
-Not closed here, because no library can: whoever runs the process or the model server, a provider's logs, the effect of
-a function in the chain that writes somewhere itself, what patches the classes of a model or its client, timing.
+No library can close the rest: the operators of the process and of the model server, a provider's logs, a function in
+the chain that writes somewhere itself, patches of the classes of a model or its client, timing.
 """
 
 from __future__ import annotations
@@ -26,25 +24,25 @@ import asyncio
 import contextlib
 import contextvars
 import copy
-import functools
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
-from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
-from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.clock import Call, Calls, current
-from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import silence
 from langchain_dpicl.private.sealing import check_public as check_public
 from langchain_dpicl.private.sealing import seal as seal
+from langchain_dpicl.private.silence import ain_private as ain_private
+from langchain_dpicl.private.silence import check_loop as check_loop
+from langchain_dpicl.private.silence import check_surroundings as check_surroundings
+from langchain_dpicl.private.silence import in_private as in_private
 
 T = TypeVar("T")
 
@@ -80,46 +78,6 @@ def current_bucket() -> Sequence[dict[str, Any]] | None:
     return _bucket.get()
 
 
-def check_surroundings() -> None:
-    """Refuse to run where globals would carry private text out. Raises `UnsafeConfigurationError`."""
-    if get_llm_cache() is not None:
-        raise UnsafeConfigurationError(
-            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
-        )
-    if get_debug():
-        raise UnsafeConfigurationError("LangChain's debug mode is on: it prints private prompts; call set_debug(False)")
-    if get_verbose():
-        raise UnsafeConfigurationError(
-            "LangChain's verbose mode is on: it prints private prompts; call set_verbose(False)"
-        )
-    handlers = None
-    with contextlib.suppress(Exception):  # LangChain refuses some variables of the environment by itself
-        handlers = in_private(_handlers)
-    if handlers is None:
-        raise UnsafeConfigurationError("LangChain cannot start a call without callbacks here; nothing was charged")
-    if handlers:
-        raise UnsafeConfigurationError(
-            f"{handlers[0]} is added to every call (by register_configure_hook, a variable of the environment or an "
-            "instrumentation of LangChain): it would see private prompts; take it away"
-        )
-    silence.keep_silent()
-
-
-def check_loop() -> None:
-    """Refuse to run in an event loop whose debug mode is on. Raises `UnsafeConfigurationError`."""
-    if asyncio.get_running_loop().get_debug():
-        raise UnsafeConfigurationError(
-            "asyncio's debug mode is on: it logs slow tasks with their results, which are private; "
-            "run without PYTHONASYNCIODEBUG, -X dev and debug=True, or call get_running_loop().set_debug(False)"
-        )
-
-
-def _handlers() -> list[str]:
-    """The callback handlers that a call gets although it asks for none."""
-    managers = (CallbackManager.configure([]), AsyncCallbackManager.configure([]))
-    return [type(handler).__name__ for manager in managers for handler in manager.handlers]
-
-
 Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
 
 
@@ -128,22 +86,18 @@ class Reader(Protocol):
 
     def encode(self, output: object) -> object:
         """What is kept of the output."""
+        return output
 
     async def aencode(self, output: object) -> object:
         """The same, asynchronously."""
+        return self.encode(output)
 
 
-class _Whole:
-    def encode(self, output: object) -> object:
-        return output
-
-    async def aencode(self, output: object) -> object:
-        return output
+class _Whole(Reader):
+    """Keeps the output as it is."""
 
 
 WHOLE: Final[Reader] = _Whole()
-"""Keeps the output as it is."""
-
 
 Failed = Callable[[BaseException], object]
 """What stands in the outputs for a call that raised."""
@@ -171,7 +125,7 @@ def run_private(
     outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
     waiting = deque(range(len(requests)))  # taking from it is atomic: each index goes to one worker
     calls = Calls(timeout, current.get())
-    under_way: dict[int, Call] = {}  # who takes a call out of it, its worker or `_wait`, decides what becomes of it
+    under_way: dict[int, Call] = {}  # its worker or `wait` takes a call out of it, and has its place then
     ended: SimpleQueue[None] = SimpleQueue()
 
     def work() -> None:
@@ -181,7 +135,7 @@ def run_private(
             except IndexError:
                 break
             call = under_way[i] = Call(calls)
-            found = _clean_context().copy().run(_call, call, member, requests[i], reader, failed)
+            found = silence.clean_context().copy().run(_call, call, member, requests[i], reader, failed)
             if under_way.pop(i, None) is None:  # another worker has its place
                 return
             outputs[i] = found
@@ -192,7 +146,7 @@ def run_private(
     workers, starved = 0, math.inf
 
     def wait() -> None:
-        """Until all has been done. Each call that is overdue is closed, and its worker replaced, if one can be."""
+        """Wait until all is done. Close each call that is overdue, and replace its worker if possible."""
         nonlocal workers, starved
         while workers or waiting:
             while workers < at_once and waiting and threads.start(work):
@@ -217,22 +171,17 @@ def run_private(
         calls.stopped.set()
         waiting.clear()
         wait()
-    _say(calls)
+    if calls.gave_up:
+        _log.warning(REFUSED)
     return outputs
 
 
 def _until_next(under_way: dict[int, Call], calls: Calls) -> float | None:
-    """Seconds until a call may be overdue; None where none ever is."""
+    """Seconds until a call may be overdue; None if there is no limit."""
     if calls.seconds == math.inf and calls.outer is None:
         return None
     left = min((call.left() for call in under_way.copy().values()), default=1.0)
     return min(max(left, 0.01), 1.0, calls.seconds)
-
-
-def _say(calls: Calls) -> None:
-    """Tell the operator, by a line that is always the same, that calls abstain for want of a model's permission."""
-    if calls.gave_up:
-        _log.warning(REFUSED)
 
 
 async def arun_private(
@@ -262,15 +211,17 @@ async def arun_private(
         # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
         await gate.acquire()
         call = under_way[i] = Call(calls)
+        values = _entered(call, requests[i])
         wait: float | None = 0.0
         found: object = ABSTAIN
         while wait is not None:
             try:
                 if wait:
-                    with call.waits():
-                        await asyncio.sleep(wait)
+                    await call.apause(wait)
                     call.restart()
-                found = await _acall(call, member, requests[i], reader)
+                output = await member.ainvoke(values(), _config())
+                call.answered()
+                found = await reader.aencode(output)
                 wait = None
             except BaseException as error:
                 if _is_cancelled():
@@ -284,7 +235,7 @@ async def arun_private(
         if _is_cancelled():  # the caller's cancellation, or `timeout`: not the member's own failure
             raise asyncio.CancelledError
 
-    tasks = [asyncio.create_task(one(i), context=_clean_context().copy()) for i in range(len(requests))]
+    tasks = [asyncio.create_task(one(i), context=silence.clean_context().copy()) for i in range(len(requests))]
     pending = set(tasks)
     try:
         while pending:  # unlike awaiting a task, this ends at once when the caller is cancelled
@@ -294,7 +245,8 @@ async def arun_private(
                     pending -= _end(tasks[i], call)
                     if tasks[i] not in pending:
                         leave(i)
-        _say(calls)
+        if calls.gave_up:
+            _log.warning(REFUSED)
         return outputs
     finally:
         calls.stopped.set()
@@ -307,7 +259,7 @@ _left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
 
 
 def _end(task: asyncio.Task[None], call: Call) -> set[asyncio.Task[None]]:
-    """Cancel a task that is overdue. Returns it once nothing waits for it any more: it does not let itself be ended."""
+    """Cancel a task that is overdue. Returns it if it ignores this for too long: then it is left behind."""
     if math.isinf(call.closed_at):
         call.close()
         task.cancel()
@@ -322,36 +274,11 @@ def _config() -> RunnableConfig:
     return {"callbacks": [], "tags": [], "metadata": {}}
 
 
-@functools.cache
-def _clean_context() -> contextvars.Context:
-    """A context that holds nothing but "private" and "LangSmith tracing is off". Each call runs in its own copy."""
-    from langsmith.run_helpers import tracing_context
-
-    def make() -> contextvars.Context:
-        silence.private.set(True)
-        with tracing_context(enabled=False):
-            return contextvars.copy_context()
-
-    return contextvars.Context().run(make)
-
-
-def in_private(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function on private values in a clean context: what it calls cannot find a tracer there."""
-    return _clean_context().copy().run(function, *arguments)
-
-
-async def ain_private(work: Coroutine[Any, Any, T]) -> T:
-    """`in_private` for a coroutine. Whoever is cancelled here cancels it."""
-    return await asyncio.get_running_loop().create_task(work, context=_clean_context().copy())
-
-
 def _call(
     call: Call, member: Runnable[Any, Any], request: Request, reader: Reader, failed: Failed
 ) -> object | Abstention:
     """One call in a worker thread; what it raises dies here, with its traceback and everything that it refers to."""
-    values, bucket = request
-    _bucket.set(bucket)
-    current.set(call)
+    values = _entered(call, request)
     wait: float | None = 0.0
     found: object = ABSTAIN
     while wait is not None and not call.overdue():
@@ -359,7 +286,7 @@ def _call(
             if wait:
                 call.pause(wait)
                 call.restart()
-            output = member.invoke(_input(values, bucket), _config())
+            output = member.invoke(values(), _config())
             call.answered()
             found = reader.encode(output)
             wait = None
@@ -371,18 +298,12 @@ def _call(
     return ABSTAIN if late else found
 
 
-async def _acall(call: Call, member: Runnable[Any, Any], request: Request, reader: Reader) -> object:
+def _entered(call: Call, request: Request) -> Callable[[], dict[str, Any]]:
+    """Enter a call in this context. Returns what makes its input: a copy, which no other member has written into."""
     values, bucket = request
     _bucket.set(bucket)
     current.set(call)
-    output = await member.ainvoke(_input(values, bucket), _config())
-    call.answered()
-    return await reader.aencode(output)
-
-
-def _input(values: Mapping[str, Any], bucket: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What one call gets: the caller's values, copied, so that no member finds there what another has written."""
-    return {**copy.deepcopy(dict(values)), "examples": bucket}
+    return lambda: {**copy.deepcopy(dict(values)), "examples": bucket}
 
 
 def _is_cancelled() -> bool:
@@ -390,7 +311,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class _Checked:
+class _Checked(Reader):
     """Reads nothing of an output but whether a check passes."""
 
     def __init__(self, check: Callable[[object], None]) -> None:

@@ -10,6 +10,17 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 
+def changed(part: Any, changes: dict[str, Any]) -> Any:
+    """A copy of a Runnable with some of its fields changed; the same object if there are no changes."""
+    if not changes:
+        return part
+    if isinstance(part, BaseModel):
+        return part.model_copy(update=changes)
+    copied = copy.copy(part)
+    vars(copied).update(changes)
+    return copied
+
+
 def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     """A copy of a chain in which ``finish`` has been applied to every Runnable, the innermost first.
 
@@ -17,41 +28,27 @@ def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     their lists and mappings; it does not look into functions (`reach` does). What nothing changed stays the same
     object, and the caller's chain stays as it was.
     """
-    return _rebuilt(value, finish, {})
+    seen: dict[int, Any] = {}
 
-
-def _rebuilt(value: Any, finish: Callable[[Any], Any], seen: dict[int, Any]) -> Any:
-    if id(value) in seen:
-        return seen[id(value)]
-    if isinstance(value, Runnable):
-        seen[id(value)] = value  # a chain may refer to itself
-        seen[id(value)] = finish(_with_parts(value, finish, seen))
-        return seen[id(value)]
-    if type(value) in (list, tuple):
-        items = type(value)(_rebuilt(item, finish, seen) for item in value)
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if type(value) is dict:
-        entries = {key: _rebuilt(item, finish, seen) for key, item in value.items()}
-        return entries if any(entries[key] is not value[key] for key in value) else value
-    return value
-
-
-def _with_parts(value: Runnable[Any, Any], finish: Callable[[Any], Any], seen: dict[int, Any]) -> Runnable[Any, Any]:
-    held = _held(value)
-    new = {name: _rebuilt(old, finish, seen) for name, old in held.items()}
-    changes = {name: part for name, part in new.items() if part is not held[name]}
-    if not changes:
+    def of(value: Any) -> Any:
+        if id(value) in seen:
+            return seen[id(value)]
+        if isinstance(value, Runnable):
+            seen[id(value)] = value  # a chain may refer to itself
+            fields = type(value).model_fields if isinstance(value, BaseModel) else getattr(value, "__dict__", {})
+            held = {name: getattr(value, name) for name in list(fields)}
+            made = {name: of(part) for name, part in held.items()}
+            seen[id(value)] = copied = changed(
+                value, {name: made[name] for name in held if made[name] is not held[name]}
+            )
+            seen[id(value)] = finish(copied)
+            return seen[id(value)]
+        if type(value) in (list, tuple):
+            items = type(value)(map(of, value))
+            return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        if type(value) is dict:
+            entries = {key: of(item) for key, item in value.items()}
+            return entries if any(entries[key] is not value[key] for key in value) else value
         return value
-    if isinstance(value, BaseModel):
-        return value.model_copy(update=changes)
-    copied = copy.copy(value)
-    vars(copied).update(changes)
-    seen[id(value)] = copied
-    return copied
 
-
-def _held(value: Any) -> dict[str, Any]:
-    """What a Runnable holds, by name."""
-    if isinstance(value, BaseModel):
-        return {name: getattr(value, name) for name in type(value).model_fields}
-    return dict(getattr(value, "__dict__", {}))
+    return of(value)

@@ -28,7 +28,16 @@ from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.markers import Closed
-from langchain_dpicl.private.reach import is_cached, is_library, is_named, is_one, named_in, takes_nothing
+from langchain_dpicl.private.reach import (
+    contents,
+    is_cached,
+    is_library,
+    is_named,
+    is_one,
+    is_users,
+    names_in,
+    takes_nothing,
+)
 
 _ATOMS = (
     str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
@@ -38,8 +47,8 @@ _DESCRIPTIONS = {"typing", "typing_extensions", "pydantic", "pydantic_core", "an
 """Packages whose objects describe types and patterns."""
 
 LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
-_EMPTY = object.__reduce_ex__(object(), 4)
-"""How an object that holds nothing is made again: `copyreg.__newobj__`, and its class."""
+_EMPTY = object.__reduce_ex__(object(), 4)[0]
+"""What makes an object that holds nothing again, from its class: `copyreg.__newobj__`."""
 
 _SHARED = (Closed, BaseLanguageModel, Embeddings, VectorStore, BaseRetriever, BaseExampleSelector, BaseStore)
 _SHARED_NAMES = (
@@ -57,7 +66,8 @@ _SHARED_NAMES = (
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
     "xllamacpp.Server",
 )
-"""Stores and releases of this package, libraries' models and compiled templates, clients of model servers, by name."""
+"""Libraries' models and compiled templates, and clients of model servers, by name. A name that becomes outdated fails
+closed: such an object is copied, or refused if it cannot be."""
 
 
 def copied(chain: Any) -> Any:
@@ -65,32 +75,34 @@ def copied(chain: Any) -> Any:
 
     Raises `UnsafeConfigurationError`, which names the object, for what cannot be copied.
     """
-    return _Copier().whole(chain)
+    copier = _Copier()
+    made = copier.of(chain)
+    filled = -1
+    while filled != len(copier.done):  # what modules hold under names that functions ask for
+        filled = len(copier.done)
+        for around, module in list(copier.modules.values()):
+            copier.fill(around, module, copier.named)
+    return made
 
 
 class _Copier:
     def __init__(self) -> None:
         self._kept: list[Any] = []  # alive, so that no id is used twice
         self._made: dict[int, Any] = {}
-        self._spaces: dict[int, tuple[dict[str, Any], ModuleType]] = {}  # of a module's globals, the copy
-        self._done: set[tuple[int, str]] = set()
-        self._named: set[str] = set()
-
-    def whole(self, chain: Any) -> Any:
-        made = self.of(chain)
-        filled = -1
-        while filled != len(self._done):  # what modules hold under names that functions ask for
-            filled = len(self._done)
-            for space, module in list(self._spaces.values()):
-                self._fill(space, vars(module), self._named)
-        return made
+        self.modules: dict[int, tuple[dict[str, Any], ModuleType]] = {}
+        """By a module's globals: these, and the copy of the module."""
+        self.done: set[tuple[int, str]] = set()
+        self.named: set[str] = set()
+        """The attributes that copied functions name."""
 
     def of(self, item: Any) -> Any:
-        if issubclass(type(item), _ATOMS) and not _has_state(item):
+        """The copy of an object; itself if nobody writes there, or if all copies share it."""
+        kind = type(item)
+        if issubclass(kind, _ATOMS) and (issubclass(kind, type) or not getattr(item, "__dict__", None)):
             return item
         if id(item) in self._made:
             return self._made[id(item)]
-        described = type(item).__module__.partition(".")[0] in _DESCRIPTIONS
+        described = kind.__module__.partition(".")[0] in _DESCRIPTIONS
         if described or is_one(item, _SHARED) or is_named(item, _SHARED_NAMES):
             return item
         try:
@@ -98,12 +110,19 @@ class _Copier:
         except UnsafeConfigurationError:
             raise
         except Exception:
-            kind = type(item)
+            pass
         raise UnsafeConfigurationError(
             f"the chain reaches a {kind.__module__}.{kind.__qualname__} that cannot be copied, and public calls (a "
             "zero-shot answer, a candidate) need a copy of their own, on which no private call has written: make it "
             "within the call, or put a model's client into a LangChain model"
         )
+
+    def fill(self, around: dict[str, Any], module: ModuleType, names: Iterable[str]) -> None:
+        """Copy what a module's globals hold under these names."""
+        for name in around.keys() & set(names):
+            if (id(around), name) not in self.done:
+                self.done.add((id(around), name))
+                vars(module)[name] = self.of(around[name])
 
     def _put(self, item: Any, made: Any) -> Any:
         self._kept.append(item)
@@ -127,74 +146,67 @@ class _Copier:
             owner = self.of(item.__self__)
             return item if owner is item.__self__ else getattr(owner, item.__name__)
         if kind is CellType:
-            return self._cells([item])[0]
+            return self._filled(item, self._put(item, CellType()))
         if is_cached(item):
             return self._cached(item)
         if isinstance(item, ModuleType):
-            return item if is_library(item.__name__) else self._space(vars(item))[1]
-        return self._model(item) if isinstance(item, BaseModel) else self._instance(item)
+            return item if is_library(item.__name__) else self._module(vars(item))
+        if isinstance(item, BaseModel):
+            made = self._put(item, type(item).__new__(type(item)))
+            for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
+                object.__setattr__(made, name, self.of(getattr(item, name, None)))
+            return made
+        return self._instance(item)
 
     def _container(self, item: Any) -> Any:
-        made = self._put(item, type(item)())
+        made = self._put(item, deque(maxlen=item.maxlen) if isinstance(item, deque) else type(item)())
+        if isinstance(item, defaultdict):
+            made.default_factory = self.of(item.default_factory)
         if isinstance(item, dict):
-            if isinstance(item, defaultdict):
-                made.default_factory = self.of(item.default_factory)
             made.update((self.of(key), self.of(value)) for key, value in list(item.items()))
-        elif isinstance(item, deque):
-            made = self._put(item, deque(maxlen=item.maxlen))
-            made.extend(self.of(each) for each in list(item))
         else:
             (made.update if isinstance(item, set) else made.extend)([self.of(each) for each in list(item)])
         return made
 
     def _function(self, item: FunctionType) -> Any:
-        if is_library(item.__globals__.get("__name__")):
-            given = (item.__defaults__, *(item.__kwdefaults__ or {}).values(), *vars(item).values())
-            if not item.__closure__ and all(self.of(each) is each for each in given):
-                return item
-            space = item.__globals__
+        around, closure = item.__globals__, item.__closure__ or ()
+        if is_users(item):
+            space = vars(self._module(around))
         else:
-            space = self._space(item.__globals__)[0]
-        waiting = [cell for cell in item.__closure__ or () if id(cell) not in self._made]
-        closure = tuple(self._made.get(id(cell)) or self._put(cell, CellType()) for cell in item.__closure__ or ())
-        made = self._put(item, FunctionType(item.__code__, space, item.__name__, None, closure or None))
+            space = around
+            given = (item.__defaults__, *(item.__kwdefaults__ or {}).values(), *vars(item).values())
+            if not closure and all(self.of(each) is each for each in given):
+                return item
+        new = {id(cell): cell for cell in closure if id(cell) not in self._made}
+        for cell in new.values():  # filled below: a function may lie in its own closure
+            self._put(cell, CellType())
+        cells = tuple(self._made[id(cell)] for cell in closure)
+        made = self._put(item, FunctionType(item.__code__, space, item.__name__, None, cells or None))
         for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
             setattr(made, name, getattr(item, name))
-        self._cells(waiting)
+        for cell in new.values():
+            self._filled(cell, self._made[id(cell)])
         made.__defaults__ = self.of(item.__defaults__)
         made.__kwdefaults__ = self.of(item.__kwdefaults__)
         vars(made).update({name: self.of(value) for name, value in vars(item).items()})
-        if space is not item.__globals__:
-            names = named_in(item)
-            self._named |= names["attribute"]
-            self._fill(item.__globals__, space, names["global"])
+        if space is not around:
+            names = names_in(item.__code__)
+            self.named |= names.attributes
+            self.fill(around, self._module(around), names.globals)
         return made
 
-    def _cells(self, cells: list[CellType]) -> list[Any]:
-        for cell in cells:
-            made = self._made.get(id(cell)) or self._put(cell, CellType())
-            try:
-                contents = cell.cell_contents
-            except ValueError:  # a variable that has no value yet
-                continue
-            made.cell_contents = self.of(contents)
-        return [self._made[id(cell)] for cell in cells]
+    def _filled(self, cell: CellType, made: CellType) -> CellType:
+        for value in contents(cell):
+            made.cell_contents = self.of(value)
+        return made
 
-    def _space(self, around: dict[str, Any]) -> tuple[dict[str, Any], ModuleType]:
-        """A module's globals, and the copy of the module whose globals functions of the copy see."""
-        if id(around) not in self._spaces:
+    def _module(self, around: dict[str, Any]) -> ModuleType:
+        """The module whose globals functions of the copy see."""
+        if id(around) not in self.modules:
             module = ModuleType(str(around.get("__name__")))
             vars(module).update(around)
-            self._kept.append(around)
-            self._spaces[id(around)] = around, module
-        found = self._spaces[id(around)]
-        return vars(found[1]), found[1]
-
-    def _fill(self, around: dict[str, Any], space: dict[str, Any], names: Iterable[str]) -> None:
-        for name in around.keys() & set(names):
-            if (id(around), name) not in self._done:
-                self._done.add((id(around), name))
-                space[name] = self.of(around[name])
+            self.modules[id(around)] = around, module
+        return self.modules[id(around)][1]
 
     def _cached(self, item: Any) -> Any:
         if takes_nothing(item):
@@ -202,12 +214,6 @@ class _Copier:
             code, closure = (get := lambda: kept).__code__, get.__closure__
             return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
         return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
-
-    def _model(self, item: BaseModel) -> Any:
-        made = self._put(item, type(item).__new__(type(item)))
-        for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
-            object.__setattr__(made, name, self.of(getattr(item, name, None)))
-        return made
 
     def _instance(self, item: Any) -> Any:
         """As `copy.deepcopy`, but with `of` for what the object holds."""
@@ -218,11 +224,10 @@ class _Copier:
         reduced = item.__reduce_ex__(4) if reduce is None else reduce(item)
         if isinstance(reduced, str):
             return item
-        make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
-        holds_nothing = (
-            state is None and make is _EMPTY[0] and len(arguments) == 1 and items is None and entries is None
-        )
-        if holds_nothing and (is_library(kind.__module__) or not hasattr(item, "__dict__")):
+        make, arguments, *rest = reduced
+        state, items, entries = (*rest, None, None, None)[:3]
+        is_empty = make is _EMPTY and len(arguments) == 1 and state is items is entries is None
+        if is_empty and (is_library(kind.__module__) or not hasattr(item, "__dict__")):
             return item  # it holds nothing: what makes it known is which object it is
         made = self._put(item, make(*(self.of(each) for each in arguments)))
         state = self.of(state)
@@ -239,8 +244,3 @@ class _Copier:
         for key, value in entries or ():
             made[self.of(key)] = self.of(value)
         return made
-
-
-def _has_state(item: Any) -> bool:
-    """Whether an object of a user's own kind of text or number holds more than its value."""
-    return not isinstance(item, type) and bool(getattr(item, "__dict__", None))

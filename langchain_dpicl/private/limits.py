@@ -29,16 +29,16 @@ _OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai
 
 
 class TimeLimit:
-    """How long one call of a chain may take, and where that can be kept.
+    """How long one call of a chain may take, and whether that can be kept.
 
     Parameters
     ----------
     chain
         A sealed chain. `prepared` is what is to be called.
     timeout
-        Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT` where it can be kept everywhere, else None.
+        Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT` if it can be kept everywhere, else None.
 
-    Raises `InvalidParameter` where ``timeout`` is given and cannot be kept at all.
+    Raises `InvalidParameter` if ``timeout`` is given and cannot be kept at all.
     """
 
     def __init__(self, chain: Runnable[Any, Any], timeout: Timeout) -> None:
@@ -55,7 +55,7 @@ class TimeLimit:
         self.prepared: Runnable[Any, Any] = rebuilt(chain, _in_own_threads)
 
     def check_sync(self) -> None:
-        """`InvalidParameter` where a call can be ended in an event loop alone."""
+        """Raise `InvalidParameter` if a call can be ended in an event loop alone."""
         if self.seconds is not None and self._in_sync:
             raise _cannot_end(self.seconds, self._in_sync[0], "timeout=None, or ainvoke and abatch")
 
@@ -91,7 +91,7 @@ def _uncancellable(chain: Runnable[Any, Any]) -> tuple[list[str], list[str]]:
 
 
 def _clients_of(model: Any) -> list[Any]:
-    """The HTTP clients of an OpenAI model; empty where they cannot all be reached."""
+    """The HTTP clients of an OpenAI model; empty if they cannot all be reached."""
     found = [
         getattr(getattr(resource, "_client", None), "_client", None)
         for name in ("client", "async_client")
@@ -127,29 +127,27 @@ def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
 @functools.cache
 def _threaded(kind: type[Any]) -> Any:
     """The same class, but for its asynchronous call."""
-    make: Any = type(kind)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    if kind is RunnableLambda:
-        return make(kind.__name__, (kind,), {**names, "afunc": property(_in_thread)})
-
-    if kind is RunnableParallel:
-        return make(kind.__name__, (kind,), {**names, "invoke": _invoke_all})
 
     async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
         return await threads.in_thread(self.invoke, input, config, **named)
 
-    return make(kind.__name__, (kind,), {**names, "ainvoke": ainvoke})
+    own: dict[type, dict[str, Any]] = {
+        RunnableLambda: {"afunc": property(_in_thread)},
+        RunnableParallel: {"invoke": _invoke_all},
+    }
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    make: Any = type(kind)
+    return make(kind.__name__, (kind,), names | own.get(kind, {"ainvoke": ainvoke}))
 
 
 def _invoke_all(self: Any, input: Any, config: Any = None, **named: Any) -> dict[str, Any]:
     """`RunnableParallel.invoke` without callbacks. Python waits at exit for a pool's threads, and not for these."""
-    steps = dict(self.steps__)
-    futures = [
-        threads.submit(contextvars.copy_context().run, step.invoke, input, dict(config or {}))
-        for step in steps.values()
-    ]
-    wait(futures)
-    return {key: future.result() for key, future in zip(steps, futures, strict=True)}
+    futures = {
+        key: threads.submit(contextvars.copy_context().run, step.invoke, input, dict(config or {}))
+        for key, step in self.steps__.items()
+    }
+    wait(futures.values())
+    return {key: future.result() for key, future in futures.items()}
 
 
 def _in_thread(part: Any) -> Callable[..., Any]:

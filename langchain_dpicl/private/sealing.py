@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
+from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.private.chains import rebuilt
+from langchain_dpicl.private.chains import changed, rebuilt
 from langchain_dpicl.private.markers import OwnBucket, PrivateRecords, Released
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
-_KEEPERS = (
+_KEEPERS = (BaseCache, BaseChatMessageHistory, RunnableWithMessageHistory)
+_KEEPERS_BY_NAME = (
     "langchain_classic.base_memory.BaseMemory",
-    "langchain_core.memory.BaseMemory",  # where it was before langchain-core 1
-    "langchain_core.chat_history.BaseChatMessageHistory",
-    "langchain_core.runnables.history.RunnableWithMessageHistory",
+    "langchain_core.memory.BaseMemory",  # until langchain-core 1
     "langgraph.store.base.BaseStore",
     "langgraph.checkpoint.base.BaseCheckpointSaver",
     "langgraph.cache.base.BaseCache",
-    "langchain_core.caches.BaseCache",
     "langchain_classic.embeddings.cache.CacheBackedEmbeddings",
     "joblib.memory.Memory",
     "joblib.memory.MemorizedFunc",
     "diskcache.core.Cache",
     "shelve.Shelf",
 )
-"""What outlives a call, by name: not all of it need be installed."""
+"""What outlives a call, of libraries that need not be installed. A class that its library moves elsewhere is no longer
+refused by name: then only the comparison around the trial calls (`sharing`) is left, so follow the libraries here."""
 
 _BREAKERS = (
     "aiobreaker.circuitbreaker.CircuitBreaker",
     "circuitbreaker.CircuitBreaker",
     "pybreaker.CircuitBreaker",
 )
-"""By name: calls that work do not change them, so that no trial shows what they are."""
+"""By name, too. Calls that work do not change them, so no trial shows what they are."""
 
 _COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
 
 _BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
-"""They are not abstract, but are named to compare with all the same."""
+"""They are not abstract, but code names them only to compare with."""
 
 
 def seal(
@@ -60,24 +60,29 @@ def seal(
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
     Follows the fields of Runnables, their lists and mappings. What a function, an object or the node of a graph refers
-    to cannot be exchanged: raises `UnsafeConfigurationError` where such a part has any of these.
+    to cannot be exchanged: raises `UnsafeConfigurationError` if such a part has any of these.
 
-    Raises it too where the chain reaches (`reach`) what would show private text or carry it to another call: a callback
+    Raises it too if the chain reaches (`reach`) what would show private text or carry it to another call: a callback
     handler, a cache, checkpoints, a memory, a chat history, a graph's store, an `ExemplarStore`; a retriever, a vector
     store, an example selector or a document store that ``public`` does not name; a function under
     ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
     """
     _check_collections(member, public)
-    sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
+    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: changed(part, _openings(part)))
     for part in reachable(sealed):
-        if is_one(part, Runnable):
-            _check_closed(part)
+        if is_one(part, Runnable) and (
+            openings := sorted(name for name in _openings(part) if getattr(part, name) is not None)
+        ):
+            raise UnsafeConfigurationError(
+                f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show "
+                f"private text by its {', '.join(openings)}: set it up without"
+            )
         if _is_of(part, _HANDLERS):
             raise UnsafeConfigurationError(
                 f"the chain reaches a {_name(part)}, which would see private text: set the chain up without callbacks, "
                 "and give them to the release"
             )
-        if _is_of(part, (BaseCache,)) or _is_named(part, _KEEPERS):
+        if _is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
             raise UnsafeConfigurationError(
                 f"the chain reaches a {_name(part)}: members would read there what other members wrote, and "
                 "it would keep private text: set the chain up without, and pass a conversation in as part of the input"
@@ -122,7 +127,7 @@ def check_public(public: object) -> tuple[object, ...]:
 
 
 def _check_collections(chain: object, public: Sequence[object]) -> None:
-    """Raises where a chain reaches documents that nobody called public, or a class that opens a collection."""
+    """Raises if a chain reaches documents that are not called public, or a class that opens a collection."""
     known = {id(part) for part in reachable(list(public))} if public else set()
     found = list(reachable(chain))
     collections = [part for part in found if _is_collection(part)]
@@ -143,21 +148,12 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
 
 
 def _is_collection(part: Any) -> bool:
-    found = _is_of(part, _COLLECTIONS) or _is_named(part, _DOCSTORES)
-    return found and not _is_of(part, (Released, OwnBucket))
+    return _is_of(part, _COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
 
 
 def _kept_in(part: Any) -> object:
-    """Where LangChain's own view of a vector store finds its documents."""
+    """The vector store behind LangChain's own view of one."""
     return getattr(part, "vectorstore", None) if type(part).__module__.startswith("langchain_core.") else None
-
-
-def _check_closed(part: Any) -> None:
-    if openings := sorted(name for name in _openings(part) if getattr(part, name) is not None):
-        raise UnsafeConfigurationError(
-            f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show private "
-            f"text by its {', '.join(openings)}: set it up without"
-        )
 
 
 def _check_cached(function: Any, allow_state: Iterable[object]) -> None:
@@ -177,37 +173,20 @@ def _check_cached(function: Any, allow_state: Iterable[object]) -> None:
         )
 
 
-def _is_of(part: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a part is of one of these kinds, or a class that makes one. Abstract ones are named to compare with."""
-    if is_one(part, type):
-        return issubclass(part, kinds) and not inspect.isabstract(part) and part not in _BASES
-    return is_one(part, kinds)
+def _is_of(part: Any, kinds: tuple[type, ...], names: Iterable[str] = ()) -> bool:
+    """Whether a part is of one of these kinds (or full names), or a class that makes one.
 
-
-def _is_named(part: Any, names: Iterable[str]) -> bool:
-    """`_is_of`, by full names."""
-    if is_one(part, type):
-        return not inspect.isabstract(part) and not set(names).isdisjoint(map(_full_name, part.__mro__))
-    return is_named(part, names)
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    Code names an abstract class only to compare with it.
+    """
+    if not is_one(part, type):
+        return is_one(part, kinds) or is_named(part, names)
+    full_names = (f"{kind.__module__}.{kind.__qualname__}" for kind in part.__mro__)
+    found = issubclass(part, kinds) or not set(names).isdisjoint(full_names)
+    return found and not inspect.isabstract(part) and part not in _BASES
 
 
 def _name(part: Any) -> str:
     return part.__name__ if is_one(part, type) else type(part).__name__
-
-
-def _sealed(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    openings = _openings(part)
-    if not openings:
-        return part
-    if isinstance(part, BaseModel):
-        return part.model_copy(update=openings)
-    copied = copy.copy(part)
-    vars(copied).update(openings)
-    return copied
 
 
 def _openings(part: Any) -> dict[str, Any]:
@@ -216,7 +195,7 @@ def _openings(part: Any) -> dict[str, Any]:
     if isinstance(part, BaseModel):
         names = set(type(part).model_fields)
         off = {"callbacks": None, "verbose": False, "config_factories": []}
-    elif _is_graph(part):
+    elif any(kind.__module__.startswith("langgraph.pregel") for kind in type(part).__mro__):  # a graph
         names = set(vars(part))
         off = {"checkpointer": None, "cache": None, "debug": False}
     else:
@@ -228,7 +207,3 @@ def _openings(part: Any) -> dict[str, Any]:
     elif "config" in names and isinstance(config := part.config, Mapping) and config.get("callbacks"):
         found["config"] = {key: item for key, item in config.items() if key != "callbacks"}
     return found
-
-
-def _is_graph(part: object) -> bool:
-    return any(kind.__module__.startswith("langgraph.pregel") for kind in type(part).__mro__)

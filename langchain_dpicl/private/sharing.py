@@ -1,11 +1,11 @@
 """State that a chain's calls could share: what in it can be written, and whether two calls wrote it.
 
-Looked at is what the user's own functions and objects can get at: closures, defaults, attributes, the globals that code
-names, and whatever containers and objects lie in these. Of a variable, a module or an attribute that code assigns to,
-the assignment counts as well. Objects of libraries, models, embeddings, stores and releases are not looked into.
+The search covers what the user's own functions and objects can get at: closures, defaults, attributes, the globals that
+code names, and the containers and objects in these. If code assigns to a variable, a module or an attribute, that
+counts as well. Objects of libraries, models, embeddings, stores and releases are not looked into.
 
-A `Snapshot` says of each of these what it refers to; texts and numbers are in it as hashes alone. What differs between
-two snapshots was written in between, and would carry what one member was given to another.
+A `Snapshot` says what each of these refers to; of texts and numbers it holds only hashes. What differs between two
+snapshots was written in between, and would carry what one member was given to another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import BuiltinMethodType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,15 @@ from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.copies import LOCKS, copied
 from langchain_dpicl.private.markers import Closed
 from langchain_dpicl.private.reach import (
+    contents,
+    held_by,
     is_cached,
     is_library,
     is_named,
     is_one,
-    modules_in,
-    named_in,
+    is_users,
+    modules_of,
+    names_in,
     reachable,
     takes_nothing,
     unloaded_in,
@@ -63,10 +66,9 @@ _WRITES = {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setstate_
 
 @dataclass(frozen=True)
 class Place:
-    """Something that can be written: where it was found, and how to read what it refers to."""
+    """Something that can be written. ``found``: the function or class that reaches it. ``read``: what it refers to."""
 
     found: str
-    """The function or class that reaches it."""
     name: str
     kind: str
     read: Callable[[], list[Any]]
@@ -77,23 +79,27 @@ Places = dict[tuple[int, str], Place]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What every place refers to, at one moment."""
+    """What every place refers to, at one moment. ``alive`` keeps the objects, so that no id is used twice."""
 
     places: Places
     marks: dict[tuple[int, str], tuple[int, ...]]
     alive: list[Any]
-    """Keeps what the marks stand for, so that no id is used twice."""
 
 
 def snapshot(chain: Any, allowed: Sequence[object] = ()) -> Snapshot:
     """What a chain's calls could write, and what it refers to now."""
-    places, alive = _Search(allowed).places(chain)
-    read = {key: place.read() for key, place in places.items()}
-    return Snapshot(places, {key: tuple(map(_mark, values)) for key, values in read.items()}, [alive, read])
+    search = _Search(chain, allowed)
+    read = {key: place.read() for key, place in search.places.items()}
+    marks = {
+        # a text's or number's hash, or which object it is
+        key: tuple(hash((type(each), each)) if type(each) in _VALUES else id(each) for each in values)
+        for key, values in read.items()
+    }
+    return Snapshot(search.places, marks, [search.seen, read])
 
 
 def refuse_changes(before: Snapshot, after: Snapshot) -> None:
-    """Raises `UnsafeConfigurationError` where something was written between two snapshots of one chain."""
+    """Raises `UnsafeConfigurationError` if something was written between two snapshots of one chain."""
     for key, mark in before.marks.items():
         if after.marks.get(key, mark) != mark:
             place = before.places[key]
@@ -105,11 +111,11 @@ def refuse_changes(before: Snapshot, after: Snapshot) -> None:
 
 
 def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
-    """Raises `UnsafeConfigurationError` where what was written between two snapshots holds texts that a call was given.
+    """Raises `UnsafeConfigurationError` if what was written between two snapshots holds texts that a call was given.
 
     So a first call may set up a model, and may not keep a prompt that it built of its examples.
     """
-    marks = [mark.casefold() for mark in [_MADE_UP, *_texts(given)] if len(mark) >= _TELLING or mark is _MADE_UP]
+    marks = [_MADE_UP, *(text.casefold() for text in _texts(given) if len(text) >= _TELLING)]
     for key, mark in after.marks.items():
         if before.marks.get(key) != mark and _holds(after.places[key].read(), marks):
             place = after.places[key]
@@ -140,49 +146,56 @@ def _texts(values: Any) -> list[str]:
     return [text for each in several for text in _texts(each)]
 
 
-class _Search:
-    """Finds the places of one chain."""
+# -- what can be written -----------------------------------------------------------------------------------------------
 
-    def __init__(self, allowed: Sequence[object]) -> None:
+
+class _Search:
+    """The places of one chain, found from the user's own functions and objects."""
+
+    def __init__(self, chain: Any, allowed: Sequence[object] = ()) -> None:
+        self.places: Places = {}
+        self.seen: dict[int, Any] = {}
         self._names = {name for name in allowed if isinstance(name, str)}
         self._allowed = {id(item) for item in allowed if not isinstance(item, str)}
-        self._seen: dict[int, Any] = {}
-        self._found: Places = {}
         self._waiting: deque[tuple[Any, str, str]] = deque()
-        self._stored: set[str] = set()
-        self._named: set[str] = set()
-
-    def places(self, chain: Any) -> tuple[Places, list[Any]]:
         parts = list(reachable(chain))
-        functions = [part for part in parts if type(part) is FunctionType and _is_users_code(part)]
-        named = [named_in(function) for function in functions]
-        self._stored = {name for names in named for name in names["stored"]}
-        self._named = {name for names in named for name in names["attribute"]}
-        self._writes = self._stored or any(_WRITES & set(function.__code__.co_names) for function in functions)
+        functions = [part for part in parts if type(part) is FunctionType and is_users(part)]
+        named = [names_in(function.__code__) for function in functions]
+        self._stored = {name for names in named for name in names.stored}
+        self._named = {name for names in named for name in names.attributes}
+        self._writes = self._stored or any(_WRITES & (names.globals | names.attributes) for names in named)
         for part in parts:
             if functions and is_one(part, RunnableBindingBase) and not is_one(part.bound, BaseLanguageModel):
                 for name, value in part.kwargs.items():
                     self._add(value, "a function with bound arguments", name)
         begins = [part for part in parts if _begins(part)]
         for part in sorted(begins, key=lambda part: type(part) is not FunctionType):  # these know their objects' names
-            self._add(part, _label(part), _label(part))
+            label = getattr(part, "__qualname__", None) or type(part).__qualname__
+            self._add(part, label, label)
             while self._waiting:
                 self._look(*self._waiting.popleft())
-        return self._found, list(self._seen.values())
 
     def _add(self, item: Any, found: str, name: str) -> None:
         closed = issubclass(type(item), _VALUES) and not getattr(item, "__dict__", None)
         if not closed and name in self._names:
             self._allowed.add(id(item))
-        if closed or id(item) in self._seen or id(item) in self._allowed:
+        if closed or id(item) in self.seen or id(item) in self._allowed:
             return
-        if is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS:
-            return
-        self._seen[id(item)] = item
-        self._waiting.append((item, found, name))
+        if not (is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS):
+            self.seen[id(item)] = item
+            self._waiting.append((item, found, name))
+
+    def _add_all(self, items: Iterable[Any], found: str, name: str) -> None:
+        for item in items:
+            self._add(item, found, name)
+
+    def _place(self, item: Any, slot: str, place: Place) -> None:
+        if place.name not in self._names:
+            self.places[id(item), slot] = place
 
     def _look(self, item: Any, found: str, name: str) -> None:
         kind = type(item)
+        module = str(kind.__module__)
         if kind is FunctionType:
             self._function(item)
         elif issubclass(kind, type):
@@ -191,16 +204,10 @@ class _Search:
             self._add_all([item.__wrapped__, item() if takes_nothing(item) else None], found, name)
         elif issubclass(kind, _FIXED):
             self._add_all(gc.get_referents(item), found, name)
-        elif issubclass(kind, _BUFFERS) or kind.__module__ in _PLAIN or _is_looked_into(kind.__module__):
+        elif (
+            issubclass(kind, _BUFFERS) or not is_library(module) or module.partition(".")[0] in sys.stdlib_module_names
+        ):
             self._object(item, found, name)
-
-    def _add_all(self, items: Iterable[Any], found: str, name: str) -> None:
-        for item in items:
-            self._add(item, found, name)
-
-    def _place(self, item: Any, slot: str, place: Place) -> None:
-        if place.name not in self._names:
-            self._found[id(item), slot] = place
 
     def _object(self, item: Any, found: str, name: str) -> None:
         """A container, or an object with attributes."""
@@ -211,20 +218,26 @@ class _Search:
             self._add_all(_held(item), found, name)
         if attributes is not None:
             if self._writes:
-                words = Place(found, f"{kind.__name__}.*", "its attributes", lambda: _pairs(attributes) + _slots(item))
-                self._place(item, "*", words)
+                # the object's own referents are its slots, beside the dictionary
+                reading = lambda: [*_pairs(attributes), *gc.get_referents(item)]  # noqa: E731
+                self._place(item, "*", Place(found, f"{kind.__name__}.*", "its attributes", reading))
             self._add_all(gc.get_referents(item), found, name)
             for attribute, value in list(attributes.items()):
                 self._add(value, found, f"{kind.__name__}.{attribute}")
 
     def _class(self, kind: type) -> None:
-        if not _is_users(kind.__module__) or issubclass(kind, enum.Enum):
+        if is_library(kind.__module__) or issubclass(kind, enum.Enum):
             return
         label = kind.__qualname__
         self._add_all([*kind.__mro__[1:], type(kind)], label, label)
 
         def own() -> dict[str, Any]:
-            return {name: value for name, value in vars(kind).items() if _is_state(kind, name, value)}
+            described = ("__", "_abc_", "model_") if issubclass(kind, BaseModel) else ("__", "_abc_")
+            return {
+                name: value
+                for name, value in vars(kind).items()
+                if not name.startswith(described) and type(value) is not FunctionType
+            }
 
         if self._stored & set(dir(kind)) or (self._writes and not self._stored):
             self._place(kind, "", Place(label, label, "its attributes", lambda: _pairs(own())))
@@ -233,121 +246,64 @@ class _Search:
 
     def _function(self, function: FunctionType) -> None:
         label = function.__qualname__
-        around = function.__globals__
-        for name, value in (function.__kwdefaults__ or {}).items():
+        around, kept, names = function.__globals__, vars(function), names_in(function.__code__)
+
+        def variable(key: Any, slot: str, name: str, read: Callable[[], list[Any]]) -> None:
+            self._place(key, slot, Place(label, name, "a variable", read))
+
+        for name, value in held_by(function, libraries=False):
             self._add(value, label, name)
-        for name, value in zip(_arguments(function), function.__defaults__ or (), strict=False):
-            self._add(value, label, name)
-        kept = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
-        if kept and _is_users_code(function):
-            self._add(vars(function), label, f"{label}.*")
-        elif kept := {name: value for name, value in kept.items() if name in self._named}:  # of a library's wrapper
-            keeping = functools.partial(_chosen, vars(function), self._named)
-            self._place(function, "*", Place(label, f"{label}.*", "its attributes", keeping))
-            self._add_all(kept.values(), label, f"{label}.*")
-        names = named_in(function)
+        if is_users(function) and kept.keys() - {"__wrapped__"}:
+            self._add(kept, label, f"{label}.*")
+        elif written := [value for name, value in kept.items() if name in self._named - {"__wrapped__"}]:
+            of_wrapper = functools.partial(_pairs, kept, self._named)  # a library's
+            self._place(function, "*", Place(label, f"{label}.*", "its attributes", of_wrapper))
+            self._add_all(written, label, f"{label}.*")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._add_all(_contents(cell), label, name)
-            if name in names["assigned"]:
-                self._place(cell, "", Place(label, name, "a variable", functools.partial(_contents, cell)))
-        if is_library(around.get("__name__")):
+            if name in names.assigned:
+                variable(cell, "", name, functools.partial(contents, cell))
+        if not is_users(function):
             return
-        for name in names["global"] & around.keys():
-            self._add(around[name], label, name)
-        for name in names["assigned"] & names["global"]:
-            self._place(around, name, Place(label, name, "a variable", functools.partial(_value, around, name)))
+        for name in names.assigned & names.globals:
+            variable(around, name, name, functools.partial(_value, around, name))
         for name in unloaded_in(function):  # a first call loads it
             self._place(function, name, Place(label, name, "a module", list))
-        for module in modules_in(function):
+        for module in modules_of(function):
             if not is_library(module.__name__):
-                for name in names["attribute"] & vars(module).keys():
-                    self._add(vars(module)[name], label, f"{module.__name__}.{name}")
-                for name in names["stored"] & vars(module).keys():
+                for name in names.stored & vars(module).keys():
                     reading = functools.partial(_value, vars(module), name)
-                    self._place(module, name, Place(label, f"{module.__name__}.{name}", "a variable", reading))
+                    variable(module, name, f"{module.__name__}.{name}", reading)
 
 
 def _begins(part: Any) -> bool:
     """Whether an object is the user's own: a function, an object or a class of theirs, or what holds state for one."""
     kind = type(part)
     if kind is FunctionType:
-        return _is_users_code(part)
-    if kind is MethodType:
-        return _begins_with(part.__self__) or _begins(part.__func__)
-    if kind is BuiltinMethodType:
-        return _begins_with(part.__self__)
+        return is_users(part)
+    if kind in (MethodType, BuiltinMethodType):
+        owner = part.__self__
+        return type(owner) in (list, dict, set, deque) or _begins(owner) or _begins(getattr(part, "__func__", None))
     if issubclass(kind, functools.partial):
         return any(_begins(each) for each in (part.func, *part.args, *part.keywords.values()))
-    return _is_users(kind.__module__) and not issubclass(kind, type)
+    return not is_library(kind.__module__) and not issubclass(kind, type)
 
 
-def _begins_with(item: Any) -> bool:
-    return type(item) in (list, dict, set, deque) or _begins(item)
-
-
-def _is_users(module: object) -> bool:
-    return isinstance(module, str) and not is_library(module)
-
-
-def _is_users_code(function: FunctionType) -> bool:
-    """Code without a module, as templates compile to, is read like the user's."""
-    return not is_library(function.__globals__.get("__name__"))
-
-
-def _is_looked_into(module: object) -> bool:
-    return _is_users(module) or _is_standard(str(module))
-
-
-def _is_standard(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
-def _label(part: Any) -> str:
-    return getattr(part, "__qualname__", None) or type(part).__qualname__
-
-
-def _arguments(function: FunctionType) -> Sequence[str]:
-    """The names of the arguments that have defaults."""
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return positional[len(positional) - len(function.__defaults__ or ()) :]
-
-
-def _contents(cell: Any) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # a variable that has no value yet
-        return []
+# -- how it is read ----------------------------------------------------------------------------------------------------
 
 
 def _value(around: dict[str, Any], name: str) -> list[Any]:
     return [around[name]] if name in around else []
 
 
+def _pairs(named: dict[str, Any], only: set[str] | None = None) -> list[Any]:
+    return [each for pair in list(named.items()) if only is None or pair[0] in only for each in pair]
+
+
 def _attributes(item: Any) -> dict[str, Any] | None:
-    try:
+    found = None
+    with contextlib.suppress(AttributeError):
         found = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
     return found if isinstance(found, dict) else None
-
-
-def _pairs(named: dict[str, Any]) -> list[Any]:
-    return [each for pair in list(named.items()) for each in pair]
-
-
-def _chosen(named: dict[str, Any], names: set[str]) -> list[Any]:
-    return _pairs({name: value for name, value in named.items() if name in names})
-
-
-def _slots(item: Any) -> list[Any]:
-    """What lies in the slots of an object that has a dictionary too."""
-    found = []
-    for kind in type(item).__mro__:
-        for each in vars(kind).values() if "__slots__" in vars(kind) else ():
-            if type(each) is MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # it has no value yet
-                    found.append(each.__get__(item))
-    return found
 
 
 def _raw(item: Any) -> bytes:
@@ -358,11 +314,6 @@ def _raw(item: Any) -> bytes:
         return b""
     content = item.getvalue()
     return (content.encode(errors="replace") if isinstance(content, str) else content) + str(item.tell()).encode()
-
-
-def _is_state(kind: type, name: str, value: Any) -> bool:
-    described = issubclass(kind, BaseModel) and name.startswith("model_")
-    return not (described or name.startswith("__") or name.startswith("_abc_") or type(value) is FunctionType)
 
 
 def _held(item: Any) -> list[Any]:
@@ -381,10 +332,7 @@ def _held(item: Any) -> list[Any]:
     return held
 
 
-def _mark(value: Any) -> int:
-    """Stands for a value: a text's or number's hash, or which object it is."""
-    return hash((type(value), value)) if type(value) in _VALUES else id(value)
-
+# -- what a trial asks, and of which copy ------------------------------------------------------------------------------
 
 _MADE_UP = "a made-up "
 """How the texts of an example begin that no record has a part in."""
@@ -394,7 +342,7 @@ _TELLING = 12
 
 
 class MadeUp(dict[str, Any]):
-    """An example that no record has a part in: whatever key it is asked for, it has a text there."""
+    """An example that no record has a part in: it has a text under every key."""
 
     def __missing__(self, key: str) -> str:
         return f"{_MADE_UP}{key}"
@@ -414,18 +362,18 @@ def other_words(values: Any) -> Any:
 def public_copy(chain: Any, allow_state: Sequence[object] = ()) -> tuple[Any, Sequence[object]]:
     """A copy of a sealed chain for public calls, and what of ``allow_state`` is in it.
 
-    A chain that holds nothing of the user's own that can be written may be the same one, if it cannot be copied.
-    Raises `UnsafeConfigurationError` where something else cannot be copied, or stays what private calls may write.
+    If a chain cannot be copied and holds nothing of the user's own that can be written, it may be the same one. Raises
+    `UnsafeConfigurationError` if something else cannot be copied, or stays what private calls may write.
     """
     try:
         copy, allowed = copied((chain, tuple(allow_state)))
     except UnsafeConfigurationError:
-        if _Search(()).places(chain)[0]:
+        if _Search(chain).places:
             raise
         return chain, allow_state
     if allow_state:
-        may = _Search(()).places(chain)[0].keys() - _Search(allow_state).places(chain)[0].keys()
-        for key, place in _Search(()).places(copy)[0].items():
+        may = _Search(chain).places.keys() - _Search(chain, allow_state).places.keys()
+        for key, place in _Search(copy).places.items():
             if key in may:
                 raise UnsafeConfigurationError(
                     f"members may write {place.name} ({place.kind}, allow_state), and public calls would read it "
