@@ -2,6 +2,7 @@
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
+from replies import PUBLIC_REPLIES, reply_prompt, with_replies
 
 from langchain_dpicl import (
     DPAggregate,
@@ -12,7 +13,6 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.demo.inbox import demo_inbox
-from langchain_dpicl.demo.replies import PUBLIC_REPLIES, reply_prompt, with_replies
 from langchain_dpicl.local import local_embeddings, local_llm
 
 records, questions = demo_inbox()

@@ -2,6 +2,7 @@
 
 import numpy as np
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from replies import with_replies
 
 from langchain_dpicl import (
     DemonstrationTemplate,
@@ -13,7 +14,6 @@ from langchain_dpicl import (
     synthesize_demonstrations,
 )
 from langchain_dpicl.demo.inbox import demo_inbox
-from langchain_dpicl.demo.replies import with_replies
 from langchain_dpicl.local import local_embeddings
 
 records, questions = demo_inbox()

@@ -25,10 +25,10 @@ from gated_stream import (
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.evaluation.pictures import save
 from langchain_dpicl.evaluation.report import write_report
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask
-from langchain_dpicl.plots.evaluation import save
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import Randomness

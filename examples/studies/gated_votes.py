@@ -17,14 +17,13 @@ from gated_stream import Ints, Question
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.evaluation.batches import State
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.label_batches import LabelBatches, Scores
-from langchain_dpicl.evaluation.lockstep import State
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.privacy.noise import Randomness
 
-_BATCH = 24
 _KEPT = 90_000  # tokens of examples whose states are kept; 46 KB each with SmolLM2-135M
 
 Example = tuple[str, str]
@@ -43,46 +42,24 @@ class BatchedReader(LabelBatches):
     """A model of transformers in this process. What it has read of an example serves all queries, while it is kept."""
 
     def __init__(self, model: TransformersLogits, labels: Sequence[str], shape: Shape) -> None:
-        # Tokenisers part an empty line before a word into its two line breaks: the pieces meet between them.
-        self._joint = "\n" if shape.separator.endswith("\n") else ""
-        instruction = shape.prefix(()).removesuffix(self._joint)
-        super().__init__(model, labels, instruction)
-        self._shape, self._start = shape, len(instruction)
+        super().__init__(model, labels, shape)
         self._known: dict[Example, State] = {}
         self._size = 0
 
     def scores(self, examples: Sequence[Example | None], query: str) -> Scores:
         """See `Reader`."""
-        asked = self._shape.ask(query)
-        next_, first = self._network.tokens(self._joint + asked), self._network.tokens(asked)
-        found = np.zeros((len(examples), len(self._labels)))
-        with self._network.working():
-            self._learn([example for example in examples if example is not None])
-            states = [self._instruction if each is None else self._whole(self._known[each]) for each in examples]
-            order = sorted(range(len(examples)), key=lambda i: _length(states[i]))
-            for start in range(0, len(order), _BATCH):
-                batch = order[start : start + _BATCH]
-                endings = [next_ if self._has_instruction or examples[i] else first for i in batch]
-                vectors, _ = self._lockstep.read(endings, [states[i] for i in batch])
-                for i, row in zip(batch, self._network.scores(list(vectors)), strict=True):
-                    found[i] = self._label_scores(row)
-        return found
+        self._learn([example for example in examples if example is not None])
+        states = [self.start if each is None else self._whole(self._known[each]) for each in examples]
+        return self.after(states, [each is not None for each in examples], query)
 
     def _learn(self, examples: Sequence[Example]) -> None:
         """Read the examples that are not known; forget the oldest where they are too many."""
         fresh = [example for example in dict.fromkeys(examples) if example not in self._known]
-        tokens = {
-            each: self._network.tokens(self._shape.prefix([each]).removesuffix(self._joint)[self._start :])
-            for each in fresh
-        }
-        fresh.sort(key=lambda each: len(tokens[each]))
-        for start in range(0, len(fresh), _BATCH):
-            batch = fresh[start : start + _BATCH]
-            states = self._states([tokens[each] for each in batch], [self._instruction] * len(batch))
-            for example, state in zip(batch, states, strict=True):
-                past = 0 if self._instruction is None else self._instruction[0][0].shape[1]
-                self._known[example] = [(keys[:, past:].clone(), values[:, past:].clone()) for keys, values in state]
-                self._size += len(tokens[example])
+        past = 0 if self.start is None else self.start[0][0].shape[1]
+        states = self.batches.states([self.tokens_of([example]) for example in fresh], self.start)
+        for example, state in zip(fresh, states, strict=True):
+            self._known[example] = [(keys[:, past:].clone(), values[:, past:].clone()) for keys, values in state]
+            self._size += state[0][0].shape[1] - past
         needed = set(examples)
         for example in [each for each in self._known if each not in needed]:
             if self._size <= _KEPT:
@@ -92,11 +69,11 @@ class BatchedReader(LabelBatches):
     def _whole(self, state: State) -> State:
         import torch
 
-        if self._instruction is None:
+        if self.start is None:
             return state
         return [
             (torch.cat([before[0], own[0]], dim=1), torch.cat([before[1], own[1]], dim=1))
-            for before, own in zip(self._instruction, state, strict=True)
+            for before, own in zip(self.start, state, strict=True)
         ]
 
 
@@ -256,10 +233,6 @@ class Table:
 def cached(make: Callable[[], T]) -> Callable[[], T]:
     """Made when it is first asked for."""
     return functools.cache(make)
-
-
-def _length(state: State | None) -> int:
-    return 0 if state is None else int(state[0][0].shape[1])
 
 
 def _short(values: NDArray[np.float64]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from langchain_dpicl.decoding.mixing import STEP, FloatArray
-from langchain_dpicl.evaluation.lockstep import Weighed
+from langchain_dpicl.evaluation.token_scores import Weighed
 
 _ORDERS = range(2, 65)
 _HALVINGS = 30

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,8 +16,10 @@ from paper_radius import ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.evaluation.lockstep import Weighed
-from langchain_dpicl.evaluation.token_methods import NO_BOUND, Outcome, Study, clipped
+from langchain_dpicl.decoding.template import DemonstrationTemplate
+from langchain_dpicl.evaluation.text import meaning_scores, rouge_l
+from langchain_dpicl.evaluation.token_scores import Decoder, DecodingNumbers, Mix
+from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.plan import LineRequest
 from langchain_dpicl.release.ensemble import PrivateEnsemble
@@ -24,54 +29,123 @@ from langchain_dpicl.store import ExemplarStore
 _MEMBERS, _MEMBER_SHOTS, _CANDIDATES = 10, 4, 10
 
 
-class Comparison(Study):
-    """All methods of the study."""
+@dataclass(frozen=True)
+class Outcome:
+    """The answers of one method, and how good they are; the lists are parallel to the queries."""
+
+    method: str
+    texts: list[str]
+    rouge_l: list[float]
+    meaning: list[float]
+    tokens: int
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    weights: list[float] = field(default_factory=list)  # the mean weight at each place of an answer
+
+
+class Study:
+    """One set of queries, and the methods that answer it.
+
+    Records have an input and an output, queries perhaps references; of ``public`` only the inputs are used.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        private: Sequence[Mapping[str, Any]],
+        queries: Sequence[Mapping[str, Any]],
+        public: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.options, self.private, self.queries, self.public = options, private, queries, public
+        self.inputs = [row["input"] for row in queries]
+        names = ("max_tokens", "min_tokens", "top_k", "shots", "kappa", "cap", "demonstrations", "prompt_shots")
+        self.decoder = Decoder(
+            options.model,
+            DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template)),
+            private,
+            DecodingNumbers(**{name: getattr(options, name) for name in names}),
+            options.delta if options.delta is not None else 0.1 / len(private),
+            threads=options.threads,
+            dtype=options.dtype,
+        )
 
     @property
     def methods(self) -> dict[str, Callable[[], Outcome]]:
         """Every method by its name."""
-        options = self.options
+        plain, unclipped = self.decoder.mix(cap=1.0), self.decoder.mix()
+        shots = self.options.shots
         found: dict[str, Callable[[], Outcome]] = {
             "zero-shot": partial(self.decode, "zero-shot", None),
-            "ensemble, not private": partial(self.decode, "ensemble, not private", _plain, shots=options.shots),
-            "ours unclipped, not private": partial(self.unclipped, "ours unclipped, not private"),
+            "ensemble, not private": partial(self.decode, "ensemble, not private", plain, shots=shots),
+            "ours unclipped, not private": partial(self.decode, "ours unclipped, not private", unclipped),
         }
-        for epsilon in options.epsilon:
-            online, paper = f"online, epsilon {epsilon:g}", f"paper's ball (unproved), epsilon {epsilon:g}"
-            found[online] = partial(self.online, online, epsilon)
-            found[paper] = partial(self.paper, paper, epsilon)
-            offline = f"offline, epsilon {epsilon:g}"
-            mean = f"embedding mean, epsilon {epsilon:g}"
-            found[mean] = partial(self.embedding_mean, mean, epsilon)
-            if self.public:
-                found[offline] = partial(self.offline, offline, epsilon)
+        for epsilon in self.options.epsilon:
+            kinds = {
+                "online": self.online,
+                "paper's ball (unproved)": self.paper,
+                "embedding mean": self.embedding_mean,
+            }
+            kinds |= {"offline": self.offline} if self.public else {}
+            for kind, run in kinds.items():
+                name = f"{kind}, epsilon {epsilon:g}"
+                found[name] = partial(run, name, epsilon)
         found["4-shot prompt, not private"] = partial(self.prompted, "4-shot prompt, not private", self.private)
         found["zero-shot prompt"] = partial(self.prompted, "zero-shot prompt", [])
         return found
 
+    def decode(
+        self, name: str, mix: Mix | None, *, facts: dict[str, Any] | None = None, shots: float | None = None
+    ) -> Outcome:
+        """Decode an answer to every query; without ``mix`` the samples are empty."""
+        started, answers = time.monotonic(), self.decoder.write(name, self.inputs, mix, shots)
+        texts = [answer.writer.text.strip() for answer in answers]
+        weights = [
+            float(np.mean([w for a in answers for w in a.weights.get(place, [])] or [math.nan]))
+            for place in range(self.options.max_tokens)
+        ]
+        tokens = sum(len(answer.writer.tokens) for answer in answers)
+        return self._outcome(name, texts, started, facts or {}, tokens, weights if mix else [])
+
+    def online(self, name: str, epsilon: float) -> Outcome:
+        """A plan for the queries themselves."""
+        bound = self.decoder.bound(epsilon, len(self.inputs))
+        return self.decode(name, self.decoder.mix(bound), facts={"epsilon": epsilon, "B": bound})
+
     def paper(self, name: str, epsilon: float) -> Outcome:
         """The paper's weights; its epsilon is a claim without a proof."""
-        tokens = len(self.queries) * self.options.max_tokens
-        beta, order = claimed_beta(epsilon, self.delta, self.rate, tokens)
+        tokens = len(self.inputs) * self.options.max_tokens
+        beta, order = claimed_beta(epsilon, self.decoder.delta, self.decoder.rate, tokens)
         mix = partial(ball_terms, beta=beta, order=order, temperature=1.0, cap=1.5)
         return self.decode(name, mix, facts={"claimed epsilon": epsilon, "beta": beta, "order": order})
+
+    def offline(self, name: str, epsilon: float) -> Outcome:
+        """Public demonstrations, made once from the public inputs; then an ordinary few-shot prompt."""
+        inputs = [row["input"] for row in self.public[: self.options.demonstrations]]
+        bound = self.decoder.bound(epsilon, len(inputs))
+        pairs = self.decoder.demonstrations(name, inputs, bound)
+        return self.prompted(name, pairs, facts={"epsilon": epsilon, "B": bound, "demonstrations": pairs})
+
+    def prompted(
+        self, name: str, pairs: Sequence[Mapping[str, Any]], *, facts: dict[str, Any] | None = None
+    ) -> Outcome:
+        """What the model writes after a prompt of some of these pairs, drawn for each query."""
+        started = time.monotonic()
+        return self._outcome(name, self.decoder.prompted(name, self.inputs, pairs), started, facts or {})
 
     def embedding_mean(self, name: str, epsilon: float) -> Outcome:
         """ESA: the zero-shot sentence nearest to the noisy mean of ten members' sentences."""
         started, randomness, mean = time.monotonic(), SecureRandomness(), self._members[0][0]
         rate = _MEMBERS * _MEMBER_SHOTS / len(self.private)
         request = LineRequest(mean.mechanism, rate, len(self.queries), options=mean.options)
-        sigma = self.parameter(epsilon, request)
+        sigma = self.decoder.parameter(epsilon, request)
         texts = [str(mean.aggregate(outputs, sigma, randomness) or "") for mean, outputs in self._members]
-        return self.outcome(name, texts, 0, started, {"epsilon": epsilon, "sigma": sigma}, [])
+        return self._outcome(name, texts, started, {"epsilon": epsilon, "sigma": sigma})
 
     @cached_property
     def _members(self) -> list[tuple[EmbeddingMean, list[Any]]]:
         """For each query the aggregator with its public candidates, and what the members of one sample wrote."""
         from langchain_core.output_parsers import StrOutputParser
         from langchain_core.runnables import Runnable, RunnableLambda
-
-        from langchain_dpicl.local import local_embeddings, local_llm
 
         store = ExemplarStore.from_records(
             [{key: row[key] for key in ("input", "output")} for row in self.private],
@@ -82,26 +156,36 @@ class Comparison(Study):
         )
         selector = PoissonExampleSelector(store, _MEMBERS, shots=_MEMBER_SHOTS)
 
+        def prompt(values: dict[str, Any]) -> str:
+            template = self.decoder.template
+            return "".join(template.show(example) for example in values["examples"]) + template.ask(values)
+
         def chain(temperature: float) -> Runnable[Any, str]:
             llm = local_llm(self.options.model, max_tokens=self.options.max_tokens, temperature=temperature)
-            return RunnableLambda(self._prompt) | llm.bind(stop=["\n"]) | StrOutputParser()
+            return RunnableLambda(prompt) | llm.bind(stop=["\n"]) | StrOutputParser()
 
         writer = chain(0.9)
         ensemble = PrivateEnsemble(selector, chain(0.0))
         aggregator = EmbeddingMean(local_embeddings(), writer, _CANDIDATES)
         found = []
-        for row in tqdm(self.queries, desc="embedding means", unit="query", disable=None, file=sys.stderr):
-            values = {"input": row["input"]}
+        for text in tqdm(self.inputs, desc="embedding means", unit="query", disable=None, file=sys.stderr):
+            values = {"input": text}
             written = [writer.invoke({**values, "examples": []}) for _ in range(_CANDIDATES)]
             mean = aggregator.prepare(values, aggregator.options, written)
             found.append((mean, ensemble.run(values, selector.rate, mean)))
         return found
 
-    def _prompt(self, values: dict[str, Any]) -> str:
-        shown = "".join(self.template.show(example) for example in values["examples"])
-        return shown + self.template.ask(values)
-
-
-def _plain(one_shot: Any, zero_shot: Any) -> Weighed:
-    """Every row with weight 1, whatever it says: NOT private."""
-    return clipped(one_shot, zero_shot, bound=NO_BOUND, cap=1.0)
+    def _outcome(
+        self,
+        name: str,
+        texts: list[str],
+        started: float,
+        facts: dict[str, Any],
+        tokens: int = 0,
+        weights: Sequence[float] = (),
+    ) -> Outcome:
+        seconds = round(time.monotonic() - started, 1)
+        references = [row.get("references") or row["output"] for row in self.queries]
+        rouge = [rouge_l(text, known) for text, known in zip(texts, references, strict=True)]
+        meaning = meaning_scores(texts, references, local_embeddings())
+        return Outcome(name, texts, rouge, meaning, tokens, seconds, facts, list(weights))

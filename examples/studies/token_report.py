@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from langchain_dpicl.evaluation.token_methods import Outcome
+from token_methods import Outcome
 
 _REFERENCE = "ensemble, not private"
 _CURVES = {

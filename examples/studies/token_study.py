@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from token_methods import Comparison
+from token_methods import Outcome, Study
 from token_report import report
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.token_methods import Outcome
 from langchain_dpicl.store.records import read_records
 
 
@@ -63,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, found in (("data", private), ("test", queries)):
         if not all(isinstance(row.get(key), str) for row in found for key in ("input", "output")):
             raise InvalidParameter(name, getattr(options, name), "records with the texts 'input' and 'output'")
-    study = Comparison(options, private, queries, read_records(options.inputs) if options.inputs else [])
+    study = Study(options, private, queries, read_records(options.inputs) if options.inputs else [])
     kept = options.output / "methods"
     kept.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

@@ -89,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
         "queries": len(evaluation.queries),
         "samples": options.samples,
         "draws": options.draws,
-        **{name: getattr(evaluation.schedule, name) for name in ("owners", "members", "shots", "rate", "releases")},
-        "delta": evaluation.schedule.delta,
+        **{name: getattr(evaluation.plan, name) for name in ("owners", "members", "shots", "rate", "releases")},
+        "delta": evaluation.plan.delta,
         "calibrate_on": options.calibrate_on,
         "in_batches": options.in_batches,
         "command": _command(options),
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 def _evaluation(options: argparse.Namespace) -> Evaluation:
     from langchain_dpicl.evaluation.data import load_rows
     from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-    from langchain_dpicl.evaluation.schedule import Schedule
+    from langchain_dpicl.evaluation.plan import EvaluationPlan
     from langchain_dpicl.evaluation.tasks import task
 
     about = task(options.task)
@@ -121,7 +121,7 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
         raise InvalidParameter("--test", None, "a file with the queries and their answers")
     queries = load_rows(about, options.test or options.data, split="test", columns=columns)
     public = load_rows(about, options.public, columns=columns) if options.public else []
-    schedule = Schedule(
+    plan = EvaluationPlan(
         owners=len(rows),
         members=options.members,
         shots=options.shots,
@@ -143,7 +143,7 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
         queries=asked[: len(asked) - options.calibrate_on],
         public=public,
         model=model,
-        schedule=schedule,
+        plan=plan,
         folder=options.output,
         samples=options.samples,
         draws=options.draws,

@@ -1,4 +1,4 @@
-"""Many questions for a sampler: each answer is a charge of its own, and so many are under way at once."""
+"""Many questions for a sampler: each answer is a charge of its own, and several run at once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from langchain_dpicl.errors import PrivacyBudgetExceeded
 Configs = RunnableConfig | list[RunnableConfig] | None
 
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
-"""Answers under way at once, unless told otherwise: as many as a pool of threads has by default."""
+"""Answers that run at once by default: as many as a pool of threads has."""
 
 
 def one_by_one(
     ask: Callable[[Any, RunnableConfig], Any], inputs: Sequence[Any], config: Configs, return_exceptions: bool
 ) -> list[Any]:
-    """An answer for each input, in order; with ``return_exceptions`` an error in the place of one that has none.
+    """Return an answer for each input, in order; with ``return_exceptions`` an error in the place of a missing answer.
 
-    Otherwise no answer begins after an error, and the first is raised when those under way have ended.
+    Otherwise no answer begins after an error, and the first is raised when the running ones have ended.
     """
     if not inputs:
         return []
@@ -74,7 +74,7 @@ def _at_once(configs: Sequence[RunnableConfig]) -> int:
 
 
 def _unless(failed: Sequence[Exception], answers: list[Any]) -> list[Any]:
-    """The answers, or the error that came first; where the budget ended, it says how far the batch got."""
+    """Return the answers, or raise the first error; an end of the budget says how many inputs were answered."""
     if not failed:
         return answers
     if not isinstance(failed[0], PrivacyBudgetExceeded) or len(answers) == 1:

@@ -17,20 +17,6 @@ from collections.abc import Mapping, Sequence
 
 from langchain_dpicl.errors import InvalidParameter
 
-__all__ = [
-    "DEMO_CONTENT_FREE",
-    "DEMO_INSTRUCTION",
-    "DEMO_LABELS",
-    "DEMO_MEMBERS",
-    "DEMO_SHOTS",
-    "INPUT_KEY",
-    "OUTPUT_KEY",
-    "OWNER_KEY",
-    "demo_inbox",
-    "generate_inbox",
-    "split_inbox",
-]
-
 INPUT_KEY, OUTPUT_KEY, OWNER_KEY = "text", "label", "customer"
 
 DESKS = {"pharmacy": "Flask", "billing": "Ledger", "appointments": "Porch"}

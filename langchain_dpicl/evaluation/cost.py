@@ -1,4 +1,4 @@
-"""What an answer costs against the rate at which owners take part: tokens, price, and the noise of a plan."""
+"""The cost of answers against the rate at which owners take part: tokens, price, and the noise of a plan."""
 
 from __future__ import annotations
 
@@ -33,25 +33,23 @@ class PromptTokens:
 
     @classmethod
     def measure(
-        cls, task: Task, examples: Sequence[Row], queries: Sequence[Row], count: Callable[[str], int]
+        cls, task: Task, examples: Sequence[Row], queries: Sequence[Row], count: Callable[[str], float]
     ) -> PromptTokens:
-        """The task's prompts, measured over these rows with a tokenizer's `count`.
+        """Measure the task's prompts over these rows with a tokenizer's `count`.
 
-        Each part is counted on its own (an example with its separator): the sum is a prompt's count up to what a
-        tokenizer merges where two parts meet. An answer counts as the mean of the queries' own, each at most the
-        task's `max_tokens`.
+        Each part is counted on its own (an example with its separator), so the sum is a prompt's count up to tokens
+        that span two parts. An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
         """
         for name, rows in (("examples", examples), ("queries", queries)):
             if not rows:
                 raise InvalidParameter(name, "no rows", "at least one row")
         shape = task.shape
-        most = task.max_tokens if isinstance(task, GenerationTask) else None
-        answers = [count(shape.answer.replace("{output}", row.output)) for row in queries]
+        most = task.max_tokens if isinstance(task, GenerationTask) else float("inf")
         return cls(
             instruction=count(shape.prefix([])) if shape.instruction else 0,
             example=fmean(count(shape.example(row.input, row.output) + shape.separator) for row in examples),
             query=fmean(count(shape.ask(row.input)) for row in queries),
-            answer=fmean(n if most is None else min(n, most) for n in answers),
+            answer=fmean(min(count(shape.answer.replace("{output}", row.output)), most) for row in queries),
         )
 
     def prompt(self, shots: float) -> float:
@@ -61,14 +59,14 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class CostPoint:
-    """What one sampling rate means.
+    """The cost at one sampling rate.
 
     Parameters
     ----------
     rate, owners
         The rate, and how many owners a release then samples on average.
     grows
-        What takes the owners in: more `members` of as many shots, or more `shots` for as many members.
+        Whether the owners beyond the least take more `members` of as many shots, or more `shots` for as many members.
     members, shots
         N, and how many examples a member sees on average.
     prompt_tokens, answer_tokens, price
@@ -105,12 +103,11 @@ def cost_curve(
     options: Mapping[str, float] | None = None,
     public_calls: int = 0,
 ) -> list[CostPoint]:
-    """For each rate, rising, two points: more members of `shots` each, and more shots for `members`.
+    """Return two points for each rate, rising: more members of `shots` each, and more shots for `members`.
 
     A release at rate q samples q * owners owners on average, each with one example. N calls then read
-    N * (instruction + query) + q * owners * example tokens on average, and write N answers: a prompt's length is linear
-    in its examples. Where a bucket's cap drops examples, less is read. Where members grow, N is q * owners / shots,
-    rounded to a whole number, at least 1.
+    N * (instruction + query) + q * owners * example tokens on average, and write N answers. (A bucket's cap that drops
+    examples reads less.) With growing members, N is q * owners / shots, rounded to a whole number, at least 1.
 
     Parameters
     ----------
@@ -129,7 +126,7 @@ def cost_curve(
         For a number outside its bounds, no rates, or a mechanism that does not call each member once (`tokens`,
         `threshold`).
     InfeasiblePlan
-        Where no noise of the mechanism reaches epsilon.
+        If no noise of the mechanism reaches epsilon.
     """
     owners, members, shots = whole("owners", owners), whole("members", members), whole("shots", shots)
     releases = whole("releases", releases)
@@ -142,13 +139,13 @@ def cost_curve(
     public = Calls(tokens.prompt(0.0), tokens.answer, price_in, price_out)
     points = []
     for rate in sorted({probability("rate", rate) for rate in rates}):
-        sampled = rate * owners
-        noise = _noise(mechanism, rate, epsilon, delta, releases, dict(options or {}))
-        shapes: list[tuple[Literal["members", "shots"], int]] = [
-            ("members", max(1, round(sampled / shots))),
-            ("shots", members),
-        ]
-        for grows, calls in shapes:
+        sampled, given = rate * owners, dict(options or {})
+        if mechanism == "ptr":
+            given = {"delta0": default_delta0(delta, rate, releases), **given}
+        request = LineRequest(mechanism, rate, releases, options=given)
+        plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={mechanism: request})
+        shapes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / shots)), "shots": members}
+        for grows, calls in shapes.items():
             member = Calls(tokens.prompt(sampled / calls), tokens.answer, price_in, price_out)
             points.append(
                 CostPoint(
@@ -161,16 +158,7 @@ def cost_curve(
                     answer_tokens=_QUERIES * (calls + public_calls) * tokens.answer,
                     price=_QUERIES * (member.cost(calls) + public.cost(public_calls)),
                     parameter=MECHANISMS[mechanism].parameter,
-                    noise=noise,
+                    noise=plan.lines[mechanism].parameter,
                 )
             )
     return points
-
-
-def _noise(
-    mechanism: str, rate: float, epsilon: float, delta: float, releases: int, options: Mapping[str, float]
-) -> float:
-    if mechanism == "ptr":
-        options = {"delta0": default_delta0(delta, rate, releases), **options}
-    request = LineRequest(mechanism, rate, releases, options=options)
-    return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={mechanism: request}).lines[mechanism].parameter

@@ -1,18 +1,15 @@
-"""One pass of a model over a classification task: what every member says, before any vote and any noise.
+"""One pass of a model over a classification task: each member's label scores, before any vote and any noise.
 
-Each sample of owners is drawn once and asked all queries. A query's answer then has the law that it has with a sample
-of its own, so accuracy has the same mean; between samples it varies more. What the model has read of a member's
-examples serves all queries.
-
-A pass holds members' answers in the open, so it is for data that are public in truth, or that stay with whoever owns
-them.
+Each sample of owners is drawn once and gets all queries. A query's answer then has the law that it has with a sample
+of its own, so accuracy has the same mean; between samples it varies more. The model reads a member's examples once for
+all queries. A pass holds members' answers in the open: for data that are public in truth, or stay with their owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,7 +18,7 @@ from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl.evaluation.passes import PassFile, once_more
-from langchain_dpicl.evaluation.samples import Pairs
+from langchain_dpicl.evaluation.plan import Pairs
 from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.private import boundary
@@ -32,18 +29,18 @@ if TYPE_CHECKING:
 Scores = NDArray[np.float64]
 
 Ask = Callable[[str], Scores]
-"""From a query to (prompts, labels): the scores after each prompt's examples. A row of zeros where the model failed."""
+"""From a query to (prompts, labels): the scores after each prompt's examples. A row of zeros if the model failed."""
 
 
 class LabelReader(Protocol):
     """Asks a model for the labels' scores."""
 
     def prompts(self, examples: Sequence[Pairs]) -> Ask:
-        """Prompts with these examples, to be asked many queries."""
+        """Return a function that asks many queries after each of these examples."""
 
 
 class ChainReader:
-    """Through LangChain: any model that `LabelScorer` takes, called as a release calls it."""
+    """Asks through LangChain: any model that `LabelScorer` takes, called as a release calls it."""
 
     def __init__(self, llm: BaseLanguageModel[Any], task: ClassificationTask, *, at_once: int = 8) -> None:
         shape = task.shape
@@ -52,7 +49,7 @@ class ChainReader:
             examples = [(each["text"], each["label"]) for each in values["examples"]]
             return shape.prefix(examples) + shape.ask(values["input"])
 
-        # The embedded model returns as many alternatives as asked.
+        # The embedded model returns any number of alternatives.
         alternatives = 100 if getattr(llm, "accepts_shared_prefix", False) else 20
         scorer = LabelScorer(llm, task.labels, prompt=prompt, calibrate=False, top_logprobs=alternatives)
         self._member = boundary.seal(RunnableLambda(scorer.scores))
@@ -60,7 +57,6 @@ class ChainReader:
 
     def prompts(self, examples: Sequence[Pairs]) -> Ask:
         """See `LabelReader`."""
-
         buckets = [[{"text": text, "label": label} for text, label in pairs] for pairs in examples]
 
         def ask(query: str) -> Scores:
@@ -74,12 +70,10 @@ class ChainReader:
 
 
 class BatchReader:
-    """Reads the prompts of a query in batches, by a model of transformers in this process, loaded at first use."""
+    """Reads the prompts of a query in batches, with a model in this process that is loaded at first use."""
 
     def __init__(self, model: str, task: ClassificationTask, *, threads: int | None = None) -> None:
         self._model, self._threads, self._task = model, threads, task
-        # Tokenisers part an empty line before a word into its two line breaks: the pieces meet between them.
-        self._joint = "\n" if task.shape.separator.endswith("\n") else ""
 
     @cached_property
     def _batches(self) -> LabelBatches:
@@ -87,19 +81,15 @@ class BatchReader:
         from langchain_dpicl.evaluation.label_batches import LabelBatches
 
         model = TransformersLogits(self._model, threads=self._threads)
-        return LabelBatches(model, self._task.labels, self._task.shape.prefix(()).removesuffix(self._joint))
+        return LabelBatches(model, self._task.labels, self._task.shape)
 
     def prompts(self, examples: Sequence[Pairs]) -> Ask:
         """See `LabelReader`."""
-        shape = self._task.shape
-        instruction = len(shape.prefix(()).removesuffix(self._joint))
-        prefixes = [shape.prefix(pairs).removesuffix(self._joint)[instruction:] for pairs in examples]
-        scores = self._batches.after(prefixes, self._joint)
-        return lambda query: scores(shape.ask(query))
+        return self._batches.prompts(examples)
 
 
 @dataclass(frozen=True)
-class Said:
+class SampleScores:
     """What the model said with one sample of owners; rows are prompts.
 
     Attributes
@@ -109,8 +99,8 @@ class Said:
     neutral
         (texts, prompts, labels) scores after the texts to calibrate on.
     members
-        How many of the prompts are members'. The next has no examples, the one after it as many private ones as it is
-        compared with, and the last, where there is one more, public ones.
+        How many of the prompts are members'. The next has no examples, the one after it ``few_shots`` private ones,
+        and a last one, if there is any, public ones.
     """
 
     queries: Scores
@@ -118,10 +108,10 @@ class Said:
     members: int
 
     def labels(self, prompts: slice, *, calibrate: bool) -> NDArray[np.int64]:
-        """(queries, prompts) positions of the label with the highest score; -1 where the model failed.
+        """Return (queries, prompts) positions of the label with the highest score; -1 if the model failed.
 
         Calibrated scores are divided by the geometric mean of those after the neutral texts, as by `LabelScorer`; a
-        prompt that failed after one of these abstains always.
+        prompt that failed after one of these always abstains.
         """
         values = self.queries[:, prompts]
         answered = values.any(axis=2)
@@ -141,35 +131,30 @@ def read_sample(
     file: PassFile,
     keys: Callable[[str], tuple[str, int]],
     progress: Callable[[], Any],
-) -> Said:
-    """What the file has for each text, else what the model says now, which the file then has.
+) -> SampleScores:
+    """Return the file's scores for each text; ask the model for those that are missing, and add them to the file.
 
-    ``examples`` are those of the prompts, members' first. Raises `ModelUnavailable` where the model failed on every
-    prompt; nothing is kept of that text.
+    ``examples`` are those of the prompts, members' first. A prompt that fails among others is asked once more. Raises
+    `ModelUnavailable` if the model failed on every prompt; nothing is kept of that text.
     """
     ask: Ask | None = None
-    for text in (*neutral, *queries):
-        if keys(text) not in file:
-            ask = ask or reader.prompts(examples)
-            found = _answers(reader, ask, examples, text)
-            if not found.any():
-                raise file.no_answer()
-            file.add(keys(text), [[float(f"{score:.5g}") for score in row] for row in found])
-        progress()
-    shape = (-1, len(examples), len(file[keys(queries[0])][0]))
-
-    def table(texts: Sequence[str]) -> Scores:
-        return np.array([file[keys(text)] for text in texts], float).reshape(shape)
-
-    return Said(table(queries), table(neutral), members)
-
-
-def _answers(reader: LabelReader, ask: Ask, examples: Sequence[Pairs], text: str) -> Scores:
-    """The scores after each prompt, where each that failed among others has been asked once more."""
 
     def rows(scores: Scores) -> list[Scores | None]:
         return [row if row.any() else None for row in scores]
 
-    found = ask(text)
-    answers = once_more(rows(found), lambda some: rows(reader.prompts([examples[i] for i in some])(text)))
-    return np.array([np.zeros(found.shape[1]) if row is None else row for row in answers])
+    def ask_again(text: str, some: list[int]) -> list[Scores | None]:
+        return rows(reader.prompts([examples[i] for i in some])(text))
+
+    for text in (*neutral, *queries):
+        if keys(text) not in file:
+            ask = ask or reader.prompts(examples)
+            found = ask(text)
+            answers = once_more(rows(found), partial(ask_again, text))
+            if all(row is None for row in answers):
+                raise file.no_answer()
+            table = [np.zeros(found.shape[1]) if row is None else row for row in answers]
+            file.add(keys(text), [[float(f"{score:.5g}") for score in row] for row in table])
+        progress()
+    shape = (-1, len(examples), len(file[keys(queries[0])][0]))
+    said, alone = (np.array([file[keys(text)] for text in texts], float).reshape(shape) for texts in (queries, neutral))
+    return SampleScores(said, alone, members)

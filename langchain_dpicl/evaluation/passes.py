@@ -1,12 +1,13 @@
-"""What the model said, kept: a file that a stopped evaluation goes on with.
+"""A file of what the model said: a stopped evaluation resumes from it.
 
-One line of JSON for each piece of work, appended and synced when it is done; the first line says for which settings. A
-line that a stop left half written is dropped and its work done again. The file holds what members said in the open, so
-only its owner may read it.
+One line of JSON for each piece of work, appended and synced when the work is done; the first line holds the settings.
+A line that a stop left half written is dropped, and its work is done again. The file holds members' answers in the
+open, so only its owner may read it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,26 +21,23 @@ from langchain_dpicl.store.durable import append, lock, read_whole
 Key = tuple[int | str, ...]
 T = TypeVar("T")
 
+_BAD_HEAD = "a folder of an evaluation: its first line is damaged"
+
 
 class PassFile:
     """Entries by key, on disk from the moment they are added.
 
-    Raises `InvalidParameter` where the file was made with other settings (it names the first that differs), is not such
-    a file, is damaged (it names the line), or cannot be written, and where another evaluation has it. A file that is
-    refused stays as it is.
+    Raises `InvalidParameter` if the file was made with other settings (it names the first that differs), is no such
+    file, is damaged (it names the line), cannot be written, or if another evaluation has it. A refused file stays as
+    it is.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, dict(settings)
         self._entries: dict[Key, Any] = {}
-        fault = ""
-        try:
+        with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        if fault:
-            raise self._refused(f"a folder that can be written ({fault})")
         try:
             if not lock(self._descriptor):
                 raise self._refused("a folder on which no other evaluation is running")
@@ -51,53 +49,46 @@ class PassFile:
     def _refused(self, bound: str) -> InvalidParameter:
         return InvalidParameter("output", str(self.path), bound)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of the file system into `InvalidParameter`."""
+        try:
+            yield
+        except OSError as error:
+            fault = error.strerror or type(error).__name__
+        else:
+            return
+        raise self._refused(f"a folder that can be written ({fault})")
+
     def _take_over(self, content: bytes) -> None:
-        """Read what is there; then take away the line that was not finished, if any."""
+        """Read the file; then cut off the line that was not finished, if any."""
         head = json.dumps(self.settings, sort_keys=True)
         *whole, torn = content.split(b"\n")
         if whole:
-            self._check(whole[0])
+            found, asked = _parsed(whole[0]), json.loads(head)
+            if not isinstance(found, dict):
+                raise self._refused(_BAD_HEAD)
+            for name in sorted({*found, *asked}):
+                if found.get(name) != asked.get(name):
+                    bound = f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder"
+                    raise InvalidParameter(name, asked.get(name), bound)
         elif not head.encode().startswith(torn):
-            raise self._refused("a folder of an evaluation: its first line is damaged")
+            raise self._refused(_BAD_HEAD)
         for number, line in enumerate(whole[1:], start=2):
-            key, value = self._read(line, number)
-            self._entries[key] = value
+            match _parsed(line):
+                case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
+                    self._entries[tuple(key)] = value
+                case _:
+                    bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
+                    raise self._refused(bound)
         if torn:
             os.ftruncate(self._descriptor, len(content) - len(torn))
         if not whole:
             self._write(head)
 
-    def _check(self, line: bytes) -> None:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise self._refused("a folder of an evaluation: its first line is damaged")
-        asked = json.loads(json.dumps(self.settings))
-        for name in sorted({*found, *asked}):
-            if found.get(name) != asked.get(name):
-                bound = f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder"
-                raise InvalidParameter(name, asked.get(name), bound)
-
-    def _read(self, line: bytes, number: int) -> tuple[Key, Any]:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        match entry:
-            case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
-                return tuple(key), value
-        raise self._refused(f"a folder of an evaluation: line {number} is damaged; remove it to do its work again")
-
     def _write(self, line: str) -> None:
-        fault = ""
-        try:
+        with self._writing():
             append(self._descriptor, (line + "\n").encode("ascii"))
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        if fault:
-            raise self._refused(f"a folder that can be written ({fault})")
 
     def add(self, key: Key, value: Any) -> None:
         """Keep an entry."""
@@ -121,26 +112,33 @@ class PassFile:
         )
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         os.close(self._descriptor)
 
 
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
 def key_of(text: str) -> str:
-    """A name for a text that shows nothing of it and stays the same."""
+    """A stable name for a text that shows nothing of it."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def once_more(found: Sequence[T | None], ask: Callable[[list[int]], Sequence[T | None]]) -> list[T | None]:
-    """Answers by prompt, None for a failure, where each prompt that failed among others has been asked once more.
+    """Answers by prompt, None for a failure, after each prompt that failed among others was asked once more.
 
-    One that was answered is asked again beside them. Where that fails as well, the model is gone: then there is no
-    answer at all, so that nothing of an outage is kept.
+    One prompt with an answer is asked again beside them. If that fails as well, the model is gone, and the result has
+    no answer at all: nothing of an outage is kept.
     """
     failed = [i for i, answer in enumerate(found) if answer is None]
-    there = [i for i, answer in enumerate(found) if answer is not None]
-    if not failed or not there:
+    answered = [i for i, answer in enumerate(found) if answer is not None]
+    if not failed or not answered:
         return list(found)
-    known, *again = ask([there[0], *failed])
+    known, *again = ask([answered[0], *failed])
     if known is None:
         return [None] * len(found)
     renewed = dict(zip(failed, again, strict=True))

@@ -1,18 +1,20 @@
-"""What an evaluation leaves behind: numbers as JSON, tables in Markdown, pictures, and a page over several of them."""
+"""An evaluation's results: numbers as JSON, tables in Markdown, pictures, and a page over several of them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint
+from langchain_dpicl.evaluation.pictures import pictures, save
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tables import (
     MEASURES,
@@ -26,7 +28,6 @@ from langchain_dpicl.evaluation.tables import (
     study_table,
 )
 from langchain_dpicl.evaluation.tasks import Task
-from langchain_dpicl.plots.evaluation import pictures, save
 
 _RESERVED = (*MEASURES, "flips", "cost")
 
@@ -38,7 +39,7 @@ def write_report(
     settings: Mapping[str, Any],
     costs: Sequence[CostPoint] = (),
 ) -> dict[str, Any]:
-    """Write ``results.json``, ``table.md`` and the pictures into the folder; return what ``results.json`` has.
+    """Write ``results.json``, ``table.md`` and the pictures into the folder; return the content of ``results.json``.
 
     The reference of a private method is the score of that name without an epsilon: the same aggregate without noise.
     A loss is the difference of two means, in points of the measure.
@@ -46,22 +47,36 @@ def write_report(
     Parameters
     ----------
     settings
-        What the run was asked for. `model`, `members`, `shots`, `rate`, `releases`, `delta` and `command` (a line, or
-        its words) are named in the table.
+        The settings of the run. The table names `model`, `members`, `shots`, `rate`, `releases`, `delta` (by default
+        those of the first private score) and `command` (a line, or its words).
     costs
         A cost curve, for ``cost.png``.
 
     Raises
     ------
     InvalidParameter
-        For no scores, an epsilon that is not positive, an ablation whose scores lack the number that it varies, a
-        folder that cannot be written; and without matplotlib, after the numbers and the table are written.
+        For no scores, an epsilon that is not positive, an ablation whose scores lack the varied number, a folder that
+        cannot be written; and without matplotlib, after the numbers and the table are written.
     """
-    _check(scores)
+    if not scores or not measures_of(scores):
+        raise InvalidParameter("scores", len(scores), "at least one score with a measure")
+    for score in scores:
+        if score.epsilon is not None and not 0 < score.epsilon < math.inf:
+            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None for what is not private")
+        if score.study and (score.study in _RESERVED or not re.fullmatch(r"\w[\w-]*", score.study)):
+            raise InvalidParameter("study", score.study, f"a word for a file name, none of {', '.join(_RESERVED)}")
+        varied = score.facts.get(score.study, math.nan) if score.study else 0.0
+        if not math.isfinite(varied):
+            raise InvalidParameter(f"facts[{score.study!r}]", varied, f"what the {score.method} score varies, a number")
     drawers = pictures(task.name, scores, costs)
     measure = main_measure(scores)
     main = ordered([score for score in scores if not score.study])
-    plan = _plan(main or scores, settings)
+    facts = next((score.facts for score in main or scores if score.is_private), {})
+    plan = {
+        name: value
+        for name in ("model", "members", "shots", "rate", "releases", "delta")
+        if (value := facts.get(name) if settings.get(name) is None else settings[name]) is not None
+    }
     results: dict[str, Any] = {
         "task": task.name,
         "measured": _measured(task, main or scores, plan),
@@ -76,39 +91,36 @@ def write_report(
     studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
     parts = [f"# {task.name}", results["measured"], results["finding"], results["table"], *studies, results["papers"]]
     parts.append(_command(results["settings"]))
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "results.json").write_text(text + "\n", encoding="utf-8")
         _write(folder / "table.md", parts)
         save(drawers, folder)
-    except OSError as failure:
-        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None
     return results
 
 
 def write_index(folder: Path) -> Path:
-    """Write ``README.md`` over all sub-folders that hold a ``results.json``, or a ``README.md`` alone, which is linked.
+    """Write ``README.md`` over all sub-folders that hold a ``results.json``; link those that hold a ``README.md`` only.
 
-    Return its path. For each: what was measured and found, the tables, the pictures and the command. A file
-    ``notes.md`` in a sub-folder is written by hand and comes after the tables; its links start from `folder`. Raises
-    `InvalidParameter` where there are no results, and for a file that is not an evaluation's.
+    Return its path. Each section has the measurement, its finding, the tables, the pictures and the command. A file
+    ``notes.md`` in a sub-folder is written by hand and follows the tables; its links start from `folder`. Raises
+    `InvalidParameter` if there are no results, and for a file that is not an evaluation's.
     """
     found = sorted(path.parent for path in folder.glob("*/results.json"))
     if not found:
         raise InvalidParameter("folder", str(folder), "a folder with sub-folders that hold a results.json")
     pages = sorted(path.parent for path in folder.glob("*/README.md") if path.parent not in found)
     links = [f"- [{each.name}]({each.name}/README.md)" for each in pages]
-    links += [f"- [{each.name}](#{_anchor(each.name)})" for each in found]
+    anchors = [re.sub(r"[^\w\- ]", "", each.name.lower()).replace(" ", "-") for each in found]
+    links += [f"- [{each.name}](#{anchor})" for each, anchor in zip(found, anchors, strict=True)]
     about = "Made from the `results.json` and the `notes.md` of each folder."
     parts = ["# Results", about, "\n".join(links)]
     for each in found:
         parts += _section(each)
     path = folder / "README.md"
-    try:
+    with _writing(folder):
         _write(path, parts)
-    except OSError as failure:
-        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None
     return path
 
 
@@ -139,27 +151,6 @@ def _section(folder: Path) -> list[str]:
     ]
 
 
-def _check(scores: Sequence[Score]) -> None:
-    if not scores or not measures_of(scores):
-        raise InvalidParameter("scores", len(scores), "at least one score with a measure")
-    for score in scores:
-        if score.epsilon is not None and not 0 < score.epsilon < math.inf:
-            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None for what is not private")
-        if score.study and (score.study in _RESERVED or not re.fullmatch(r"\w[\w-]*", score.study)):
-            raise InvalidParameter("study", score.study, f"a word for a file name, none of {', '.join(_RESERVED)}")
-        varied = score.facts.get(score.study, math.nan) if score.study else 0.0
-        if not math.isfinite(varied):
-            raise InvalidParameter(f"facts[{score.study!r}]", varied, f"what the {score.method} score varies, a number")
-
-
-def _plan(scores: Sequence[Score], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's numbers: from the settings, else from the first private score."""
-    facts = next((score.facts for score in scores if score.is_private), {})
-    names = ("model", "members", "shots", "rate", "releases", "delta")
-    known = {name: facts.get(name) if settings.get(name) is None else settings[name] for name in names}
-    return {name: value for name, value in known.items() if value is not None}
-
-
 def _measured(task: Task, scores: Sequence[Score], plan: Mapping[str, Any]) -> str:
     words = {"members": "{} members", "shots": "{} shots each", "rate": "sampling rate {}"}
     words |= {"releases": "{} releases", "delta": "delta {}"}
@@ -180,12 +171,8 @@ def _command(settings: Mapping[str, Any]) -> str:
     return f"```\n{line}\n```" if line else ""
 
 
-def _anchor(name: str) -> str:
-    return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
-
-
 def _strict(value: Any) -> Any:
-    """As strict JSON has it: what is not finite becomes null, what is no number or container becomes text."""
+    """As strict JSON has it: null for numbers that are not finite, text for objects that JSON lacks."""
     if isinstance(value, Mapping):
         return {str(key): _strict(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -199,3 +186,11 @@ def _strict(value: Any) -> Any:
 
 def _write(path: Path, parts: Sequence[str]) -> None:
     path.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None

@@ -1,9 +1,9 @@
-"""What an evaluation finds: one score a method, with what is public about it."""
+"""What an evaluation finds: one score a method, with its public numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 @dataclass(frozen=True)
 class Value:
-    """One measure: its mean, how far runs lie apart, and how far the choice of queries may have moved it.
+    """One measure.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Value:
     error: float = math.nan
 
     @classmethod
-    def of(cls, table: Sequence[Sequence[float]]) -> Value:
+    def of(cls, table: Any) -> Value:
         """From a table of runs by queries, entries between 0 and 1."""
         found = 100 * np.asarray(table, float)
         runs, queries = found.shape
@@ -51,17 +51,17 @@ class Score:
     method
         Its name; the same for all epsilons.
     epsilon
-        Of all releases of the plan together; None for what is not private.
+        Of all releases of the plan together; None for a method that is not private.
     values
         Measures by name: accuracy; rouge1, rouge2, rougeL, bleu, levenshtein, meaning.
     runs, queries
         How many of each.
     facts
         Public numbers: sigma, members, shots, rate, releases, candidates, ..., and ``flipped``, the per cent of
-        releases that differ from what the same members say without noise.
+        releases that differ from the answer of the same members without noise.
     study
-        What is varied where this score belongs to an ablation (members, releases, shots, candidates, ...); "" for the
-        main table.
+        The varied number, for a score of an ablation (members, releases, shots, candidates, ...); "" for the main
+        table.
     """
 
     method: str
@@ -74,15 +74,18 @@ class Score:
 
     @property
     def is_private(self) -> bool:
-        """Whether a plan stands behind it."""
+        """Whether the score belongs to a plan."""
         return self.epsilon is not None
 
+    def mean(self, measure: str) -> float:
+        """The measure's mean; NaN if the score lacks it."""
+        return self.values[measure].mean if measure in self.values else math.nan
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON wants it: no NaN."""
-
-        def clean(value: float) -> float | None:
-            return None if math.isnan(value) else round(value, 6)
-
-        measures = {name: {k: clean(v) for k, v in asdict(value).items()} for name, value in self.values.items()}
+        """As strict JSON: None for NaN."""
+        measures = {
+            name: {key: None if math.isnan(number) else round(number, 6) for key, number in asdict(value).items()}
+            for name, value in self.values.items()
+        }
         held = {"method": self.method, "epsilon": self.epsilon, "study": self.study, "values": measures}
         return {**held, "runs": self.runs, "queries": self.queries, "facts": dict(self.facts)}

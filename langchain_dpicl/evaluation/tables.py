@@ -1,4 +1,4 @@
-"""What an evaluation's numbers say: tables in Markdown, and sentences."""
+"""An evaluation's numbers in words: tables in Markdown, and sentences."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ MEASURES: Mapping[str, str] = {
     "levenshtein": "Levenshtein",
     "meaning": "meaning",
 }
-"""Measures in the order of the tables, with the words that stand for them."""
+"""Measures in the order of the tables, with their names there."""
 
-_ZERO_SHOT = ("zero-shot", "zero-shot calibrated")
 _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
 
 
 def measures_of(scores: Sequence[Score]) -> list[str]:
-    """What was measured: known measures in order, then others as they come."""
+    """The measures of these scores: known ones in order, then others as they come."""
     found = dict.fromkeys(name for score in scores for name in score.values)
     return [name for name in MEASURES if name in found] + [name for name in found if name not in MEASURES]
 
 
 def main_measure(scores: Sequence[Score]) -> str:
-    """Accuracy, else ROUGE-L, else the first measure that there is."""
+    """Accuracy, else ROUGE-L, else the first measure."""
     found = measures_of(scores)
     return next((name for name in ("accuracy", "rougeL") if name in found), found[0])
-
-
-def mean_of(score: Score, measure: str) -> float:
-    """The measure's mean; NaN where the score lacks it."""
-    return score.values[measure].mean if measure in score.values else math.nan
 
 
 def words_of(score: Score, private: Collection[str]) -> str:
@@ -52,7 +46,7 @@ def words_of(score: Score, private: Collection[str]) -> str:
 
 
 def ordered(scores: Sequence[Score]) -> list[Score]:
-    """What has no private counterpart first; then each method, first without noise, then by epsilon."""
+    """Methods that are never private first; then each other method, first without noise, then by epsilon."""
     private = {score.method for score in scores if score.is_private}
     first = list(dict.fromkeys(score.method for score in scores))
     return sorted(
@@ -61,52 +55,54 @@ def ordered(scores: Sequence[Score]) -> list[Score]:
 
 
 def findings(main: Sequence[Score], measure: str) -> list[str]:
-    """What the numbers say: the best private method at the least epsilon, then all that speaks against it."""
-    private = [s for s in main if s.epsilon is not None and math.isfinite(mean_of(s, measure))]
+    """The best private method at the least epsilon, then everything that speaks against it: sentences."""
+    private = [s for s in main if s.epsilon is not None and math.isfinite(s.mean(measure))]
     if not private:
         return ["No private method was measured."] if main else []
-    zeros = [zero for name in _ZERO_SHOT if (zero := _find(main, name, None, measure))]
-    zero = max(zeros, key=lambda s: mean_of(s, measure), default=None)
+    zeros = [_find(main, name, None, measure) for name in ("zero-shot", "zero-shot calibrated")]
+    zero = max((each for each in zeros if each), key=lambda s: s.mean(measure), default=None)
     least = min(s.epsilon for s in private if s.epsilon is not None)
-    best = max((s for s in private if s.epsilon == least), key=lambda s: mean_of(s, measure))
+    best = max((s for s in private if s.epsilon == least), key=lambda s: s.mean(measure))
     name, reference = MEASURES.get(measure, measure), _find(main, best.method, None, measure)
     apart = []
-    if reference:
-        apart.append(f"{_apart(best, reference, measure)} its aggregate without noise ({_mean(reference, measure)})")
-    if zero:
-        apart.append(f"{_apart(best, zero, measure)} {zero.method} ({_mean(zero, measure)})")
-    first = f"At epsilon {least:g} the best private method, {best.method}, has {name} {_mean(best, measure)}"
+    for other, words in ((reference, "its aggregate without noise"), (zero, zero.method if zero else "")):
+        if other:
+            points = best.mean(measure) - other.mean(measure)
+            side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
+            apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
+    first = f"At epsilon {least:g} the best private method, {best.method}, has {name} {best.mean(measure):.1f}"
     found = [f"{', '.join([first, ' and '.join(apart)] if apart else [first])}."]
     return found + (_doubts(main, private, zero, measure) if zero else [])
 
 
 def _doubts(main: Sequence[Score], private: Sequence[Score], zero: Score, measure: str) -> list[str]:
-    """Where examples bring nothing, or not surely something, and where noise takes more than they bring."""
+    """Methods to which examples bring nothing, or nothing certain, or less than the noise takes."""
     methods = dict.fromkeys(score.method for score in private)
     known = [reference for method in methods if (reference := _find(main, method, None, measure))]
-    floor, said = mean_of(zero, measure), []
-    failed = [s for s in known if mean_of(s, measure) <= floor]
+    floor, said = zero.mean(measure), []
+    failed = [s for s in known if s.mean(measure) <= floor]
     if failed:
-        prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and mean_of(s, measure) > floor]
-        where = "Here" if len(failed) == len(known) else f"With {_list([s.method for s in failed])},"
-        learner = "the ensemble" if prompts else "the model"
-        means = _list([f"{s.method} has {_mean(s, measure)}" for s in failed])
-        more = "".join(f", though one {s.method} prompt has {_mean(s, measure)}" for s in prompts[:1])
+        prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and s.mean(measure) > floor]
+        place = "Here" if len(failed) == len(known) else f"With {_list([s.method for s in failed])},"
+        means = _list([f"{s.method} has {s.mean(measure):.1f}" for s in failed])
+        more = "".join(f", though one {s.method} prompt has {s.mean(measure):.1f}" for s in prompts[:1])
         said.append(
-            f"{where} {learner} learns nothing from the examples: without noise {means}, {zero.method} "
-            f"{_mean(zero, measure)}{more}."
+            f"{place} {'the ensemble' if prompts else 'the model'} learns nothing from the examples: without noise "
+            f"{means}, {zero.method} {floor:.1f}{more}."
         )
-    gains = [(s, mean_of(s, measure) - floor) for s in known if s not in failed]
-    errors = [math.hypot(s.values[measure].error, zero.values[measure].error) for s, _ in gains]
-    unsure = [f"{s.method} {gain:.1f} ({e:.1f})" for (s, gain), e in zip(gains, errors, strict=True) if gain < 2 * e]
+    gains = [s for s in known if s not in failed]
+    unsure = []
+    for score in gains:
+        gain, error = score.mean(measure) - floor, math.hypot(score.values[measure].error, zero.values[measure].error)
+        unsure += [f"{score.method} {gain:.1f} ({error:.1f})"] if gain < 2 * error else []
     if unsure:
         said.append(
             f"By how many points the examples help without noise may be chance: {_list(unsure)}; in brackets the "
             f"standard error over queries, were the two methods independent."
         )
     names = []
-    for score, _ in gains:
-        lost = [f"{s.epsilon:g}" for s in private if s.method == score.method and mean_of(s, measure) <= floor]
+    for score in gains:
+        lost = [f"{s.epsilon:g}" for s in private if s.method == score.method and s.mean(measure) <= floor]
         names += [f"{score.method} at epsilon {_list(lost)}"] if lost else []
     if names:
         said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(names)}.")
@@ -114,18 +110,17 @@ def _doubts(main: Sequence[Score], private: Sequence[Score], zero: Score, measur
 
 
 def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> str:
-    """A row for each method and epsilon; the numbers in `said`, which stand elsewhere, are not repeated."""
+    """A row for each method and epsilon. The numbers in `said`, which stand elsewhere, are not repeated."""
     if not main:
         return ""
     measures = measures_of(main)
     private = {score.method for score in main if score.is_private}
     rows = []
     for score in main:
-        epsilon = words_of(score, private).removeprefix("epsilon ")
         base = _find(main, score.method, None, measure) if score.is_private else None
         facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
         rows.append(
-            [score.method, epsilon]
+            [score.method, words_of(score, private).removeprefix("epsilon ")]
             + [_cell(score.values.get(name)) for name in measures]
             + [_difference(score, base, measure)]
             + [f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else ""]
@@ -143,7 +138,7 @@ def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> 
 
 
 def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
-    """An ablation: a row for each value of what varies, a column for each method and epsilon."""
+    """An ablation: a row for each varied value, a column for each method and epsilon."""
     held = ordered([score for score in scores if score.study == study])
     kinds = {(score.method, score.epsilon): f"{score.method}, {words_of(score, ())}" for score in held}
     cells = {(s.method, s.epsilon, s.facts[study]): _cell(s.values.get(measure)) for s in held}
@@ -154,11 +149,12 @@ def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
 
 
 def papers_table(task: Task, main: Sequence[Score]) -> str:
-    """Loss against what is not private, theirs and ours, where both are known at the same epsilon."""
+    """The loss against answers that are not private, theirs and ours, if both are known at the same epsilon."""
     rows: list[list[str]] = []
     sources: dict[str, None] = {}
     measure_of = {word: measure for measure, word in MEASURES.items()}
     few_shot = next((s for s in main if re.fullmatch(r"\d+-shot", s.method)), None)
+    plain = {(f.source, f.metric, f.method): f.value for f in task.paper if f.epsilon is None}
     for figure in (figure for figure in task.paper if figure.epsilon is not None):
         is_loss = figure.metric.endswith(_AGAINST_FEW_SHOT)
         word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
@@ -166,13 +162,12 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
         method = _PAPERS_NAMES.get(figure.method, figure.method)
         ours = _find(main, method, figure.epsilon, measure)
         base = few_shot if is_loss else _find(main, method, None, measure)
-        same = [f.value for f in task.paper if (f.source, f.metric) == (figure.source, figure.metric)
-                and (f.method, f.epsilon) == (f"{figure.method} without noise", None)]  # fmt: skip
-        if not ours or not base or not (is_loss or same):
+        theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
+        if not ours or not base or (theirs is None and not is_loss):
             continue
-        loss = f"{figure.value:+.1f}" if is_loss else f"{figure.value - same[0]:+.1f} ({figure.value:.1f})"
+        loss = f"{figure.value:+.1f}" if is_loss else f"{figure.value - (theirs or 0.0):+.1f} ({figure.value:.1f})"
         against = f"{base.method} prompt" if is_loss else "no noise"
-        mine = f"{_difference(ours, base, measure)} ({_mean(ours, measure)})"
+        mine = f"{_difference(ours, base, measure)} ({ours.mean(measure):.1f})"
         rows.append([f"{figure.method} ({method})", f"{figure.epsilon:g}", word, against, loss, mine])
         sources[f"- {figure.method}: {figure.model}. {figure.source}."] = None
     if not rows:
@@ -183,12 +178,12 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
 
 
 def _find(scores: Sequence[Score], method: str, epsilon: float | None, measure: str) -> Score | None:
-    known = (score for score in scores if score.method == method and score.epsilon == epsilon)
-    return next((score for score in known if math.isfinite(mean_of(score, measure))), None)
+    known = (score for score in scores if (score.method, score.epsilon) == (method, epsilon))
+    return next((score for score in known if math.isfinite(score.mean(measure))), None)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Without the columns that hold nothing."""
+    """Without the empty columns."""
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     lines = [[head[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in rows)]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
@@ -200,18 +195,9 @@ def _cell(value: Value | None) -> str:
     return f"{value.mean:.1f} ± {value.deviation:.1f}" if math.isfinite(value.deviation) else f"{value.mean:.1f}"
 
 
-def _mean(score: Score, measure: str) -> str:
-    return f"{mean_of(score, measure):.1f}"
-
-
 def _difference(score: Score, base: Score | None, measure: str) -> str:
-    apart = mean_of(score, measure) - mean_of(base, measure) if base else math.nan
+    apart = score.mean(measure) - base.mean(measure) if base else math.nan
     return f"{apart:+.1f}" if math.isfinite(apart) else ""
-
-
-def _apart(score: Score, other: Score, measure: str) -> str:
-    apart = mean_of(score, measure) - mean_of(other, measure)
-    return f"{abs(apart):.1f} points {'below' if apart < 0 else 'above'}" if abs(apart) >= 0.05 else "level with"
 
 
 def _list(words: Sequence[str]) -> str:

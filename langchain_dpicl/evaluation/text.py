@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def meaning_scores(
     predictions: Sequence[str], references: Sequence[str | Sequence[str]], embeddings: Embeddings
 ) -> list[float]:
-    """For each prediction the cosine of its embedding and that of the reference nearest to it; 0 for no text."""
-    known = [[each] if isinstance(each, str) else list(each) for each in references]
+    """Return each prediction's cosine with the nearest of its references, by their embeddings; 0 for no text."""
+    known = [_several(each) for each in references]
     texts = list(dict.fromkeys([*predictions, *(text for each in known for text in each)]))
     vectors = np.array(embeddings.embed_documents(texts))
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -29,32 +29,27 @@ def meaning_scores(
 
 
 def rouge_l(prediction: str, references: str | Sequence[str]) -> float:
-    """ROUGE-L (F-measure with stemming) of one prediction, against the best of its references."""
+    """Return ROUGE-L (F-measure with stemming) of one prediction, against the best of its references."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    known = [references] if isinstance(references, str) else list(references)
-    return float(RougeScorer(["rougeL"], use_stemmer=True).score_multi(known, prediction)["rougeL"].fmeasure)
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    return float(scorer.score_multi(_several(references), prediction)["rougeL"].fmeasure)
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
-    """The mean of each of `text_measures` over the pairs."""
+    """Return the mean of each of `text_measures` over the pairs."""
     return {name: float(np.mean(values)) for name, values in text_measures(predictions, references).items()}
 
 
 def text_measures(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, list[float]]:
-    """For each pair, scores between 0 and 1; larger is closer.
+    """Return scores between 0 and 1 for each pair; larger is closer.
 
     ROUGE-1, ROUGE-2 and ROUGE-L (F-measure with stemming, ``rouge-score``), BLEU (sentence BLEU with the effective
-    order, ``sacrebleu``) and the normalised Levenshtein similarity (``rapidfuzz``). Where a prediction has several
-    references, BLEU uses them together and the others take the best of them. ROUGE knows Latin letters and digits
-    alone.
+    order, ``sacrebleu``) and the normalised Levenshtein similarity (``rapidfuzz``). Of several references, BLEU uses
+    all together and the other measures the best. ROUGE knows Latin letters and digits alone.
     """
     if isinstance(predictions, str) or len(predictions) != len(references) or not predictions:
         raise InvalidParameter("predictions", len(predictions), f"as many as there are references ({len(references)})")
-    for i, reference in enumerate(references):
-        texts = [reference] if isinstance(reference, str) else reference
-        if not isinstance(predictions[i], str) or not texts or not all(isinstance(text, str) for text in texts):
-            raise InvalidParameter(f"references[{i}]", reference, "a text, or several, for a prediction that is a text")
     from rapidfuzz.distance import Levenshtein
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics.bleu import BLEU
@@ -62,9 +57,13 @@ def text_measures(predictions: Sequence[str], references: Sequence[str | Sequenc
     rouge, bleu = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True), BLEU(effective_order=True)
     measured: dict[str, list[float]] = {name: [] for name in ("rouge1", "rouge2", "rougeL", "bleu", "levenshtein")}
     for prediction, reference in zip(predictions, references, strict=True):
-        known = [reference] if isinstance(reference, str) else list(reference)
+        known = _several(reference)
         for name, found in rouge.score_multi(known, prediction).items():
             measured[name].append(found.fmeasure)
         measured["bleu"].append(bleu.sentence_score(prediction, known).score / 100)
         measured["levenshtein"].append(max(Levenshtein.normalized_similarity(prediction, each) for each in known))
     return measured
+
+
+def _several(references: str | Sequence[str]) -> list[str]:
+    return [references] if isinstance(references, str) else list(references)

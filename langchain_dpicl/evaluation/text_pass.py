@@ -1,6 +1,6 @@
-"""One pass of a model over a task whose answers are texts: what every member writes, before any aggregation.
+"""One pass of a model over a task with texts as answers: what every member writes, before any aggregation.
 
-It holds members' answers in the open, so it is for data that are public in truth, or that stay with whoever owns them.
+A pass holds members' answers in the open: for data that are public in truth, or stay with their owner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from langchain_core.runnables import Runnable, RunnableLambda
 
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.passes import PassFile, once_more
-from langchain_dpicl.evaluation.samples import Pairs
+from langchain_dpicl.evaluation.passes import Key, PassFile, once_more
+from langchain_dpicl.evaluation.plan import Pairs
 from langchain_dpicl.evaluation.tasks import GenerationTask
 from langchain_dpicl.members.downstream import keywords_to_answer
 from langchain_dpicl.private import boundary
+
+_WITH_WORDS = PromptTemplate.from_template("Complete the text{suggestions}.\n\n{asked}")
 
 
 class Author:
@@ -42,36 +44,31 @@ class Author:
         *,
         at_once: int = 8,
     ) -> None:
-        self._task, self._at_once = task, at_once
-        self._member = boundary.seal(self._chain(model))
-        self._candidate = boundary.seal(self._chain(sampling))
-        stopping = model.bind(stop=list(task.stop))
-        self._from_words = boundary.seal(keywords_to_answer(stopping, _WITH_WORDS) | str.strip)
+        self._shape, self._stop, self._at_once = task.shape, list(task.stop), at_once
+        self._member, self._candidate = (boundary.seal(self._chain(each)) for each in (model, sampling))
+        self._from_words = boundary.seal(keywords_to_answer(model.bind(stop=self._stop), _WITH_WORDS) | str.strip)
 
     def _chain(self, model: BaseLanguageModel[Any]) -> Runnable[Any, str]:
-        shape = self._task.shape
-
         def prompt(values: dict[str, Any]) -> str:
             examples = [(each["input"], each["output"]) for each in values["examples"]]
-            return shape.prefix(examples) + shape.ask(values["input"])
+            return self._shape.prefix(examples) + self._shape.ask(values["input"])
 
-        return RunnableLambda(prompt) | model.bind(stop=list(self._task.stop)) | StrOutputParser() | str.strip
+        return RunnableLambda(prompt) | model.bind(stop=self._stop) | StrOutputParser() | str.strip
 
     def write(self, prompts: Sequence[Pairs], query: str) -> list[str | None]:
-        """An answer after each prompt's examples; None where the model failed, twice."""
+        """Return an answer after each prompt's examples; None if the model failed twice."""
         buckets = [[{"input": asked, "output": text} for asked, text in pairs] for pairs in prompts]
         requests: list[boundary.Request] = [({"input": query}, bucket) for bucket in buckets]
-        return once_more(
-            self._run(self._member, requests), lambda some: self._run(self._member, [requests[i] for i in some])
-        )
+        found = self._run(self._member, requests)
+        return once_more(found, lambda some: self._run(self._member, [requests[i] for i in some]))
 
     def candidates(self, query: str, count: int) -> list[str | None]:
-        """So many answers without examples, sampled."""
+        """Return so many sampled answers without examples."""
         return self._run(self._candidate, [({"input": query}, [])] * count)
 
     def from_words(self, words: ReleasedKeywords, query: str) -> str | None:
-        """The text that the model makes of released keywords, without any example."""
-        asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._task.shape.ask(query)})
+        """Return the text that the model makes of released keywords, without any example."""
+        asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
         call: Runnable[Any, Any] = RunnableLambda(lambda _: asked) | self._from_words
         return self._run(call, [({}, [])])[0]
 
@@ -80,12 +77,9 @@ class Author:
         return [each if isinstance(each, str) else None for each in found]
 
 
-_WITH_WORDS = PromptTemplate.from_template("Complete the text{suggestions}.\n\n{asked}")
-
-
 @dataclass(frozen=True)
 class Written:
-    """What the model wrote for one query and one sample of owners; None for a member that failed."""
+    """The model's texts for one query and one sample of owners; None for a member that failed."""
 
     members: Sequence[str | None]
     zero_shot: str | None
@@ -96,9 +90,9 @@ class Written:
 def write_members(
     author: Author, prompts: Sequence[Pairs], members: int, query: Row, file: PassFile, key: tuple[str, int]
 ) -> Written:
-    """What the file has for this key, else what the model writes now, which the file then has.
+    """Return the file's texts for this key; let the model write them if they are missing, and add them to the file.
 
-    ``prompts`` are a sample's (see `Sampler`). Raises `ModelUnavailable` where the model failed on every prompt; then
+    ``prompts`` are a sample's (see `Sampler`). Raises `ModelUnavailable` if the model failed on every prompt; then
     nothing is kept.
     """
     if key not in file:
@@ -108,15 +102,15 @@ def write_members(
 
 
 def write_candidates(author: Author, query: Row, count: int, file: PassFile, name: str) -> list[str]:
-    """The query's public candidates, from the file or written now. Raises like `write_members`."""
+    """Return the query's public candidates, from the file or written now. Raises as `write_members` does."""
     key = ("candidates", name, count)
     if key not in file:
         keep(file, key, author.candidates(query.input, count))
     return [text for text in file[key] if text]
 
 
-def keep(file: PassFile, key: tuple[int | str, ...], texts: Sequence[str | None]) -> None:
-    """Add texts to the file; `ModelUnavailable` where there is none."""
+def keep(file: PassFile, key: Key, texts: Sequence[str | None]) -> None:
+    """Add texts to the file. Raises `ModelUnavailable` if there is none."""
     if all(text is None for text in texts):
         raise file.no_answer()
     file.add(key, list(texts))

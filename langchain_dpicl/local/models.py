@@ -24,14 +24,14 @@ def local_llm(
     model
         A name in :data:`KNOWN_MODELS` or the path of a GGUF file.
     context
-        Tokens of prompt and answer together, at most; a longer request is refused by the server.
+        Tokens of prompt and answer together, at most; the server refuses a longer request.
     threads
         Threads of computation; default: the cores that this process may use.
     settings
         Passed on, such as ``max_tokens`` or ``temperature`` (default 0).
 
     Its calls take ``shared_prefix=True`` (``generate``, ``generate_prompt``): the prompts of the call are decoded in
-    order, in one request, and reuse what they have in common. Give it prompts of one member only.
+    order, in one request, and share the work of a common prefix. Give it prompts of one member only.
 
     Raises
     ------
@@ -49,35 +49,30 @@ def local_chat_model(
     A base model answers through a plain "User: ... Assistant:" template: right for plumbing, poor for conversation.
     """
     openai: Any = require("langchain_openai", "pip install langchain-openai")
-    chat: ChatOpenAI = openai.ChatOpenAI(
-        **_client_settings(model, context, threads),
-        openai_proxy="",
-        http_socket_options=(),
-        **{"temperature": 0, **settings},
-    )
+    given = {"temperature": 0, **settings, "openai_proxy": "", "http_socket_options": ()}
+    chat: ChatOpenAI = openai.ChatOpenAI(**_client_settings(model, context, threads), **given)
     return chat
 
 
 def _client_settings(model: str | Path, context: int, threads: int | None) -> dict[str, Any]:
-    """What both clients share. They ignore proxy variables and keep no idle connection (which would be tied to one
-    event loop)."""
+    """The settings of both clients. They ignore proxy variables and keep no idle connection, which would be tied to
+    one event loop."""
     httpx = require("httpx", "pip install httpx")
     require("langchain_openai", "pip install langchain-openai")
     server = running(model, context, threads)
-    limits = httpx.Limits(max_keepalive_connections=0)
     timeout = httpx.Timeout(600, connect=10)
-    client = httpx.Client(trust_env=False, limits=limits, timeout=timeout)
-    async_client = httpx.AsyncClient(trust_env=False, limits=limits, timeout=timeout)
-    install(client, server.gate)
-    install(async_client, server.gate)
+    given = {"trust_env": False, "limits": httpx.Limits(max_keepalive_connections=0), "timeout": timeout}
+    clients = httpx.Client(**given), httpx.AsyncClient(**given)
+    for client in clients:
+        install(client, server.gate)
     return {
         "model": str(model) if str(model) in KNOWN_MODELS else Path(model).stem,
         "base_url": f"{server.url}/v1",
         "api_key": server.key,
         "max_retries": 0,
         "timeout": timeout,
-        "http_client": client,
-        "http_async_client": async_client,
+        "http_client": clients[0],
+        "http_async_client": clients[1],
     }
 
 
@@ -86,41 +81,32 @@ def _completion_class() -> type[OpenAI]:
     from langchain_core.outputs import LLMResult
     from langchain_openai import OpenAI
 
-    def without_reset(result: LLMResult) -> LLMResult:
-        return LLMResult(generations=result.generations[1:], llm_output=result.llm_output)
-
     class LocalOpenAI(OpenAI):
-        """``OpenAI`` whose calls may share a prefix without depending on what the server did before."""
+        """``OpenAI`` whose calls may share a prefix, independently of the server's earlier requests."""
 
         accepts_shared_prefix: bool = True
         batch_size: int = 1 << 20  # the prompts of one call are one request
 
-        def _generate(
-            self,
-            prompts: list[str],
-            stop: Any = None,
-            run_manager: Any = None,
-            *,
-            shared_prefix: bool = False,
-            **kwargs: Any,
-        ) -> LLMResult:
-            if not shared_prefix:
+        def _generate(self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
+            if not kwargs.pop("shared_prefix", False):
                 return super()._generate(prompts, stop, run_manager, **kwargs)
-            kwargs["extra_body"] = {**(self.extra_body or {}), **kwargs.get("extra_body", {}), "cache_prompt": True}
-            return without_reset(super()._generate([RESET_PROMPT, *prompts], stop, run_manager, **kwargs))
+            return _without_reset(
+                super()._generate([RESET_PROMPT, *prompts], stop, run_manager, **self._cached(kwargs))
+            )
 
         async def _agenerate(
-            self,
-            prompts: list[str],
-            stop: Any = None,
-            run_manager: Any = None,
-            *,
-            shared_prefix: bool = False,
-            **kwargs: Any,
+            self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> LLMResult:
-            if not shared_prefix:
+            if not kwargs.pop("shared_prefix", False):
                 return await super()._agenerate(prompts, stop, run_manager, **kwargs)
-            kwargs["extra_body"] = {**(self.extra_body or {}), **kwargs.get("extra_body", {}), "cache_prompt": True}
-            return without_reset(await super()._agenerate([RESET_PROMPT, *prompts], stop, run_manager, **kwargs))
+            asked = [RESET_PROMPT, *prompts]
+            return _without_reset(await super()._agenerate(asked, stop, run_manager, **self._cached(kwargs)))
+
+        def _cached(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+            body = {**(self.extra_body or {}), **kwargs.get("extra_body", {}), "cache_prompt": True}
+            return {**kwargs, "extra_body": body}
+
+    def _without_reset(result: LLMResult) -> LLMResult:
+        return LLMResult(generations=result.generations[1:], llm_output=result.llm_output)
 
     return LocalOpenAI

@@ -20,7 +20,7 @@ from langchain_dpicl.calls.gate import Gate
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.local.weights import KNOWN_MODELS, model_path, require
 
-# A prompt that every server is asked before a group with a shared prefix, so that the cache holds nothing else.
+# A prompt before each group with a shared prefix, so that the cache holds nothing else.
 RESET_PROMPT = "."
 _LONGEST = 600.0  # seconds that a request may take
 _PLAIN_CHAT_TEMPLATE = (
@@ -71,7 +71,7 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
     params.model.path = str(path)
     params.model_alias = {path.stem}
     params.hostnames, params.port, params.api_keys = ["127.0.0.1"], 0, [key]
-    # One request at a time, from an empty cache, in a context of its own: see the module's text.
+    # One request at a time, from an empty cache, in a context of its own: see the package's docstring.
     params.n_parallel, params.n_ctx, params.kv_unified, params.ctx_shift = 1, context, False, False
     params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
     params.n_cache_reuse, params.n_ctx_checkpoints, params.slot_prompt_similarity = 0, 0, 0.0
@@ -97,10 +97,10 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
 
 @contextlib.contextmanager
 def _short_spins() -> Iterator[None]:
-    """Let idle OpenMP threads sleep soon, unless the user has set it: read when the library is loaded.
+    """Let idle OpenMP threads sleep soon, unless the user has set it. The library reads it when it is loaded.
 
-    Threads that spin at barriers slow each other down tenfold as soon as anything else wants the cores (measured: two
-    models on two cores, 50 tokens a second each instead of 250); alone they win nothing by it.
+    Threads that spin at barriers slow each other down tenfold if anything else needs the cores (measured: two models
+    on two cores, 50 tokens a second each instead of 250); alone they gain nothing.
     """
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         yield
@@ -113,7 +113,7 @@ def _short_spins() -> Iterator[None]:
 
 
 def _stop_servers() -> None:
-    """Stop at exit. llama.cpp waits for ever where a request is under way: then the process ends without it."""
+    """Stop at exit. llama.cpp waits for ever if a request is running: then the process ends without it."""
     with _lock:
         if any(not _answers(server.url, server.key, 1) for server in _servers.values()):
             _abandon()
@@ -121,9 +121,9 @@ def _stop_servers() -> None:
 
 
 def _answers(url: str, key: str, seconds: float) -> bool:
-    """Whether a request gets its turn so soon: requests wait in one line, one that its client gave up too.
+    """Whether a request is answered within so many seconds. Requests wait in one queue, abandoned ones too.
 
-    llama.cpp looks once a second whether a client is still there, and not while it reads a prompt.
+    llama.cpp checks once a second whether a client is still connected, and not while it reads a prompt.
     """
     body = json.dumps({"prompt": RESET_PROMPT, "max_tokens": 1}).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}

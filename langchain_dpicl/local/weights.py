@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,8 +83,7 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
     parts = [package_file(package, file, known.install) for package, file in known.parts]
     if len(parts) > 1:
         return _assembled(known, parts)
-    if sha256_of(parts) != known.sha256:
-        raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
+    _check(known, parts)
     return parts[0]
 
 
@@ -98,6 +98,7 @@ def package_file(package: str, file: str, install: str) -> Path:
 
 
 def sha256_of(paths: Iterable[Path]) -> str:
+    """The digest of these files, one after the other."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -113,29 +114,33 @@ def _assembled(known: KnownModel, parts: list[Path]) -> Path:
     target = folder.expanduser() / f"{known.name}.gguf"
     if target.is_file() and sha256_of([target]) == known.sha256:
         return target
-    if sha256_of(parts) != known.sha256:
-        raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
+    _check(known, parts)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{known.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as out:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f"{known.name}.", suffix=".part", delete=False
+        ) as out:
+            try:
                 for part in parts:
                     with part.open("rb") as file:
-                        while block := file.read(1 << 20):
-                            out.write(block)
+                        shutil.copyfileobj(file, out)
                 out.flush()
                 os.fsync(out.fileno())
-            if sha256_of([Path(name)]) != known.sha256:
-                raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
-            os.replace(name, target)
-        finally:
-            Path(name).unlink(missing_ok=True)
+                if sha256_of([Path(out.name)]) != known.sha256:
+                    raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
+                os.replace(out.name, target)
+            finally:
+                Path(out.name).unlink(missing_ok=True)
     except OSError as error:
         raise LocalModelError(
             f"cannot write the weights to {str(target.parent)!r} ({error.strerror}): set DPICL_CACHE_DIR"
         ) from None
     return target
+
+
+def _check(known: KnownModel, parts: list[Path]) -> None:
+    if sha256_of(parts) != known.sha256:
+        raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
 
 
 def require(module: str, install: str) -> Any:

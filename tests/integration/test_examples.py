@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replies import PUBLIC_REPLIES, PUBLIC_WORDS
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
-from langchain_dpicl.demo.replies import PUBLIC_REPLIES, PUBLIC_WORDS
 from langchain_dpicl.local.embeddings import LocalEmbeddings
 from langchain_dpicl.release.tool import SPENT
 from langchain_dpicl.store.records import read_records

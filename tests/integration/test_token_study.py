@@ -12,7 +12,7 @@ from token_study import main
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.evaluation.lockstep import Lockstep
+from langchain_dpicl.evaluation.batches import Batches
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ def model() -> TransformersLogits:
 
 
 def test_rows_read_in_batches_are_those_that_the_sampler_reads(model: TransformersLogits) -> None:
-    lockstep, network = Lockstep(model), model._loaded
+    batches, network = Batches(model), model._loaded
     asked = "Data: pink, cherry\nDescription:"
     shown = [f"Data: {row['input']}\nDescription: {row['output']}\n\n" for row in RECORDS[:30]]
     shown[7] *= 3
@@ -35,7 +35,7 @@ def test_rows_read_in_batches_are_those_that_the_sampler_reads(model: Transforme
     session = model.session(asked, [Demonstration(i, text) for i, text in enumerate(shown)], steps=9)
     alone = session.logits(range(0, 30, 7), released)
     session.close()
-    batch = lockstep.rows([(text, [*network.tokens(asked), *released]) for text in ("", *shown)])
+    batch = batches.rows([(text, [*network.tokens(asked), *released]) for text in ("", *shown)])
     assert np.abs(np.array([batch[0], *batch[1::7]]) - alone).max() < 0.05
 
 

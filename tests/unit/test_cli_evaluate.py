@@ -11,7 +11,7 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.cli import main
-from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.members.models import ModelChoice
 
 LABELS = ("Negative", "Positive")
@@ -23,7 +23,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     fake = FakeLLM(words=list(LABELS))
     monkeypatch.setattr(ModelChoice, "load", lambda self, **_: fake)
     monkeypatch.setattr(local, "local_embeddings", lambda: WordEmbeddings("cat dog owl fox"))
-    monkeypatch.setattr(Schedule, "parameter", lambda self, epsilon, mechanism, options=None: self.rate / epsilon)
+    monkeypatch.setattr(EvaluationPlan, "parameter", lambda self, epsilon, mechanism, options=None: self.rate / epsilon)
     monkeypatch.setattr("langchain_dpicl.evaluation.evaluate.cost_curve", lambda *_, **__: [])
     return fake
 

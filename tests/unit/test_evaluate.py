@@ -18,14 +18,13 @@ from langchain_dpicl.evaluation import evaluate, token_scores
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
 from langchain_dpicl.evaluation.passes import PassFile
-from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Shape
-from langchain_dpicl.evaluation.token_methods import Outcome
 
 COLOURS = ClassificationTask("colours", ("Red", "Blue"), Shape("", "Thing: {input}\nColour:"))
 NOTES = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
-SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
+PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
 LABEL_ROWS = rows(40, ["Red", "Blue"])
 LABEL_QUERIES = rows(6, ["Blue", "Red"], name="query")
 TEXT_ROWS = rows(40, ["cat dog", "owl"])
@@ -36,17 +35,17 @@ TEXT_QUERIES = rows(3, ["cat dog", "owl"], name="fox")
 def without_plans_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A noise that says for which plan it is, and embeddings that count words."""
 
-    def noise(self: Schedule, epsilon: float, mechanism: str, options: Any = None) -> float:
+    def noise(self: EvaluationPlan, epsilon: float, mechanism: str, options: Any = None) -> float:
         return self.rate * self.releases / epsilon
 
-    monkeypatch.setattr(Schedule, "parameter", noise)
+    monkeypatch.setattr(EvaluationPlan, "parameter", noise)
     monkeypatch.setattr(local, "local_embeddings", lambda: WordEmbeddings("cat dog owl fox"))
 
 
 def labels(folder: Path, llm: FakeLLM | None = None, **more: Any) -> Evaluation:
     model = FakeLLM(words=["Red", "Blue"]) if llm is None else llm
     given: dict[str, Any] = {"task": COLOURS, "rows": LABEL_ROWS, "queries": LABEL_QUERIES, "public": []}
-    given |= {"model": Model("a fake", lambda **_: model), "schedule": SCHEDULE, "folder": folder, "draws": 2}
+    given |= {"model": Model("a fake", lambda **_: model), "plan": PLAN, "folder": folder, "draws": 2}
     return Evaluation(**{**given, **more})
 
 
@@ -79,8 +78,8 @@ def test_a_table_costs_one_pass_and_everything_after_it_none(tmp_path: Path) -> 
     again = labels(tmp_path, llm, **asked).run()
     assert llm.calls == []
     assert plain(again) == plain(first)
-    others = replace(SCHEDULE, epsilons=(0.5, 2.0, 8.0), releases=1000, delta=1e-4)
-    scores = labels(tmp_path, llm, **{**asked, "schedule": others, "draws": 5, "vary": {}}).run()
+    others = replace(PLAN, epsilons=(0.5, 2.0, 8.0), releases=1000, delta=1e-4)
+    scores = labels(tmp_path, llm, **{**asked, "plan": others, "draws": 5, "vary": {}}).run()
     assert llm.calls == [], "other epsilons, deltas, releases and draws cost nothing"
     assert [s.epsilon for s in scores if s.method == "vote"] == [None, 0.5, 2.0, 8.0]
     labels(tmp_path, llm, samples=3).run()
@@ -123,7 +122,7 @@ def test_another_data_set_model_or_wording_needs_another_folder(tmp_path: Path) 
         "data": {"rows": LABEL_ROWS[::-1]},
         "model": {"model": Model("another", lambda **_: FakeLLM(words=["Red", "Blue"]))},
         "instruction": {"task": replace(COLOURS, shape=shape)},
-        "few_shots": {"schedule": replace(SCHEDULE, few_shots=3)},
+        "few_shots": {"plan": replace(PLAN, few_shots=3)},
         "public": {"public": rows(3, ["Red"], name="public")},
     }
     for name, change in changes.items():
@@ -181,39 +180,36 @@ def test_an_instance_whose_embeddings_are_not_needed_writes_no_candidates(tmp_pa
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
-class StubStudy:
-    """Counts what is decoded."""
+class StubDecoder:
+    """Counts the texts that are decoded, by name, top_k and delta."""
 
     decoded: list[tuple[Any, ...]]
 
-    def __init__(self, options: Any, private: Any, queries: Any, public: Any) -> None:
-        self.options, self.queries, self.private, self.public = options, queries, private, public
+    def __init__(self, model: str, template: Any, private: Any, numbers: Any, delta: float, threads: Any) -> None:
+        self.private, self.numbers, self.delta, self.rate = private, numbers, delta, numbers.shots / len(private)
 
-    def _answer(self, name: str, **facts: Any) -> Outcome:
-        self.decoded.append((name, self.options.top_k, self.options.delta))
-        answers = [row["output"] if "epsilon" not in name else "owl" for row in self.queries]
-        return Outcome(name, answers, [0.0], [0.0], 9, 1.0, {**facts, "demonstrations": ["a text"]}, [float("nan")])
+    def texts(self, name: str, inputs: Sequence[str], mix: Any) -> list[str]:
+        self.decoded.append((name, self.numbers.top_k, self.delta))
+        right = {row.input: row.output for row in TEXT_QUERIES}
+        return ["owl" if "epsilon" in name else right.get(text, "cat") for text in inputs]
 
-    def decode(self, name: str, mix: Any) -> Outcome:
-        return self._answer(name)
+    def prompted(self, name: str, inputs: Sequence[str], pairs: Any) -> list[str]:
+        return self.texts(name, inputs, None)
 
-    def unclipped(self, name: str) -> Outcome:
-        return self._answer(name)
+    def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, str]]:
+        return [{"input": text, "output": "a text"} for text in inputs]
 
-    def online(self, name: str, epsilon: float) -> Outcome:
-        return self._answer(name, epsilon=epsilon, B=0.5)
+    def mix(self, bound: float = 1e6) -> float:
+        return bound
 
-    def prompted(self, name: str, pairs: Any) -> Outcome:
-        return self._answer(name)
-
-    def offline(self, name: str, epsilon: float) -> Outcome:
-        return self._answer(name, epsilon=epsilon, B=0.25)
+    def bound(self, epsilon: float, answers: int) -> float:
+        return answers / 4
 
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     heard: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(token_scores, "Study", type("Stub", (StubStudy,), {"decoded": heard}))
+    monkeypatch.setattr(token_scores, "Decoder", type("Stub", (StubDecoder,), {"decoded": heard}))
     return heard
 
 
@@ -235,8 +231,8 @@ def test_decoding_is_done_once_and_says_what_its_plan_counts(tmp_path: Path, dec
         ("offline", 1.0),
     ]
     online, offline = first[2], first[4]
-    assert online.facts == {"B": 0.5, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 3}
-    assert offline.facts == {"B": 0.25, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 2}
+    assert online.facts == {"B": 0.75, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 3}
+    assert offline.facts == {"B": 0.5, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 2}
     assert first[0].values["rouge1"].mean == 100.0
     assert len(decoded) == 5
     assert [s.to_dict() for s in decoding(tmp_path).run()] == [s.to_dict() for s in first]
@@ -246,7 +242,7 @@ def test_decoding_is_done_once_and_says_what_its_plan_counts(tmp_path: Path, dec
 def test_other_queries_or_another_delta_are_decoded_anew(tmp_path: Path, decoded: list[Any]) -> None:
     decoding(tmp_path).run()
     decoded.clear()
-    decoding(tmp_path, schedule=replace(SCHEDULE, delta=1e-4)).run()
+    decoding(tmp_path, plan=replace(PLAN, delta=1e-4)).run()
     assert [(name, delta) for name, _, delta in decoded] == [("online, epsilon 1", 1e-4), ("offline, epsilon 1", 1e-4)]
     decoded.clear()
     decoding(tmp_path, queries=rows(3, ["cat dog", "owl"], name="dog")).run()
@@ -262,7 +258,7 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
         ("online", 1.0, 10),
     ]
     assert len([s for s in found if not s.study]) == 5
-    assert [name for name, top_k, _ in decoded if top_k == 10] == ["online, nothing clipped", "online, epsilon 1"]
+    assert [name for name, top_k, _ in decoded if top_k == 10] == ["online, not private", "online, epsilon 1"]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -304,7 +300,7 @@ def test_what_cannot_be_measured_is_refused_before_the_model_is_loaded(
 
 def test_two_evaluations_do_not_share_a_folder_at_once(tmp_path: Path) -> None:
     evaluation = labels(tmp_path)
-    held = evaluation._file("labels", SCHEDULE)
+    held = evaluation._file("labels", PLAN)
     with pytest.raises(InvalidParameter, match="no other evaluation is running"):
         labels(tmp_path).run()
     held.close()
@@ -327,7 +323,7 @@ def test_data_are_told_apart_by_what_they_hold() -> None:
 def test_a_pass_file_of_an_earlier_format_is_still_read(tmp_path: Path) -> None:
     """The head and the keys of a file that exists: results were made from such."""
     evaluation = labels(tmp_path)
-    evaluation._file("labels", SCHEDULE).close()
+    evaluation._file("labels", PLAN).close()
     head = (tmp_path / "labels-4x1.jsonl").read_text()
     assert head == (
         '{"data": "' + evaluate._digest(LABEL_ROWS) + '", "few_shots": 2, "in_batches": false, "instruction": "", '

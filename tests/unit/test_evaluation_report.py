@@ -14,11 +14,11 @@ import pytest
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
+from langchain_dpicl.evaluation.pictures import pictures
 from langchain_dpicl.evaluation.report import write_index, write_report
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tables import findings, main_table, papers_table
 from langchain_dpicl.evaluation.tasks import TASKS
-from langchain_dpicl.plots.evaluation import pictures
 
 PLAN: dict[str, Any] = {"members": 10, "shots": 4, "rate": 0.01, "releases": 10_000, "delta": 1e-5}
 SETTINGS: dict[str, Any] = {"model": "a model", **PLAN, "command": "dpicl evaluate trec --data trec"}

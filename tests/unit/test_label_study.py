@@ -1,4 +1,4 @@
-"""`evaluation.label_pass`, `label_study`, `samples`, `schedule`, `scores`: what a label pass keeps, and what votes make
+"""`evaluation.label_pass`, `label_study`, `plan`, `scores`: what a label pass keeps, and what votes make
 of it."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +19,10 @@ from scipy.stats import binom, chi2
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.evaluation import label_study
-from langchain_dpicl.evaluation.label_pass import Ask, ChainReader, Said, read_sample
+from langchain_dpicl.evaluation.label_pass import Ask, ChainReader, SampleScores, read_sample
 from langchain_dpicl.evaluation.label_study import LabelStudy
 from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.samples import Pairs, Sampler
-from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.plan import EvaluationPlan, Pairs, Sampler
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
 from langchain_dpicl.members.scoring import LabelScorer
@@ -32,19 +32,19 @@ from langchain_dpicl.private.boundary import ABSTAIN
 
 LABELS = ("Red", "Blue", "Green")
 TASK = ClassificationTask("colours", LABELS, Shape("Name the colour.", "Thing: {input}\nColour:"))
-SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0, 4.0), few_shots=2)
+PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0, 4.0), few_shots=2)
 
 
-def said_of(votes: Sequence[Sequence[int]], *, alone: int = 0, labels: int = 3) -> Said:
+def said_of(votes: Sequence[Sequence[int]], *, alone: int = 0, labels: int = 3) -> SampleScores:
     """Queries by members: members that say these labels (-1 fails), and two prompts that say ``alone``."""
     table = np.array([[*row, alone, alone] for row in votes])
     scores = np.where(table[:, :, None] == np.arange(labels), 0.9, 0.1) * (table[:, :, None] >= 0)
-    return Said(scores, np.empty((0, table.shape[1], labels)), table.shape[1] - 2)
+    return SampleScores(scores, np.empty((0, table.shape[1], labels)), table.shape[1] - 2)
 
 
 def study_of(votes: Sequence[Sequence[Sequence[int]]], right: Sequence[int], **settings: Any) -> LabelStudy:
     """Samples by queries by members."""
-    settings = {"schedule": SCHEDULE, "draws": 5, "calibrate": False, **settings}
+    settings = {"plan": PLAN, "draws": 5, "calibrate": False, **settings}
     return LabelStudy(LABELS, right, [said_of(each) for each in votes], **settings)
 
 
@@ -64,10 +64,10 @@ def test_the_first_members_of_a_sample_are_a_sample_at_their_share_of_the_rate(s
     A chi-square test on 81 cells, each expected at least 78 times; false alarm below 1e-7. Members that share the rate
     of the whole ensemble (3/4 instead of 1/2), a sample of fixed size or a rebalanced one fail it.
     """
-    schedule = Schedule(owners=4, members=3, shots=1, releases=1, delta=0.1, epsilons=(1.0,))
-    smaller = schedule.with_members(2)
-    assert (schedule.rate, smaller.rate, smaller.shots) == (0.75, 0.5, 1)
-    selector = Sampler(rows(4, ["Red"]), (), members=3, shots=1, few_shots=1)._selector
+    plan = EvaluationPlan(owners=4, members=3, shots=1, releases=1, delta=0.1, epsilons=(1.0,))
+    smaller = plan.varied(members=2)
+    assert (plan.rate, smaller.rate, smaller.shots) == (0.75, 0.5, 1)
+    selector = Sampler(rows(4, ["Red"]), (), plan)._selector
     selector._randomness = seeded(11)
     draws, seen = 20_000, Counter[tuple[int, ...]]()
     for _ in range(draws):
@@ -85,7 +85,7 @@ def test_the_first_members_of_a_sample_are_a_sample_at_their_share_of_the_rate(s
 
 def test_a_sample_has_members_the_bare_prompt_and_the_examples_to_compare_with(tmp_path: Path) -> None:
     private, public = rows(30, list(LABELS)), rows(5, ["Red"], name="public")
-    sampler = Sampler(private, public, members=4, shots=2, few_shots=3)
+    sampler = Sampler(private, public, replace(PLAN, shots=2, few_shots=3))
     file = PassFile(tmp_path / "labels.jsonl", {})
     prompts = sampler.draw(0, file)
     assert len(prompts) == 4 + 3
@@ -103,7 +103,7 @@ def test_a_sample_has_members_the_bare_prompt_and_the_examples_to_compare_with(t
 
 def test_too_few_rows_for_one_sample_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="at least members \\* shots = 12 records"):
-        Sampler(rows(11, ["Red"]), (), members=4, shots=3, few_shots=1)
+        Sampler(rows(11, ["Red"]), (), replace(PLAN, shots=3))
 
 
 # -- the pass ----------------------------------------------------------------------------------------------------------
@@ -116,7 +116,9 @@ def keys(text: str) -> tuple[str, int]:
     return key_of(text), 0
 
 
-def read(llm: FakeLLM, path: Path, neutral: Sequence[str] = ("N/A", "something"), queries: Any = QUERIES) -> Said:
+def read(
+    llm: FakeLLM, path: Path, neutral: Sequence[str] = ("N/A", "something"), queries: Any = QUERIES
+) -> SampleScores:
     file = PassFile(path, {})
     try:
         return read_sample(ChainReader(llm, TASK), EXAMPLES, 4, queries, neutral, file, keys, lambda: None)
@@ -290,7 +292,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> type[Recording]:
 def test_the_private_vote_is_the_products_with_the_plans_noise(recording: type[Recording]) -> None:
     votes = [[[0, 0, 1, -1], [2, 2, 2, 2]], [[0, 0, 0, 0], [-1, 1, 1, 2]]]
     study = study_of(votes, [0, 2], draws=3)
-    score = study._private(1.0, SCHEDULE)
+    score = study._private(1.0, PLAN)
     line = LineRequest("vote", rate=4 / 40, count=20)
     plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-3, lines={"vote": line})
     assert {sigma for _, sigma in recording.given} == {plan.lines["vote"].parameter} == {score.facts["sigma"]}
@@ -302,7 +304,9 @@ def test_the_private_vote_is_the_products_with_the_plans_noise(recording: type[R
 @pytest.fixture
 def no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A noise that says for which plan it is, instead of solving one."""
-    monkeypatch.setattr(Schedule, "parameter", lambda self, epsilon, mechanism: self.rate * self.releases / epsilon)
+    monkeypatch.setattr(
+        EvaluationPlan, "parameter", lambda self, epsilon, mechanism: self.rate * self.releases / epsilon
+    )
 
 
 @pytest.mark.usefixtures("no_plan")
@@ -310,8 +314,8 @@ def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypa
     """3 votes against 1 at sigma 2; 4000 draws against the exact law; false alarm below 1e-8."""
     monkeypatch.setattr(label_study, "SecureRandomness", lambda: seeded(5))
     labels = ("Red", "Blue")
-    study = LabelStudy(labels, [0], [said_of([[0, 0, 0, 1]], labels=2)], SCHEDULE, draws=4000, calibrate=False)
-    score = study._private(1.0, SCHEDULE)
+    study = LabelStudy(labels, [0], [said_of([[0, 0, 0, 1]], labels=2)], PLAN, draws=4000, calibrate=False)
+    score = study._private(1.0, PLAN)
     noise = np.arange(-30, 31)
     law = np.exp(-(noise**2) / (2 * score.facts["sigma"] ** 2))
     law /= law.sum()
@@ -329,7 +333,7 @@ def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypa
 def test_flips_are_the_per_cent_of_releases_that_differ_from_the_plain_majority(recording: type[Recording]) -> None:
     recording.wrong = 4
     study = study_of([[[0, 0, 0, 0]] * 5, [[2, 2, 2, 0]] * 5], [0] * 5, draws=8)
-    score = study._private(1.0, SCHEDULE)
+    score = study._private(1.0, PLAN)
     # 80 releases, a quarter of them Green: wrong where the majority is Red, right where it is Green.
     assert score.facts["flipped"] == pytest.approx(100 * (10 + 30) / 80)
     assert score.values["accuracy"].mean == pytest.approx(75.0)
@@ -359,7 +363,7 @@ def test_the_main_table_has_each_method_with_its_runs() -> None:
 def test_a_public_prompt_is_scored_where_there_is_one() -> None:
     said = said_of([[0, 0, 0, 0]], alone=1)
     public = np.concatenate([said.queries, np.array([[[0.1, 0.1, 0.9]]])], axis=1)
-    study = LabelStudy(LABELS, [2], [Said(public, said.neutral[:, :0], 4)], SCHEDULE, calibrate=False)
+    study = LabelStudy(LABELS, [2], [SampleScores(public, said.neutral[:, :0], 4)], PLAN, calibrate=False)
     assert find(study.scores(), "public 2-shot").values["accuracy"].mean == 100.0
     assert find(study.scores(), "2-shot").values["accuracy"].mean == 0.0
 
@@ -430,7 +434,7 @@ def test_json_has_no_nan() -> None:
         ({"epsilons": (1001.0,)}, "epsilon"),
     ],
 )
-def test_a_schedule_refuses_what_no_plan_can_be(change: dict[str, Any], name: str) -> None:
+def test_a_plan_refuses_what_no_plan_can_be(change: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        Schedule(**{**vars(SCHEDULE), **change})
+        EvaluationPlan(**{**vars(PLAN), **change})
     assert caught.value.parameter == name

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.evaluation.data import Row, check_size, load_rows
+from langchain_dpicl.evaluation.data import Row, load_rows
 from langchain_dpicl.evaluation.tasks import TASKS, HubSource
 
 SECRET = "CANARY-mrs-alder"
@@ -192,15 +192,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_mapping_of_columns_is_checked(write: Callable[..., Path], columns: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter, match=r"columns.*(names for text, label|name of a column)"):
         load_rows(TREC, write(GOOD), columns=columns)
-
-
-def test_fewer_rows_than_one_sample_needs() -> None:
-    rows = [Row("a", "b", ("b",))] * 39
-    check_size([*rows, rows[0]], members=10, shots=4)
-    with pytest.raises(InvalidParameter, match=r"39 records.*members \* shots = 40"):
-        check_size(rows, members=10, shots=4)
-    with pytest.raises(InvalidParameter, match="shots"):
-        check_size(rows, members=10, shots=0)
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------

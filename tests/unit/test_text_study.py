@@ -14,10 +14,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from langchain_dpicl.aggregators import EmbeddingMean, ReleasedKeywords
 from langchain_dpicl.errors import ModelUnavailable
-from langchain_dpicl.evaluation import schedule as schedule_module
+from langchain_dpicl.evaluation import plan as plan_module
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.schedule import Schedule
+from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
 from langchain_dpicl.evaluation.text_pass import Author, Written, write_candidates, write_members
@@ -26,7 +26,7 @@ from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.mechanisms import default_delta0
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
-SCHEDULE = Schedule(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
+PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
 WORDS = "cat dog fox owl rain sun"
 
 
@@ -61,7 +61,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> Solved:
         asked[line.mechanism, line.rate] = (epsilon, delta, line)
         return SimpleNamespace(lines={name: SimpleNamespace(parameter=asked.parameter)})
 
-    monkeypatch.setattr(schedule_module.PrivacyPlan, "solve", solve)
+    monkeypatch.setattr(plan_module.PrivacyPlan, "solve", solve)
     return asked
 
 
@@ -85,7 +85,7 @@ def study_of(
         queries,
         texts,
         [["cat", "dog", "rain"]] * len(rows) if candidates is None else candidates,
-        settings.pop("schedule", SCHEDULE),
+        settings.pop("plan", PLAN),
         WordEmbeddings(WORDS) if embeddings is None else embeddings,
         author(llm),
         file,
@@ -187,7 +187,7 @@ def test_an_embedding_mean_without_noise_is_the_candidate_nearest_to_the_exact_m
         rows.append((row(f"query {i}", "x"), [written(*each) for each in texts]))
         candidates.append([f"candidate {i} {j}" for j in range(5)])
     study = study_of(rows, file, candidates=candidates, embeddings=model)
-    runs = study._choose(SCHEDULE, 5, 1e-9, draws=2)
+    runs = study._choose(PLAN, 5, 1e-9, draws=2)
     assert len(runs) == 4, "samples times draws"
     seen = set()
     for i, (_, samples) in enumerate(rows):
@@ -252,10 +252,10 @@ def test_members_without_a_text_abstain_and_a_query_without_candidates_has_no_an
         (row("three", "cat"), [written("cat", "cat", "cat", "cat")]),
     ]
     study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
-    assert study._choose(SCHEDULE, 2, 1e-9, draws=1) == [["", "", ""]], "half of the members are too few"
+    assert study._choose(PLAN, 2, 1e-9, draws=1) == [["", "", ""]], "half of the members are too few"
     rows[0] = (row("one", "cat"), [written("cat", "cat", "cat", "")])
     study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
-    assert study._choose(SCHEDULE, 2, 1e-9, draws=1) == [["cat", "", ""]]
+    assert study._choose(PLAN, 2, 1e-9, draws=1) == [["cat", "", ""]]
     assert len(study.embedding()) == 2
 
 
@@ -288,7 +288,7 @@ def test_each_text_from_keywords_is_written_once_whatever_the_order_of_queries(f
         (row("owl cat", "about owl"), [written("owl cat", "owl", "owl cat", "owl")] * 2),
         (row("fox dog", "about fox"), [written("fox dog", "fox", "fox", "fox")] * 2),
     ]
-    study = study_of(rows, file, llm=llm, schedule=Schedule(**{**vars(SCHEDULE), "epsilons": (1e-9,)}))
+    study = study_of(rows, file, llm=llm, plan=EvaluationPlan(**{**vars(PLAN), "epsilons": (1e-9,)}))
     plain = find(study.joint_em(), None)
     assert plain.values["rouge1"].mean == 100.0
     assert len(llm.calls) == len(set(llm.calls)) <= 4, "two orders of two words for each of two queries"

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.decoding.backends.states import StateCache
-from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.backends.transformers_model import StateCache, TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.errors import InvalidParameter, LocalModelError, UnsafeConfigurationError
 

@@ -41,7 +41,7 @@ def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
 
 
 def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
-    """``from_pretrained(gguf_file=...)`` wants accelerate; the steps that it takes do not."""
+    """Take the steps of ``from_pretrained(gguf_file=...)``, which needs accelerate and reads the header for 25 s."""
     import torch
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -64,7 +64,9 @@ def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
 def _header_parsed_once() -> Iterator[None]:
     """Parse a GGUF header once, without a memory map's slow slices: 3.5 s instead of 25 s for 262,144 tokens.
 
-    transformers looks the reader up in ``gguf`` at every call, once for the configuration and once for the tensors.
+    transformers takes the reader from ``gguf`` at every call, once for the configuration and once for the tensors, and
+    has no parameter for it. So the reader is replaced there while this context is open, and put back in any case;
+    a lock lets one loading at a time do so.
     """
     import gguf
     import numpy as np

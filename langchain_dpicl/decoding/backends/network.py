@@ -1,6 +1,6 @@
-"""A loaded model of transformers as pieces of text see it: from tokens and a state to a vector, from vectors to scores.
+"""A loaded model of transformers: from tokens and a state to a vector, from vectors to scores.
 
-See :mod:`langchain_dpicl.decoding.backends.transformers_model` for what a row may depend on.
+See :mod:`langchain_dpicl.decoding.backends.transformers_model` for the numbers that a row depends on.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ class Network:
             pack(model)
         self._busy = threading.Lock()
         self._embedded: int | None = getattr(model.get_input_embeddings(), "num_embeddings", None)
-        self.end_tokens = _end_tokens(model, tokenizer)
+        ends: set[int] = set()
+        for source in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
+            ids = getattr(source, "eos_token_id", None)
+            ends.update([ids] if isinstance(ids, int) else ids or [])
+        self.end_tokens = frozenset(ends)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.first = self._in_front()
+        start, made = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
+        self.first = [start] if start is not None and made[:1] == [start] else []
         self._body: Any = None
         self._head: Any = None  # without one, the model is used whole and its vectors are scores
         self._block = 1
         with self.working():
             self.vocabulary = self._take_apart()
-
-    def _in_front(self) -> list[int]:
-        """The token that the tokeniser puts before every text, if it does."""
-        start = self.tokenizer.bos_token_id
-        made = self.tokenizer("a")["input_ids"]
-        return [start] if start is not None and made[:1] == [start] else []
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a piece of a prompt, with nothing put in front."""
@@ -54,7 +53,7 @@ class Network:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """One step at a time, without gradients, with the number of threads that was asked for."""
+        """One step at a time, without gradients, with the chosen number of threads."""
         import torch
 
         with self._busy, torch.inference_mode():
@@ -70,15 +69,19 @@ class Network:
     def read(self, tokens: list[int], cache: Any) -> tuple[Any, Any]:
         """The vector after these tokens, and the state then. ``cache`` itself is left as it was.
 
-        `ValueError` for a token that the model has no embedding of, before an accelerator sees it: after such an
-        error one answers nothing any more, to nobody.
+        Raises `ValueError` for a token without an embedding, before an accelerator sees it: after such an error an
+        accelerator answers no caller any more.
         """
         import torch
 
         if self._embedded is not None and max(tokens, default=0) >= self._embedded:
             raise ValueError("a token that the model does not know")
         ids = torch.tensor([tokens], device=self.model.device)
-        state = _empty(self.model) if cache is None else _fork(cache)
+        if cache is None:
+            state = _empty(self.model)
+        else:  # layers replace their tensors when they grow and never write into them
+            state = copy.copy(cache)
+            state.layers = [copy.copy(layer) for layer in cache.layers]
         if self._head is None:
             out = self.model(input_ids=ids, past_key_values=state, use_cache=True, logits_to_keep=1)
             return out.logits[0, -1].clone(), state
@@ -104,7 +107,7 @@ class Network:
         return result
 
     def _take_apart(self) -> int:
-        """Separate the output layer where the model does no more than apply it; the number of scores.
+        """Separate the output layer if the model only applies it; return the number of scores.
 
         A probe of public tokens, read at once and in two pieces, decides that the model can be used at all.
         """
@@ -122,8 +125,10 @@ class Network:
         if whole is None or whole.ndim != 2:
             raise InvalidParameter("model", type(self.model).__name__, "a model with next-token logits and a state")
 
+        rounding = 1e-2 if self.model.dtype == torch.float32 else 1.0
+
         def agrees(scores: Any) -> bool:
-            return scores.shape == whole.shape and torch.allclose(scores, whole, rtol=1e-2, atol=self._rounding)
+            return scores.shape == whole.shape and torch.allclose(scores, whole, rtol=1e-2, atol=rounding)
 
         body, head = self.model.base_model, self.model.get_output_embeddings()
         if head is not None and body is not self.model:
@@ -135,13 +140,6 @@ class Network:
         if not agrees(torch.from_numpy(self.scores([self.read(probe[3:], cache)[0]])).to(whole)):
             raise InvalidParameter("model", type(self.model).__name__, "a model that reads a text in pieces as at once")
         return int(whole.shape[-1])
-
-    @property
-    def _rounding(self) -> float:
-        """How far scores may lie apart that differ by rounding alone."""
-        import torch
-
-        return 1e-2 if self.model.dtype == torch.float32 else 1.0
 
     def _rowwise(self, vector: Any) -> bool:
         """Whether a row of a block of the output layer stays the same, bit by bit, at another place beside others."""
@@ -159,14 +157,6 @@ class Network:
         return True
 
 
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
-
-
 def _empty(model: Any) -> Any:
     """A state that has read nothing: keys and values of every layer, which is all that may be remembered."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -177,15 +167,8 @@ def _empty(model: Any) -> Any:
     return cache
 
 
-def _fork(cache: Any) -> Any:
-    """A state that grows apart: layers replace their tensors when they grow and never write into them."""
-    other = copy.copy(cache)
-    other.layers = [copy.copy(layer) for layer in cache.layers]
-    return other
-
-
 def compact(vector: Any, cache: Any) -> int:
-    """Let go of what a state does not need: a sliding window is a view of the whole. The bytes that remain."""
+    """Drop what a state does not need (a sliding window is a view of the whole); return the bytes that remain."""
     size = int(vector.nbytes)
     for layer in cache.layers:
         if layer.is_initialized:

@@ -1,26 +1,26 @@
 """A :class:`~langchain_dpicl.decoding.model.LogitsModel` on an OpenAI-compatible server that shows every token's
 log-probability.
 
-A token drawn from scores that were cut off is no longer drawn as the guarantee assumes, so a server must return the
-log-probability of EVERY token, not of the likeliest few. What is known to do so:
+A token drawn from truncated scores does not have the law that the guarantee assumes. So a server must return the
+log-probability of EVERY token, not of the likeliest few. Known servers that do:
 
 - llama.cpp's server (and :func:`langchain_dpicl.local.local_llm`'s), as it is;
 - vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode raw_logprobs``, its default).
 
 Prompts are sent as token ids, so both must answer ``/tokenize`` and ``/detokenize``. The constructor asks public
 questions and refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
-prompt depends on what it was asked before.
+prompt depends on earlier requests.
 
-Prompts are read whole at every step, one at a time, and a row of 262,144 log-probabilities is 26 MB of JSON: two to
-four seconds a row on two cores. This backend is for checking and for servers with small vocabularies or fast links.
+Each step reads whole prompts, one at a time, and a row of 262,144 log-probabilities is 26 MB of JSON: two to four
+seconds a row on two cores. This backend is for checking and for servers with small vocabularies or fast links.
 
-What holds: a row depends on that row's prompt alone as far as the server keeps requests apart. The requests ask it not
-to reuse what it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several
-clients in one batch may move the last digits of a row; give the sampler a server of its own.
+A row depends on its own prompt alone, as far as the server keeps requests apart. The requests ask it not to reuse what
+it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several clients in one batch
+may move the last digits of a row; give the sampler a server of its own.
 
 A demonstration that the server refuses, or answers without all tokens, adds nothing to the token. After such a row the
-public prompt is asked again, and fails the answer if the server is down: else all later rows would fail for one. So a
-demonstration that ends the server itself, or keeps it busy beyond ``timeout``, does fail the answer.
+public prompt is asked again, and fails the answer if the server is down: otherwise all later rows would fail because of
+one. So a demonstration that stops the server, or keeps it busy beyond ``timeout``, does fail the answer.
 """
 
 from __future__ import annotations
@@ -97,16 +97,25 @@ class ServerLogits:
         self._root = self._api.removesuffix("/v1")
         self._model, self._key, self._timeout = model, api_key, timeout
         self._busy = threading.Lock()
-        said = self._described()
-        self._vocabulary = vocabulary or said.get("n_vocab")
-        if self._vocabulary is None:
+        listed = self._request("GET", f"{self._api}/models").get("data")
+        models = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+        chosen = next((each for each in models if each.get("id") == model), models[0] if models else {})
+        meta = chosen.get("meta")
+        facts = {**chosen, **(meta if isinstance(meta, Mapping) else {})}
+        said = {key: value for key, value in facts.items() if isinstance(value, int)}
+        self._vocabulary = vocabulary or said.get("n_vocab", 0)
+        if not self._vocabulary:
             raise InvalidParameter("vocabulary", None, "a number, as this server does not say how many tokens it has")
-        self._context = context or said.get("n_ctx") or said.get("max_model_len")
-        if self._context is None:
+        self._context = context or said.get("n_ctx") or said.get("max_model_len", 0)
+        if not self._context:
             raise InvalidParameter("context", None, "a number, as this server does not say how long a prompt may be")
         plain, whole = self.tokens("a"), self._tokenized("a", whole=True)
         self._first = whole[: len(whole) - len(plain)] if whole[-len(plain) :] == plain else []
-        self._ends = frozenset(self._end(text) for text in end_tokens)
+        ends = {text: self.tokens(text) for text in end_tokens}
+        for text, tokens in ends.items():
+            if len(tokens) != 1:
+                raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
+        self._ends = frozenset(tokens[0] for tokens in ends.values())
         self._probe()
 
     @property
@@ -117,7 +126,7 @@ class ServerLogits:
     @property
     def vocabulary(self) -> int:
         """How many tokens there are."""
-        return int(self._vocabulary or 0)
+        return self._vocabulary
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -127,14 +136,14 @@ class ServerLogits:
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
         """Whether a prompt with so many tokens of answer stays within the server's context."""
         used = len(self._first) + len(self.tokens(demonstration)) + len(self.tokens(shared)) + tokens
-        return used <= int(self._context or 0)
+        return used <= self._context
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without the end tokens."""
         kept = [int(token) for token in tokens if token not in self._ends]
         if not kept:
             return ""
-        answer = self._post(f"{self._root}/detokenize", {"model": self._model, "tokens": kept})
+        answer = self._request("POST", f"{self._root}/detokenize", {"model": self._model, "tokens": kept})
         text = answer.get("content", answer.get("prompt"))
         if not isinstance(text, str):
             raise ModelUnavailable("the server's /detokenize returns no text")
@@ -144,7 +153,7 @@ class ServerLogits:
         """Open an answer: the demonstrations are tokenised when a step first needs them."""
         if not self.fits("", shared, steps):
             raise InvalidParameter("steps", steps, f"with the shared text at most {self._context} tokens of context")
-        return _ServerSession(self, [*self._first], self.tokens(shared), demonstrations)
+        return _ServerSession(self, self._first, self.tokens(shared), demonstrations)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Nothing is kept."""
@@ -166,7 +175,7 @@ class ServerLogits:
             "cache_salt": secrets.token_urlsafe(16),  # vLLM: share no prefix with another request
         }
         with self._busy:
-            answer = self._post(f"{self._api}/completions", request)
+            answer = self._request("POST", f"{self._api}/completions", request)
         row = np.full(self.vocabulary, np.nan, np.float32)
         for token, value in _pairs(answer):
             if 0 <= token < len(row):
@@ -189,21 +198,6 @@ class ServerLogits:
                 "cache off and let it compute one request at a time"
             )
 
-    def _end(self, text: str) -> int:
-        tokens = self.tokens(text)
-        if len(tokens) != 1:
-            raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
-        return tokens[0]
-
-    def _described(self) -> dict[str, Any]:
-        """What the server says about the model, where it does."""
-        listed = self._request("GET", f"{self._api}/models", None).get("data")
-        models = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
-        chosen = next((each for each in models if each.get("id") == self._model), models[0] if models else {})
-        meta = chosen.get("meta")
-        facts = {**chosen, **(meta if isinstance(meta, Mapping) else {})}
-        return {key: value for key, value in facts.items() if isinstance(value, int)}
-
     def _tokenized(self, text: str, *, whole: bool) -> list[int]:
         """Tokens by the server's own tokeniser: llama.cpp's names for the request beside vLLM's."""
         request = {
@@ -214,15 +208,12 @@ class ServerLogits:
             "prompt": text,
             "add_special_tokens": whole,
         }
-        tokens = self._post(f"{self._root}/tokenize", request).get("tokens")
+        tokens = self._request("POST", f"{self._root}/tokenize", request).get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
             raise ModelUnavailable("the server's /tokenize returns no token ids")
         return tokens
 
-    def _post(self, url: str, request: dict[str, Any]) -> dict[str, Any]:
-        return self._request("POST", url, request)
-
-    def _request(self, method: str, url: str, request: dict[str, Any] | None) -> dict[str, Any]:
+    def _request(self, method: str, url: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer's object. Errors name the address and the status: an error's body may repeat the prompt."""
         import httpx
 
@@ -283,17 +274,17 @@ class _ServerSession:
 
 
 def _pairs(answer: Mapping[str, Any]) -> Iterable[tuple[int, float]]:
-    """(token, log-probability) of the first position, in llama.cpp's shape or in vLLM's."""
+    """(token, log-probability) of the first position, in llama.cpp's shape or in vLLM's; no pair for any other shape.
+
+    JSON has no infinities: a token that cannot come is null, or very unlikely.
+    """
     try:
         found = answer["choices"][0]["logprobs"]
         if found.get("content"):
-            return [(int(each["id"]), _finite(each["logprob"])) for each in found["content"][0]["top_logprobs"]]
-        top = found["top_logprobs"][0]
-        return [(int(key.removeprefix("token_id:")), _finite(value)) for key, value in top.items()]
+            pairs = [(int(each["id"]), each["logprob"]) for each in found["content"][0]["top_logprobs"]]
+        else:
+            top = found["top_logprobs"][0]
+            pairs = [(int(key.removeprefix("token_id:")), value) for key, value in top.items()]
+        return [(token, -1e4 if value is None else max(float(value), -1e4)) for token, value in pairs]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return []
-
-
-def _finite(value: float | None) -> float:
-    """JSON has no infinities: a token that cannot come is null, or very unlikely."""
-    return -1e4 if value is None else max(float(value), -1e4)

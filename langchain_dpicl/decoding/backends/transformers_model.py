@@ -6,13 +6,13 @@ What a row depends on
 depend on how a product is laid out: with two threads, a row of a batch of five rows changes with its place in the batch
 (measured, torch 2.13 on a CPU), so one owner's presence would show in the last digits of another's row. Therefore:
 
-- Every row is read alone, always in the same two pieces: the demonstration (with what the tokeniser puts in front),
-  then the shared text with the released tokens. A state that was kept, one that was dropped and made again, and one
-  that another answer made are the same numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores
-  as busy as a batch.
+- Every row is read alone, always in the same two pieces: the demonstration (with the tokeniser's first token), then
+  the shared text with the released tokens. A state that was kept, one that was dropped and made again, and one that
+  another answer made are the same numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores as busy
+  as a batch.
 - The output layer, which is slow for single rows, gets blocks of constant shape: eight rows, padded with zeros. When
-  the model is loaded it is checked that a row of such a block depends neither on its place nor on the other rows, bit
-  by bit; if it does, the blocks have one row.
+  the model is loaded, a test shows whether a row of such a block depends on its place or on the other rows, bit by
+  bit; if it does, the blocks have one row.
 - A row that cannot be read leaves zeros at its place in a block, and is NaN in the end.
 
 This holds for one machine, one version of torch and one number of threads.
@@ -25,13 +25,13 @@ grows by one token at a time, the output layer at the last position only, and pa
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from langchain_dpicl.decoding.backends.loading import load
 from langchain_dpicl.decoding.backends.network import Network, compact
-from langchain_dpicl.decoding.backends.states import StateCache
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
@@ -47,16 +47,16 @@ class TransformersLogits:
     model
         An embedded model's name (:data:`langchain_dpicl.local.KNOWN_MODELS`), the path of a GGUF file, a folder
         written by ``save_pretrained``, or a pair (model, tokeniser) of transformers, which is put in evaluation mode
-        and else left as it is. The first three are loaded at first use, without network.
+        and not changed otherwise. The first three are loaded at first use, without network.
     memory_bytes
         The most bytes of key and value states of demonstrations that are kept between answers.
     threads
-        Threads of computation while a row is read; default: as torch is set.
+        Threads of computation while a row is read; default: torch's own setting.
     dtype
         Of the weights that are loaded. A pair keeps its own.
 
     Demonstration, shared text and answer are each tokenised on their own, so that what was read stays valid: choose a
-    template whose pieces end where a token may end (a line break does).
+    template whose pieces end at the end of a token (a line break does).
 
     Raises
     ------
@@ -97,7 +97,7 @@ class TransformersLogits:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """What the model's generation settings, its configuration or its tokeniser call the end of a text."""
+        """The end-of-text tokens of the model's generation settings, its configuration or its tokeniser."""
         return self._loaded.end_tokens
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
@@ -116,8 +116,7 @@ class TransformersLogits:
     def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> _Session:
         """Open an answer. Reads nothing yet: a demonstration is read when a step first needs it.
 
-        Raises `InvalidParameter` where shared text and steps do not fit the context, or there is no token to begin
-        with.
+        Raises `InvalidParameter` if shared text and steps do not fit the context, or there is no first token.
         """
         network = self._loaded
         if not self.fits("", shared, steps):
@@ -148,36 +147,99 @@ class TransformersLogits:
         raise UnsafeConfigurationError("a model that keeps private states is not pickled or copied")
 
 
+class StateCache:
+    """Private states by demonstration: the last used ones, up to ``memory_bytes`` in all. Threads may share it.
+
+    A state that is larger than the bound is not kept. A demonstration with another text under the same key is another
+    one. States leave with their exemplar (`forget`).
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        if not isinstance(memory_bytes, int) or isinstance(memory_bytes, bool) or memory_bytes < 0:
+            raise InvalidParameter("memory_bytes", memory_bytes, "a whole number, at least 0")
+        self.memory_bytes = memory_bytes
+        self._entries: OrderedDict[tuple[Hashable, str], tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, demonstration: Demonstration) -> Any:
+        """The state, or None."""
+        place = (demonstration.key, demonstration.text)
+        with self._lock:
+            if place not in self._entries:
+                return None
+            self._entries.move_to_end(place)
+            return self._entries[place][0]
+
+    def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
+        """Keep a state of so many bytes; the least recently used ones make room."""
+        place = (demonstration.key, demonstration.text)
+        with self._lock:
+            self._drop(place)
+            if size > self.memory_bytes:
+                return
+            self._entries[place] = (state, size)
+            self._bytes += size
+            while self._bytes > self.memory_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop every state of these keys, whatever their text was."""
+        gone = set(keys)
+        with self._lock:
+            for place in [place for place in self._entries if place[0] in gone]:
+                self._drop(place)
+
+    def _drop(self, place: tuple[Hashable, str]) -> None:
+        self._bytes -= self._entries.pop(place, (None, 0))[1]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the states at present."""
+        with self._lock:
+            return self._bytes
+
+    @property
+    def per_demonstration(self) -> float:
+        """Bytes of a state on average; 0 if there is none."""
+        with self._lock:
+            return self._bytes / max(1, len(self._entries))
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"StateCache(memory_bytes={self.memory_bytes})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("private states are not pickled or copied")
+
+
 class _Session:
-    """One answer. Holds the zero-shot state; whatever belongs to a demonstration is in the shared cache."""
+    """One answer. Holds the zero-shot state; the states of demonstrations are in the shared cache."""
 
     def __init__(
         self, network: Network, states: StateCache, shared: list[int], demonstrations: Sequence[Demonstration]
     ) -> None:
         self._network, self._states = network, states
         self._shared, self._demonstrations = shared, tuple(demonstrations)
-        self._read: list[int] = []  # what the zero-shot state holds
-        self._zero_shot: tuple[Any, Any] = (None, None)  # its cache and its last vector
+        self._read: list[int] = []  # the tokens in the zero-shot state
+        self._zero_shot: tuple[Any, Any] = (None, None)  # its last vector and its cache
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
         """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
-        after = [int(token) for token in released]
+        rest = [*self._shared, *(int(token) for token in released)]
         with self._network.working():
-            zero_shot = self._without(after)
-            return self._network.scores([zero_shot, *(attempt(self._row, row, after) for row in rows)])
+            whole = [*self._network.first, *rest]
+            if whole[: len(self._read)] != self._read:
+                raise InvalidParameter("released", len(released), "the tokens of the call before, and perhaps more")
+            if len(whole) > len(self._read):  # only the new tokens are read
+                self._zero_shot = self._network.read(whole[len(self._read) :], self._zero_shot[1])
+                self._read = whole
+            return self._network.scores([self._zero_shot[0], *(attempt(self._row, row, rest) for row in rows)])
 
-    def _without(self, released: list[int]) -> Any:
-        """The zero-shot prompt's last vector; only the tokens that are new are read."""
-        whole = [*self._network.first, *self._shared, *released]
-        if whole[: len(self._read)] != self._read:
-            raise InvalidParameter("released", len(released), "the tokens of the call before, and perhaps more")
-        cache, vector = self._zero_shot
-        if len(whole) > len(self._read):
-            vector, cache = self._network.read(whole[len(self._read) :], cache)
-            self._read, self._zero_shot = whole, (cache, vector)
-        return vector
-
-    def _row(self, row: int, released: list[int]) -> Any:
+    def _row(self, row: int, rest: list[int]) -> Any:
         """A demonstration's last vector: always from its own state, in one piece, whatever was read before."""
         demonstration = self._demonstrations[row]
         state = self._states.get(demonstration)
@@ -188,7 +250,6 @@ class _Session:
                 state = self._network.read(tokens, None)
                 self._states.put(demonstration, state, compact(*state))
         vector, cache = state
-        rest = [*self._shared, *released]
         return self._network.read(rest, cache)[0] if rest else vector
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Released demonstrations: pairs that anybody may show to any model, and the file that keeps them."""
+"""Released demonstrations: pairs that any model may see, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class DemonstrationReceipt(Receipt):
     """The receipt of one demonstration's answer."""
 
     settings: str
-    """A keyed hash of what decides the answers beside the input: budget and plan, model, template, numbers."""
+    """A keyed hash of everything that decides the answers beside the input: budget, plan, model, template, numbers."""
 
 
 class Demonstrations(list[dict[str, Any]]):
-    """Input/output pairs, as plain mappings, that are public: released outputs to public inputs.
+    """Public input/output pairs, as plain mappings: released outputs to public inputs.
 
-    What is done with them costs nothing more: ``FewShotPromptTemplate(examples=...)``, any model, for ever.
+    Their use costs nothing more: ``FewShotPromptTemplate(examples=...)``, any model, any number of times.
 
     Parameters
     ----------
     pairs, receipts
         The pairs, and for each of them the receipt of its answer.
     unanswered
-        The inputs that were not reached, because the budget was spent.
+        The inputs that have no output because the budget was spent.
     """
 
     def __init__(
@@ -48,11 +48,13 @@ class Demonstrations(list[dict[str, Any]]):
     def save(self, path: str | Path) -> None:
         """Write one JSON object a line: a pair's keys, and its receipt under "receipt". Replaces the file as a whole.
 
-        Raises `InvalidParameter` where the file cannot be written, or where pairs were taken away from their receipts.
+        Raises `InvalidParameter` if the file cannot be written, or if pairs were removed without their receipts.
         """
         if len(self) != len(self.receipts):
             raise InvalidParameter("receipts", len(self.receipts), f"one for each of {len(self)} pairs")
-        content = b"".join(to_line({**pair, RECEIPT: told}) for pair, told in zip(self, self.receipts, strict=True))
+        content = b"".join(
+            to_line({**pair, RECEIPT: receipt}) for pair, receipt in zip(self, self.receipts, strict=True)
+        )
         path = Path(path)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -70,7 +72,7 @@ class Demonstrations(list[dict[str, Any]]):
 
     @classmethod
     def load(cls, path: str | Path) -> Demonstrations:
-        """What `save` or `synthesize_demonstrations` wrote. `InvalidRecords` for anything else."""
+        """Read a file of `save` or `synthesize_demonstrations`. Raises `InvalidRecords` for anything else."""
         path = Path(path)
         try:
             lines, rest = from_lines(path.read_bytes())
@@ -80,32 +82,32 @@ class Demonstrations(list[dict[str, Any]]):
             for number, line in enumerate([*lines, *([None] if rest else [])], start=1):
                 if line is None or not isinstance(line.get(RECEIPT), dict):
                     raise InvalidRecords(f"line {number} of {path.name!r} is not a demonstration with its receipt")
-            return cls(*split(cast("Sequence[dict[str, Any]]", lines)))
+            return cls.of(cast("Sequence[dict[str, Any]]", lines))
         raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
 
-
-def split(lines: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[DemonstrationReceipt]]:
-    """The pairs of some lines, and their receipts."""
-    pairs = [{key: value for key, value in line.items() if key != RECEIPT} for line in lines]
-    return pairs, [cast("DemonstrationReceipt", line[RECEIPT]) for line in lines]
+    @classmethod
+    def of(cls, lines: Sequence[dict[str, Any]], unanswered: Iterable[Any] = ()) -> Demonstrations:
+        """From the lines of a file: each a pair with its receipt."""
+        pairs = [{key: value for key, value in line.items() if key != RECEIPT} for line in lines]
+        return cls(pairs, [cast("DemonstrationReceipt", line[RECEIPT]) for line in lines], unanswered)
 
 
 def to_line(content: dict[str, Any]) -> bytes:
-    """One line of JSON, readable as it stands."""
+    """One line of readable JSON. Raises ValueError for an infinite number and for half a surrogate pair."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def from_lines(content: bytes) -> tuple[list[dict[str, Any] | None], int]:
-    """The object on each line that is not empty (None: it is none), and the bytes of a last line that is incomplete."""
+    """Return the object on each line that is not empty (None for other content), and the size of a torn last line."""
+
+    def parsed(line: bytes) -> dict[str, Any] | None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
     *whole, last = content.split(b"\n")
-    lines = [_object(line) for line in whole if line.strip()]
-    rest = _object(last)
+    lines = [parsed(line) for line in whole if line.strip()]
+    rest = parsed(last)
     return (lines, len(last)) if rest is None else ([*lines, rest], 0)
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

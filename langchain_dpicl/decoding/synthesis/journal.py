@@ -1,15 +1,15 @@
 """A job's files: its answers in FILE, and beside it, until the job is over, ``FILE.part``.
 
 ``FILE.part`` holds the job's secret name, which is part of its queries' names in the ledger, and the tokens of the
-answer under way, each on the disk before it is handed out. So a job that was killed at any moment finds its own open
-charge again and goes on with the next token.
+unfinished answer, each on the disk before it is handed out. So a job that was killed at any moment finds its own open
+charge again and continues with the next token.
 
-Why that costs nothing more. What a job releases is what was handed out: the tokens in its journal. Each of them was
-drawn from a sample of its own and has a unit of its charge for itself. A step whose token is not in the journal was
-seen by nobody, so running it again on a fresh sample is the first use of its unit. However often a job is interrupted,
-the tokens handed out on a charge are never more than its units. Three things must hold. One process at a time has the
-journal: it is locked. Nobody puts an older copy of it back, or goes on with a copy elsewhere: it knows its place. And
-an interruption does not depend on who is in a sample; a failure that does shows that much to whoever runs the process,
+Why that costs nothing more. A job releases the tokens that it hands out, which are those in its journal. Each of them
+was drawn from a sample of its own and has a unit of its charge for itself. If a token is not in the journal, nobody saw
+it, so a repeated step on a fresh sample is the first use of its unit. However often a job is interrupted, the tokens
+handed out on a charge are never more than its units. Three conditions must hold. One process at a time has the journal:
+it is locked. Nobody restores an older copy of it, or continues with a copy elsewhere: it knows its place. And an
+interruption does not depend on the owners in a sample; a failure that does shows that much to whoever runs the process,
 each time.
 """
 
@@ -29,7 +29,6 @@ from langchain_dpicl.store.durable import append, lock, read_whole
 
 _FORMAT = "dpicl-job-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
-_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 class Journal:
@@ -38,12 +37,12 @@ class Journal:
     Parameters
     ----------
     output
-        FILE. Its incomplete last line, where a job was interrupted, is dropped: the ledger has that answer.
+        FILE. The incomplete last line of an interrupted job is dropped: the ledger has that answer.
     settings
-        A digest of all that decides an answer beside its input.
+        A digest of everything that decides an answer beside its input.
 
-    Raises `InvalidParameter` where another process has the file, where the files are not of a job with these settings
-    (both then stay as they are), and where they cannot be written.
+    Raises `InvalidParameter` if another process has the file, if the files are not of a job with these settings (both
+    then stay as they are), and if they cannot be written.
     """
 
     def __init__(self, output: Path, settings: str) -> None:
@@ -70,12 +69,12 @@ class Journal:
             raise
 
     def refused(self, bound: str) -> InvalidParameter:
-        """The error that says what this output has to be."""
+        """The error of an output that is not within this bound."""
         return InvalidParameter("output", str(self.output), bound)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns a fault of the file system into `InvalidParameter`, and keeps its reason as ``fault``."""
+        """Turn a fault of the file system into `InvalidParameter`, and keep its reason as ``fault``."""
         try:
             yield
         except OSError as error:
@@ -84,31 +83,30 @@ class Journal:
             return
         raise self.refused(f"a file that can be written ({self.fault})")
 
-    # -- opening ------------------------------------------------------------------------------------------------------
-
     def _locked(self) -> int:
-        """The journal's descriptor, alone in having it."""
+        """The journal's descriptor, locked for this process."""
         while True:
             with self.writing():
                 if self.output.exists() and not self.output.is_file():
                     raise self.refused("a plain file")
-                descriptor = os.open(self.part, _FLAGS, 0o666)
+                descriptor = _open(self.part)
                 if not lock(descriptor):
                     os.close(descriptor)
                     raise self.refused("a file on which no other job is running")
-                if _is_at(descriptor, self.part):
+                if self.part.exists() and os.path.samestat(os.fstat(descriptor), self.part.stat()):
                     return descriptor
                 os.close(descriptor)  # the job that had it was over just now
 
     def _read_journal(self) -> int:
-        """Take over what an earlier process wrote; how many bytes at its end are no whole line."""
+        """Read the lines of an earlier process; return the bytes of an incomplete last line."""
         content = read_whole(self._descriptor)
         if b"\n" not in content and _HEAD.startswith(content[: len(_HEAD)]):  # before the header nothing is charged
             self._has_header = False
             return len(content)
         entries, rest = from_lines(content)
         header, *steps = [entry or {} for entry in entries] or [{}]
-        if header.get("format") != _FORMAT or not all(_is_step(step) for step in steps):
+        whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
+        if header.get("format") != _FORMAT or not whole:
             raise self.refused(f"a file beside which {self.part.name!r} is an undamaged journal, or is not there")
         if header.get("output") != str(self.output):
             raise self.refused(f"the file with which the job was begun, {header.get('output')!r}: move it back")
@@ -126,11 +124,14 @@ class Journal:
         return rest
 
     def _read_output(self) -> int:
-        """Read FILE; how many bytes at its end are no whole line."""
+        """Read FILE; return the bytes of an incomplete last line."""
         with self.writing():
             content = self.output.read_bytes() if self.output.exists() else b""
         found, rest = from_lines(content)
-        self.lines = [line for line in found if line is not None and self._is_ours(line)]
+        for line in found:
+            receipt = (line or {}).get(RECEIPT)
+            if line and isinstance(receipt, dict) and receipt.get("settings") == self._settings:
+                self.lines.append(line)
         if len(self.lines) < len(found) or (rest and not self._has_header):
             number = next((n for n, line in enumerate(found, 1) if line not in self.lines), len(found) + 1)
             raise self.refused(
@@ -139,14 +140,10 @@ class Journal:
             )
         return rest
 
-    def _is_ours(self, line: dict[str, Any]) -> bool:
-        receipt = line.get(RECEIPT)
-        return isinstance(receipt, dict) and receipt.get("settings") == self._settings
-
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def begin(self, mark: str) -> None:
-        """An answer is about to be charged, or gone on with; ``mark`` stands for its input."""
+        """Note an answer before it is charged or continued; ``mark`` stands for its input."""
         with self.writing():
             if not self._has_header:
                 header = {"format": _FORMAT, "job": self.name, "settings": self._settings, "output": str(self.output)}
@@ -157,7 +154,7 @@ class Journal:
                 self._start(mark)
 
     def tokens(self, mark: str, *, reopened: bool) -> list[int]:
-        """What was handed out of the answer that was begun, on a charge that was reopened; on a new one nothing was."""
+        """The tokens that were handed out of the answer on a reopened charge; on a new charge none were."""
         if self._tokens and not reopened:
             with self.writing():
                 self._start(mark)
@@ -168,7 +165,7 @@ class Journal:
         self.under_way, self._tokens = mark, []
 
     def keep(self, token: int) -> None:
-        """Write down a token that is about to be handed out."""
+        """Write a token before it is handed out."""
         with self.writing():
             append(self._descriptor, to_line({"token": token}))
         self._tokens.append(token)
@@ -182,36 +179,28 @@ class Journal:
             if is_new:
                 _sync_folder(self.output)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
-
     def finish(self) -> None:
-        """The job is over: no answer is under way."""
+        """The job is over: no answer is unfinished."""
         self._is_over = True
 
     def close(self) -> None:
-        """Let go of the files. The journal stays if somebody is to go on with it."""
+        """Release the files. The journal stays if the job is to be continued."""
         remove = self._is_over or not self._has_header
-        if remove and sys.platform != "win32":  # whoever waits for the lock sees that the file is gone
+        if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
             self.part.unlink(missing_ok=True)
         os.close(self._descriptor)
         if remove and sys.platform == "win32":
-            with contextlib.suppress(OSError):  # somebody has just opened it, and will find nothing under way
+            with contextlib.suppress(OSError):  # another process has just opened it, and will find no answer in it
                 self.part.unlink()
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
-    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
-
-
-def _is_step(entry: dict[str, Any]) -> bool:
-    """Whether this is a line of a journal: an answer's mark, or a token."""
-    return isinstance(entry.get("answer"), str) or isinstance(entry.get("token"), int)
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, _FLAGS, 0o666)
+    descriptor = _open(path)
     try:
         yield descriptor
     finally:
@@ -229,7 +218,7 @@ def _mend(descriptor: int, rest: int) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a new file's name durable, where folders can be flushed."""
+    """Make a new file's name durable, on systems that can flush folders."""
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
         try:

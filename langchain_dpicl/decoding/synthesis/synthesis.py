@@ -1,7 +1,7 @@
 """Synthetic demonstrations: private answers to public inputs, made once and then used for ever.
 
-The whole price is paid while they are made. What comes out is public, so any model may see it, in any prompt, as often
-as one likes. A job on a file may be killed at any moment and is gone on with by asking for the same again.
+The whole price is paid while they are made. The result is public, so any model may see it, in any prompt, any number
+of times. A job on a file may be killed at any moment; the same call resumes it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from langchain_dpicl.budget import Charge, Receipt, Replayed
+from langchain_dpicl.budget import Receipt
 from langchain_dpicl.decoding.sampler import DPSampler, Input
-from langchain_dpicl.decoding.steps import Begun, Note, Query
+from langchain_dpicl.decoding.steps import Begun, Note
 from langchain_dpicl.decoding.synthesis.demonstrations import (
     RECEIPT,
     DemonstrationReceipt,
     Demonstrations,
-    split,
     to_line,
 )
 from langchain_dpicl.decoding.synthesis.journal import Journal
@@ -55,12 +54,12 @@ def synthesize_demonstrations(
     Parameters
     ----------
     public_inputs
-        Texts (the store's input key then names them in the pair), or mappings with what the template's query names
-        (these keys are kept, and no others). Inputs that read the same are answered once and make one pair. All are
-        checked before anything is charged. Nothing in them may be private.
+        Texts (the store's input key then names them in the pair), or mappings with the keys of the template's query
+        (these keys are kept, and no others). Inputs that read the same make one pair, by one answer. All are checked
+        before anything is charged. Nothing in them may be private.
     output
         A file that gets each pair with its receipt, as a line of JSON, as soon as it is made (see `Demonstrations`).
-        With it the job can be gone on with after whatever ended it (see below); it should be on a local disk.
+        With it the job can be resumed after any end (see below); it should be on a local disk.
     progress
         Called with each demonstration as it is made; not with those that were in the file.
 
@@ -72,19 +71,19 @@ def synthesize_demonstrations(
         were spent on the way, ``unanswered`` has the inputs that have none, and a `PrivacyWarning` says so; the answer
         that was cut short is kept, and its receipt's outcome says so.
 
-    Going on with a job. Called again with the same sampler, budget and file, it answers the inputs that have no line in
-    the file yet, and these alone, whether they were asked for before or are new. The answer that was interrupted goes
-    on with its next token, on the charge that it has: killed or not, a job charges for the tokens of its answers, once
-    (`journal` has the proof). A budget with ``replay=False`` forgets who asked what: there, an interrupted answer is
-    begun anew and charged anew. An answer whose model failed stays open in the same way. Without ``output``, an
-    interrupted answer keeps its whole charge, and finished ones are replayed from the ledger.
+    Resuming a job. A second call with the same sampler, budget and file answers the inputs without a line in the file,
+    old and new ones, and these alone. The interrupted answer continues with its next token, on its own charge: a job
+    charges for the tokens of its answers once, whether it was killed or not (`journal` has the proof). A budget with
+    ``replay=False`` does not know earlier queries: an interrupted answer begins again, on a new charge. An answer whose
+    model failed stays open in the same way. Without ``output``, an interrupted answer keeps its whole charge, and
+    finished ones are replayed from the ledger.
 
     Raises
     ------
     InvalidParameter
         An input that is not allowed (nothing was charged), or an ``output`` that another process is writing, that
         holds something else, or that was begun with another budget, model, template or other settings: it then stays
-        as it is. Also where the answer under way in ``output`` is of an input that is not asked for.
+        as it is. Also if the unfinished answer in ``output`` is of an input that is not in ``public_inputs``.
     PrivacyBudgetExceeded
         Nothing is left, and there is no demonstration at all.
     ReleaseFailed, ModelUnavailable, LedgerError
@@ -108,7 +107,7 @@ def synthesize_demonstrations(
 
 @dataclass(frozen=True)
 class _Request:
-    """One input: what the pair keeps of it, how it reads, and as the caller gave it. Public."""
+    """One input: the part that the pair keeps, the shared text, and the input as the caller gave it. Public."""
 
     kept: dict[str, Any]
     shared: str
@@ -170,23 +169,24 @@ def _settings(sampler: DPSampler) -> str:
 
 
 class _Job:
-    """Some requests on the way to their answers."""
+    """Some requests, and the lines of those that have their answers."""
 
     def __init__(self, sampler: DPSampler, requests: list[_Request], settings: str, journal: Journal | None) -> None:
         self.sampler = sampler
         self.requests = requests
         self.settings = settings
         self.journal = journal
-        self.lines = {self._read(line): line for line in ([] if journal is None else journal.lines)}
-
-    def _read(self, line: dict[str, Any]) -> str:
-        """How the input of a line of the file reads."""
-        try:
-            return self.sampler.template.ask(line)
-        except InvalidParameter:
-            assert self.journal is not None
-            wrong = self.journal.refused("a file whose every line has the keys that the template's query names")
-        raise wrong
+        self.lines: dict[str, dict[str, Any]] = {}
+        for line in () if journal is None else journal.lines:
+            try:
+                shared = sampler.template.ask(line)
+            except InvalidParameter:
+                assert journal is not None
+                wrong = journal.refused("a file whose every line has the keys that the template's query names")
+            else:
+                self.lines[shared] = line
+                continue
+            raise wrong
 
     def run(self, progress: Callable[[Made], None] | None) -> Demonstrations:
         for request in self._in_order():
@@ -198,19 +198,21 @@ class _Job:
                 if self.journal is not None:
                     self.journal.write(line)
                 if progress is not None:
-                    (pair,), (receipt,) = split([line])
-                    progress(Made(pair, receipt, self._done, len(self.requests)))
+                    made = Demonstrations.of([line])
+                    done = sum(each.shared in self.lines for each in self.requests)
+                    progress(Made(made[0], made.receipts[0], done, len(self.requests)))
         if self.journal is not None:
             self.journal.finish()
-        if not self._done:
-            self.sampler.line().check(1, acting_principal())
         answered = [self.lines[request.shared] for request in self.requests if request.shared in self.lines]
-        left = [request.given for request in self.requests if request.shared not in self.lines]
-        return Demonstrations(*split(answered), left)
+        if not answered:
+            self.sampler.line().check(1, acting_principal())
+        return Demonstrations.of(answered, [each.given for each in self.requests if each.shared not in self.lines])
 
     def _in_order(self) -> list[_Request]:
-        """The requests that have no answer, after the one whose answer was under way: its tokens are paid for, and
-        perhaps not noted in the ledger, even if it is in the file."""
+        """The requests without an answer, after the one with the unfinished answer.
+
+        Its tokens are paid for, and perhaps not noted in the ledger, even if it is in the file.
+        """
         missing = [request for request in self.requests if request.shared not in self.lines]
         mark = None if self.journal is None else self.journal.under_way
         if self.journal is None or mark is None:
@@ -224,43 +226,28 @@ class _Job:
             )
         return [*first, *(request for request in missing if request not in first)]
 
-    @property
-    def _done(self) -> int:
-        return sum(request.shared in self.lines for request in self.requests)
-
     def _line(self, request: _Request) -> dict[str, Any] | None:
-        """An answer as a line of the file; None where the budget is spent."""
+        """An answer as a line of the file; None if the budget is spent."""
+        journal, note, begun = self.journal, Note(), None
         try:
-            found = self._answer(request)
+            query = self.sampler._query(request.kept, None if journal is None else journal.name)
+            if journal is None:
+                entry = self.sampler._charge(query)
+            else:  # on the charge that the answer has, or on a new one
+                journal.begin(request.mark)
+                reopened = query.line.reopen(query.id, query.principal, text=query.text)
+                entry = self.sampler._charge(query) if reopened is None else reopened
+                begun = Begun(journal.tokens(request.mark, reopened=reopened is not None), journal.keep)
+            if entry is None:
+                return None
+            text = "".join(self.sampler._pieces(query, entry, note, begun))
         except PrivacyBudgetExceeded:
             return None
         except ReleaseFailed:
-            if self.journal is None or self.journal.fault is None:
+            if journal is None or journal.fault is None:
                 raise
-            fault = self.journal.fault
+            fault = journal.fault
         else:
-            if found is None:
-                return None
-            text, receipt = found
-            told = {**receipt, "settings": self.settings}
-            return {**request.kept, _output_key(self.sampler): text.strip(), RECEIPT: told}
-        raise self.journal.refused(f"a file that can be written ({fault})")
-
-    def _answer(self, request: _Request) -> tuple[str, Receipt] | None:
-        note = Note()
-        query = self.sampler._query(request.kept, None if self.journal is None else self.journal.name)
-        entry, begun = self._charge(request, query)
-        if entry is None:
-            return None
-        text = "".join(self.sampler._pieces(query, entry, note, begun))
-        return text, cast("Receipt", note.receipt)
-
-    def _charge(self, request: _Request, query: Query) -> tuple[Charge | Replayed | None, Begun | None]:
-        """The charge that the answer has, or a new one; and how to go on with it."""
-        journal = self.journal
-        if journal is None:
-            return self.sampler._charge(query), None
-        journal.begin(request.mark)
-        reopened = query.line.reopen(query.id, query.principal, text=query.text)
-        entry = self.sampler._charge(query) if reopened is None else reopened
-        return entry, Begun(journal.tokens(request.mark, reopened=reopened is not None), journal.keep)
+            receipt = {**cast("Receipt", note.receipt), "settings": self.settings}
+            return {**request.kept, _output_key(self.sampler): text.strip(), RECEIPT: receipt}
+        raise journal.refused(f"a file that can be written ({fault})")

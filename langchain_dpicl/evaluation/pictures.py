@@ -13,7 +13,7 @@ import numpy as np
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint
 from langchain_dpicl.evaluation.scores import Score
-from langchain_dpicl.evaluation.tables import MEASURES, main_measure, mean_of, words_of
+from langchain_dpicl.evaluation.tables import MEASURES, main_measure, words_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +26,13 @@ _COLORS = ("#1f4e79", "#b8692a", "#3b7d4f", "#a23b53", "#6b4c9a", "#2a8c8c", "#a
 _MARKERS = "os^DvP<>pX"
 _DOTS = ((0, (1, 1)), (0, (1, 3)), (0, (3, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (2, 4)))
 _GREYS = ("#222222", "#555555", "#777777", "#555555", "#222222")
+_EPSILON = "epsilon of all releases together"
 
 
 def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> dict[str, Callable[[], Figure]]:
-    """What there is to draw of the task called `name`: file names, each with the function that draws it."""
+    """Return the pictures of the task called `name`: file names, each with the function that draws it."""
     measure = main_measure(scores)
-    seen = [score for score in scores if math.isfinite(mean_of(score, measure))]
+    seen = [score for score in scores if math.isfinite(score.mean(measure))]
     main = [score for score in seen if not score.study]
     found: dict[str, Callable[[], Figure]] = {}
     if any(score.is_private for score in main):
@@ -62,8 +63,7 @@ def save(drawers: Mapping[str, Callable[[], Figure]], folder: Path) -> None:
 def _draw_epsilon(name: str, scores: Sequence[Score], measure: str) -> Figure:
     figure, axes = _canvas()
     private = list(dict.fromkeys(score.method for score in scores if score.is_private))
-    epsilons = [score.epsilon for score in scores if score.epsilon is not None]
-    move = _number_axis(axes, epsilons, log=True)
+    move = _number_axis(axes, [score.epsilon for score in scores if score.epsilon is not None], log=True)
     for index, method in enumerate(private):
         color, marker = _style(method, private)
         held = sorted((s.epsilon, s) for s in scores if s.method == method and s.epsilon is not None)
@@ -71,17 +71,18 @@ def _draw_epsilon(name: str, scores: Sequence[Score], measure: str) -> Figure:
         _curve(axes, places, [s for _, s in held], measure, color, marker, label=method)
         for score in scores:
             if score.method == method and not score.is_private:
-                dashes = (3 * index, (5, 4))
-                words = f"{method}, not private: {mean_of(score, measure):.1f}"
-                axes.axhline(mean_of(score, measure), color=color, linestyle=dashes, linewidth=1.2, label=words)
+                words = f"{method}, not private: {score.mean(measure):.1f}"
+                axes.axhline(
+                    score.mean(measure), color=color, linestyle=(3 * index, (5, 4)), linewidth=1.2, label=words
+                )
     others = [score for score in scores if score.method not in private]
-    others.sort(key=lambda score: -mean_of(score, measure))
+    others.sort(key=lambda score: -score.mean(measure))
     for index, score in enumerate(others):
-        height = mean_of(score, measure)
+        height = score.mean(measure)
         color, dots = _GREYS[index % len(_GREYS)], _DOTS[index % len(_DOTS)]
         words = f"{score.method}, {words_of(score, private)}: {height:.1f}".replace(", public:", ":")
         axes.axhline(height, color=color, linestyle=dots, linewidth=1.2, label=words)
-    axes.set(xlabel="epsilon of all releases together", ylabel=f"{_word(measure)}, %{_bars(scores, measure)}")
+    axes.set(xlabel=_EPSILON, ylabel=_label(scores, measure))
     axes.set_title(f"{name}: what privacy costs in {_word(measure)}")
     return _finish(figure)
 
@@ -89,9 +90,9 @@ def _draw_epsilon(name: str, scores: Sequence[Score], measure: str) -> Figure:
 def _draw_study(name: str, scores: Sequence[Score], measure: str, study: str) -> Figure:
     figure, axes = _canvas()
     values = [score.facts[study] for score in scores]
-    _curves(axes, scores, measure, values, _number_axis(axes, values))
+    _curves(axes, scores, measure, values)
     words = study.replace("_", " ")
-    axes.set(xlabel=words, ylabel=f"{_word(measure)}, %{_bars(scores, measure)}")
+    axes.set(xlabel=words, ylabel=_label(scores, measure))
     axes.set_title(f"{name}: {_word(measure)} against {words}")
     return _finish(figure)
 
@@ -104,7 +105,7 @@ def _draw_flips(name: str, scores: Sequence[Score]) -> Figure:
         color, marker = _style(method, methods)
         held = sorted((s.epsilon, s.facts["flipped"]) for s in scores if s.method == method and s.epsilon)
         axes.plot(*zip(*held, strict=True), color=color, marker=marker, markersize=5, label=method)
-    axes.set(xlabel="epsilon of all releases together", ylabel="releases that noise changes, %")
+    axes.set(xlabel=_EPSILON, ylabel="releases that noise changes, %")
     axes.set_ylim(0, 1.08 * max(1.0, *(score.facts["flipped"] for score in scores)))
     axes.set_title(f"{name}: how often noise changes the answer")
     return _finish(figure)
@@ -113,43 +114,34 @@ def _draw_flips(name: str, scores: Sequence[Score]) -> Figure:
 def _draw_cost(name: str, costs: Sequence[CostPoint], scores: Sequence[Score], measure: str) -> Figure:
     from matplotlib.figure import Figure
 
-    has_price = any(point.price > 0 for point in costs)
-    priced = [(score, _cost_of(score, costs, "price" if has_price else "tokens")) for score in scores]
+    kinds = ["tokens", "price"] if any(point.price > 0 for point in costs) else ["tokens"]
+    priced = [(score, _cost_of(score, costs, kinds[-1])) for score in scores]
     known = [(score, cost) for score, cost in priced if cost is not None and cost > 0]
-    panels = 1 + has_price + bool(known)
+    panels = len(kinds) + bool(known)
     figure = Figure(figsize=(1.2 + 5.0 * panels, 4.8), layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(1, panels)))
-    _draw_against_rate(axes[0], costs, "tokens")
-    axes[0].set_title("tokens, read and written")
-    if has_price:
-        _draw_against_rate(axes[1], costs, "price")
-        axes[1].set_title("price")
+    panel = list(np.atleast_1d(figure.subplots(1, panels)))
+    for axes, what in zip(panel, kinds, strict=False):
+        _number_axis(axes, [point.rate for point in costs])
+        for grows, color, marker in (("members", _COLORS[0], "o"), ("shots", _COLORS[1], "s")):
+            held = sorted((point for point in costs if point.grows == grows), key=lambda point: point.rate)
+            if held:
+                middle = held[len(held) // 2]
+                fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
+                heights, rates = [_amount(point, what) for point in held], [point.rate for point in held]
+                axes.plot(rates, heights, color=color, marker=marker, markersize=4, label=f"more {grows}, {fixed}")
+        axes.set(xlabel="sampling rate of an owner", ylabel=f"{what} per 100 queries")
+        _amount_axis(axes, [_amount(point, what) for point in costs])
+        axes.set_title("price" if what == "price" else "tokens, read and written")
     if known:
-        last, values = axes[-1], [cost for _, cost in known]
-        move = _number_axis(last, values)
-        _curves(last, [score for score, _ in known], measure, values, move)
+        last = panel[-1]
+        _curves(last, [score for score, _ in known], measure, [cost for _, cost in known])
         members = {cost: score.facts["members"] for score, cost in known}
         ticks = [tick for tick in last.get_xticks() if tick in members]
         last.set_xticks(ticks, [f"{_plain(tick)}\n({members[tick]:.0f})" for tick in ticks])
-        last.set_xlabel(f"{'price' if has_price else 'tokens'} per 100 queries (members)")
-        last.set_ylabel(f"{_word(measure)}, %{_bars(scores, measure)}")
+        last.set(xlabel=f"{kinds[-1]} per 100 queries (members)", ylabel=_label(scores, measure))
         last.set_title(f"{_word(measure)} against cost, as members grow")
     figure.suptitle(f"{name}: what 100 queries cost")
     return _finish(figure, below=True)
-
-
-def _draw_against_rate(axes: Axes, costs: Sequence[CostPoint], what: str) -> None:
-    _number_axis(axes, [point.rate for point in costs])
-    for grows, color, marker in (("members", _COLORS[0], "o"), ("shots", _COLORS[1], "s")):
-        held = sorted((point for point in costs if point.grows == grows), key=lambda point: point.rate)
-        if held:
-            middle = held[len(held) // 2]
-            fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
-            heights = [_amount(point, what) for point in held]
-            rates = [point.rate for point in held]
-            axes.plot(rates, heights, color=color, marker=marker, markersize=4, label=f"more {grows}, {fixed}")
-    axes.set(xlabel="sampling rate of an owner", ylabel=f"{what} per 100 queries")
-    _amount_axis(axes, [_amount(point, what) for point in costs])
 
 
 def _amount(point: CostPoint, what: str) -> float:
@@ -157,7 +149,7 @@ def _amount(point: CostPoint, what: str) -> float:
 
 
 def _cost_of(score: Score, costs: Sequence[CostPoint], what: str) -> float | None:
-    """What 100 queries cost with a score's members and rate.
+    """The cost of 100 queries with a score's members and rate.
 
     A cost is linear in the members and the owners of a sample, so the points determine it, unless all of them lie on
     one line; then None.
@@ -172,22 +164,23 @@ def _cost_of(score: Score, costs: Sequence[CostPoint], what: str) -> float | Non
     return float(weights @ [score.facts["members"], owners, 1.0])
 
 
-def _curves(axes: Axes, scores: Sequence[Score], measure: str, values: Sequence[float], move: Move) -> None:
+def _curves(axes: Axes, scores: Sequence[Score], measure: str, values: Sequence[float]) -> None:
     """One curve for each (method, epsilon): a colour for a method, paler for larger epsilons, dashed without one."""
+    move = _number_axis(axes, values)
     methods = list(dict.fromkeys(score.method for score in scores))
     kinds = sorted({(methods.index(s.method), s.epsilon or 0.0, s.epsilon) for s in scores}, key=lambda k: k[:2])
-    for number, (index, _, epsilon) in enumerate(kinds):
+    for place, (index, _, epsilon) in enumerate(kinds):
         method = methods[index]
         color, marker = _style(method, methods)
         shades = sorted({s.epsilon for s in scores if s.method == method and s.epsilon is not None})
-        paler = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
+        share = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
+        paler = tuple((1 - share) * int(color[i : i + 2], 16) / 255 + share for i in (1, 3, 5))
         pairs = [(x, s) for x, s in zip(values, scores, strict=True) if (s.method, s.epsilon) == (method, epsilon)]
         pairs.sort(key=lambda pair: pair[0])
         held = [score for _, score in pairs]
-        places = [move(x, _aside(number, len(kinds))) for x, _ in pairs]
-        label = f"{method}, {words_of(held[0], ())}"
+        places = [move(x, _aside(place, len(kinds))) for x, _ in pairs]
         line = "-" if held[0].is_private else "--"
-        _curve(axes, places, held, measure, _pale(color, paler), marker, label, line)
+        _curve(axes, places, held, measure, paler, marker, f"{method}, {words_of(held[0], ())}", line)
 
 
 def _curve(
@@ -200,7 +193,7 @@ def _curve(
     label: str,
     line: str = "-",
 ) -> None:
-    heights = [mean_of(score, measure) for score in scores]
+    heights = [score.mean(measure) for score in scores]
     fill = "white" if line == "--" else color
     axes.plot(places, heights, line, color=color, marker=marker, markersize=5, markerfacecolor=fill, label=label)
     deviations = [(x, y, s.values[measure].deviation) for x, y, s in zip(places, heights, scores, strict=True)]
@@ -216,15 +209,11 @@ def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
     return _COLORS[index], _MARKERS[index]
 
 
-def _pale(color: str, share: float) -> tuple[float, ...]:
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return tuple(part + share * (1 - part) for part in parts)
-
-
 def _number_axis(axes: Axes, values: Sequence[float], *, log: bool = False) -> Move:
-    """Ticks at the values as plain numbers, where they have room; logarithmic where they span more than tenfold.
+    """Ticks at the values as plain numbers, as far as they have room; logarithmic if they span more than tenfold.
 
-    Returns what moves a value aside by so many steps, so that bars of several curves do not cover each other.
+    Returns a function that moves a value aside by so many steps, so that bars of several curves do not cover each
+    other.
     """
     from matplotlib.ticker import NullLocator
 
@@ -248,7 +237,7 @@ def _number_axis(axes: Axes, values: Sequence[float], *, log: bool = False) -> M
 
 
 def _aside(index: int, count: int) -> float:
-    """By how many steps a curve stands aside: at most two, however many there are."""
+    """By how many steps a curve moves aside: at most two, however many curves there are."""
     return (index - (count - 1) / 2) * min(1.0, 4 / max(1, count - 1))
 
 
@@ -269,9 +258,9 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _bars(scores: Sequence[Score], measure: str) -> str:
+def _label(scores: Sequence[Score], measure: str) -> str:
     known = any(math.isfinite(s.values[measure].deviation) for s in scores if measure in s.values)
-    return " (bars: deviation over runs)" if known else ""
+    return f"{_word(measure)}, %{' (bars: deviation over runs)' if known else ''}"
 
 
 def _word(measure: str) -> str:

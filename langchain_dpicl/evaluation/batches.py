@@ -1,0 +1,121 @@
+"""Reads many prompts in padded batches, with a model of transformers in this process: minutes instead of hours.
+
+In a batch a row's last digits depend on the other rows, which the guarantee does not allow: nothing made here is a
+release, and the data must be public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.errors import InvalidParameter
+
+_BATCH = 24
+
+State = list[tuple[Any, Any]]
+"""Keys and values of every layer, (heads, tokens, width) each."""
+
+
+class Batches:
+    """A model, and a state for each demonstration that it has read."""
+
+    def __init__(self, model: TransformersLogits) -> None:
+        self.model = model
+        self.network = model._loaded
+        self._demonstrations: dict[str, State] = {}
+        self._check()
+
+    def _check(self) -> None:
+        """Raise `InvalidParameter` for a model whose rows in a batch are not those that it reads alone."""
+        shown, asked = "Colour: red\nThing: cherry\n\n", "Colour: yellow\nThing:"
+        session = self.model.session(asked, [Demonstration("public", shown)], steps=1)
+        alone = session.logits([0], [])
+        session.close()
+        tokens = self.network.tokens(asked)
+        batch = np.array(self.rows([("", tokens), (shown, tokens), (shown * 2, tokens)]))
+        if not np.abs(batch[:2] - alone).max() <= 1.0:  # a row that failed is NaN
+            raise InvalidParameter("model", self.model.name, "one whose prompts can be read in a padded batch")
+        self._demonstrations.clear()
+
+    def rows(self, prompts: Sequence[tuple[str, list[int]]]) -> list[Logits]:
+        """Return the next-token scores after each (demonstration, tokens). "" is no demonstration."""
+        first = self.network.first
+        missing = sorted({shown for shown, _ in prompts if shown} - self._demonstrations.keys())
+        states = self.states([[*first, *self.network.tokens(shown)] for shown in missing], None)
+        self._demonstrations.update(zip(missing, states, strict=True))
+        tokens = [after if shown else [*first, *after] for shown, after in prompts]
+        return self.scores(tokens, [self._demonstrations.get(shown) for shown, _ in prompts])
+
+    def states(self, tokens: Sequence[list[int]], before: State | None) -> list[State]:
+        """Return the state after each row of tokens, all read after the same earlier state."""
+        found: list[Any] = [None] * len(tokens)
+        past = _length(before)
+        with self.network.working():
+            for some in _batches([len(row) for row in tokens]):
+                _, cache = self._read([tokens[i] for i in some], [before] * len(some))
+                for place, i in enumerate(some):
+                    end = past + len(tokens[i])
+                    found[i] = [
+                        (layer.keys[place, :, :end].clone(), layer.values[place, :, :end].clone())
+                        for layer in cache.layers
+                    ]
+        return found
+
+    def scores(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> list[Logits]:
+        """Return the next-token scores after each row of tokens, read after its own state."""
+        found: list[Any] = [None] * len(tokens)
+        with self.network.working():
+            for some in _batches([(_length(state), len(row)) for state, row in zip(states, tokens, strict=True)]):
+                vectors, _ = self._read([tokens[i] for i in some], [states[i] for i in some])
+                for i, row in zip(some, self.network.scores(vectors), strict=True):
+                    found[i] = row
+        return found
+
+    def _read(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> tuple[list[Any], Any]:
+        """The vector after each row's last token, and the cache. Earlier states stand on the left, padded there."""
+        import torch
+        from transformers.cache_utils import DynamicCache
+
+        model = self.network.model
+        before = [_length(state) for state in states]
+        past, width = max(before), max(map(len, tokens))
+        ids = torch.zeros((len(tokens), width), dtype=torch.long)
+        mask = torch.full((len(tokens), 1, width, past + width), torch.finfo(model.dtype).min, dtype=model.dtype)
+        seen = torch.ones((width, width), dtype=torch.bool).tril()
+        for i, (row, known) in enumerate(zip(tokens, before, strict=True)):
+            ids[i, : len(row)] = torch.tensor(row)
+            mask[i, 0, :, past - known : past] = 0
+            mask[i, 0, :, past:][seen] = 0
+        places = torch.tensor(before)[:, None] + torch.arange(width)
+        cache = DynamicCache(config=model.config)
+        for layer in range(max(len(state or ()) for state in states)):
+            cache.update(*(_padded([state and state[layer][part] for state in states], past) for part in (0, 1)), layer)
+        out = self.network._body(
+            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+        )
+        return [out.last_hidden_state[i, len(row) - 1] for i, row in enumerate(tokens)], cache
+
+
+def _batches(sizes: Sequence[Any]) -> list[list[int]]:
+    """The positions of rows of similar size, so many at a time."""
+    order = sorted(range(len(sizes)), key=lambda i: sizes[i])
+    return [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+
+
+def _length(state: State | None) -> int:
+    return int(state[0][0].shape[1]) if state else 0
+
+
+def _padded(parts: Sequence[Any], length: int) -> Any:
+    """One layer's keys (or values) of several rows, zeros on the left; None is a row of zeros."""
+    like = next(part for part in parts if part is not None)
+    whole = like.new_zeros((len(parts), like.shape[0], length, like.shape[2]))
+    for row, part in zip(whole, parts, strict=True):
+        if part is not None:
+            row[:, length - part.shape[1] :] = part
+    return whole
