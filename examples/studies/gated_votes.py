@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation.batches import State
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.label_batches import LabelBatches, Scores
+from langchain_dpicl.evaluation.label_batches import LabelBatches
+from langchain_dpicl.evaluation.label_pass import Scores
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.privacy.noise import Randomness

@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.evaluation.text import meaning_scores, rouge_l
+from langchain_dpicl.evaluation.text import meaning_scores, text_measures
 from langchain_dpicl.evaluation.token_scores import Decoder, DecodingNumbers, Mix
 from langchain_dpicl.local import local_embeddings, local_llm
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
@@ -186,6 +186,6 @@ class Study:
     ) -> Outcome:
         seconds = round(time.monotonic() - started, 1)
         references = [row.get("references") or row["output"] for row in self.queries]
-        rouge = [rouge_l(text, known) for text, known in zip(texts, references, strict=True)]
+        rouge = text_measures(texts, references)["rougeL"]
         meaning = meaning_scores(texts, references, local_embeddings())
         return Outcome(name, texts, rouge, meaning, tokens, seconds, facts, list(weights))

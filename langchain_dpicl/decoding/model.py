@@ -1,17 +1,19 @@
-"""What a sampler asks of a language model: next-token logits for many (demonstration, shared text) prompts at once.
+"""A sampler's interface to a language model: next-token logits for many (demonstration, shared text) prompts at once.
 
-The shared text is public, the demonstrations are private. A demonstration comes first in its prompt, so that whatever a
-model keeps of it serves every later query.
+The shared text is public, the demonstrations are private. A demonstration comes first in its prompt, so that a model's
+state of it serves every later query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from langchain_dpicl.errors import UnsafeConfigurationError
 
 Logits = NDArray[np.float32]
 
@@ -20,7 +22,8 @@ Logits = NDArray[np.float32]
 class Demonstration:
     """One rendered exemplar. Private: ``repr`` and ``str`` show nothing of it.
 
-    ``key`` identifies the exemplar in a store, for whatever a model keeps between answers; ``text`` is what it reads.
+    ``key`` identifies the exemplar in a store, for the states that a model keeps between answers; the model reads
+    ``text``.
     """
 
     key: Hashable
@@ -28,6 +31,13 @@ class Demonstration:
 
     def __repr__(self) -> str:
         return "<private demonstration>"
+
+
+class NotCopied:
+    """Base of objects that hold private states or a key: they are not pickled or copied."""
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError(f"a {type(self).__name__.strip('_')} is not pickled or copied")
 
 
 class LogitsSession(Protocol):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.label_pass import BatchReader, ChainReader, LabelReader, read_sample
+from langchain_dpicl.evaluation.label_pass import ChainReader, LabelReader, read_sample
 from langchain_dpicl.evaluation.label_study import LabelStudy
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
@@ -190,7 +190,11 @@ class Evaluation:
     def _labels(self, task: ClassificationTask) -> list[Score]:
         reader: LabelReader
         if self.in_batches:
-            reader = BatchReader(str(self.model.embedded), task, threads=self.model.threads)
+            from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+            from langchain_dpicl.evaluation.label_batches import LabelBatches
+
+            model = TransformersLogits(str(self.model.embedded), threads=self.model.threads)
+            reader = LabelBatches(model, task.labels, task.shape)
         else:
             reader = ChainReader(self.model.load(), task)
         study = self._label_study(task, reader, self.plan)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from langchain_core.language_models import BaseLanguageModel
@@ -22,9 +22,6 @@ from langchain_dpicl.evaluation.plan import Pairs
 from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.private import boundary
-
-if TYPE_CHECKING:
-    from langchain_dpicl.evaluation.label_batches import LabelBatches
 
 Scores = NDArray[np.float64]
 
@@ -67,25 +64,6 @@ class ChainReader:
             return np.array([[each[label] for label in self._labels] for each in found])  # type: ignore[index]
 
         return ask
-
-
-class BatchReader:
-    """Reads the prompts of a query in batches, with a model in this process that is loaded at first use."""
-
-    def __init__(self, model: str, task: ClassificationTask, *, threads: int | None = None) -> None:
-        self._model, self._threads, self._task = model, threads, task
-
-    @cached_property
-    def _batches(self) -> LabelBatches:
-        from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-        from langchain_dpicl.evaluation.label_batches import LabelBatches
-
-        model = TransformersLogits(self._model, threads=self._threads)
-        return LabelBatches(model, self._task.labels, self._task.shape)
-
-    def prompts(self, examples: Sequence[Pairs]) -> Ask:
-        """See `LabelReader`."""
-        return self._batches.prompts(examples)
 
 
 @dataclass(frozen=True)

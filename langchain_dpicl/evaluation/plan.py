@@ -13,8 +13,8 @@ from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 

@@ -28,14 +28,6 @@ def meaning_scores(
     ]
 
 
-def rouge_l(prediction: str, references: str | Sequence[str]) -> float:
-    """Return ROUGE-L (F-measure with stemming) of one prediction, against the best of its references."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rougeL"], use_stemmer=True)
-    return float(scorer.score_multi(_several(references), prediction)["rougeL"].fmeasure)
-
-
 def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
     """Return the mean of each of `text_measures` over the pairs."""
     return {name: float(np.mean(values)) for name, values in text_measures(predictions, references).items()}

@@ -25,8 +25,8 @@ from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.text_study import score_texts
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.privacy.plan import LineRequest
 
 Weighed = tuple[IntArray, FloatArray]
 """What each row adds to the scores, and its mixing weight."""

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.cli import main
-from langchain_dpicl.evaluation.label_pass import BatchReader, ChainReader
+from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.evaluation.label_batches import LabelBatches
+from langchain_dpicl.evaluation.label_pass import ChainReader
 from langchain_dpicl.evaluation.tasks import ClassificationTask, task
 from langchain_dpicl.local import local_llm
 
@@ -36,7 +38,7 @@ def test_reading_in_batches_says_what_the_chain_says() -> None:
     assert isinstance(sst2, ClassificationTask)
     pairs = [(row["text"], row["label"]) for row in REVIEWS]
     examples = [[], pairs[:1], [pairs[3], pairs[30]], pairs[10:30:5]]
-    batch = BatchReader(MODEL, sst2, threads=1).prompts(examples)
+    batch = LabelBatches(TransformersLogits(MODEL, threads=1), sst2.labels, sst2.shape).prompts(examples)
     chain = ChainReader(local_llm(MODEL, threads=1), sst2, at_once=1).prompts(examples)
     for query in ("a witty, seductive movie", "a boring mess", "the music is loud"):
         wide, exact = batch(query), chain(query)

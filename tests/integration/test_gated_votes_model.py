@@ -8,8 +8,8 @@ import pytest
 from gated_votes import BatchedReader
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.label_pass import BatchReader
-from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
+from langchain_dpicl.evaluation.label_batches import LabelBatches
+from langchain_dpicl.evaluation.tasks import Shape
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -21,9 +21,9 @@ EXAMPLES = [("a fox in the snow", "Animal"), ("an oak", "Plant"), ("three small 
 def test_scores_of_single_examples_are_those_of_a_label_pass(instruction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_votes, "_KEPT", 12)  # tokens: so few that examples are forgotten and read again
     shape = Shape(instruction, "Thing: {input}\nKind:")
-    reader = BatchedReader(TransformersLogits("smollm2-135m-instruct", threads=1), LABELS, shape)
-    task = ClassificationTask("kinds", LABELS, shape)
-    whole = BatchReader("smollm2-135m-instruct", task, threads=1).prompts([[each] for each in EXAMPLES] + [[]])
+    model = TransformersLogits("smollm2-135m-instruct", threads=1)
+    reader = BatchedReader(model, LABELS, shape)
+    whole = LabelBatches(model, LABELS, shape).prompts([[each] for each in EXAMPLES] + [[]])
     for query in ("a grey cat", "some moss on a stone"):
         found = np.array([*(reader.scores([each], query)[0] for each in EXAMPLES), reader.scores([None], query)[0]])
         assert found == pytest.approx(whole(query), rel=1e-3)

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.text import meaning_scores, rouge_l, text_scores
+from langchain_dpicl.evaluation.text import meaning_scores, text_scores
 
 NAMES = {"rouge1", "rouge2", "rougeL", "bleu", "levenshtein"}
 REFERENCE = "the patient reports a dry cough since monday"
@@ -71,8 +71,3 @@ def test_meaning_is_the_cosine_with_the_nearest_reference() -> None:
 
     found = meaning_scores(["a", "ab", "a", " "], ["a", "a", ["b", "ab"], "b"], Corners())
     assert found == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.0])
-
-
-def test_rouge_l_takes_the_best_reference() -> None:
-    assert rouge_l("the red fox", ["a blue whale", "the red fox"]) == 1.0
-    assert rouge_l("the red fox", "the fox") == text_scores(["the red fox"], ["the fox"])["rougeL"]

@@ -29,11 +29,11 @@ import math
 import secrets
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 
@@ -44,7 +44,7 @@ _EVERY_TOKEN = (
 )
 
 
-class ServerLogits:
+class ServerLogits(NotCopied):
     """Next-token log-probabilities from a completion server.
 
     Parameters
@@ -231,11 +231,8 @@ class ServerLogits:
     def __repr__(self) -> str:
         return f"ServerLogits({self._api!r}, {self._model!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("a client that holds a key is not pickled or copied")
 
-
-class _ServerSession:
+class _ServerSession(NotCopied):
     """One answer. Holds the tokens of its demonstrations until it is closed."""
 
     def __init__(
@@ -268,9 +265,6 @@ class _ServerSession:
 
     def __repr__(self) -> str:
         return "<session of private demonstrations>"
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("a session is not pickled or copied")
 
 
 def _pairs(answer: Mapping[str, Any]) -> Iterable[tuple[int, float]]:

@@ -28,18 +28,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from langchain_dpicl.decoding.backends.loading import load
 from langchain_dpicl.decoding.backends.network import Network, compact
-from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
 from langchain_dpicl.decoding.rows import attempt
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter
 
 __all__ = ["TransformersLogits"]
 
 
-class TransformersLogits:
+class TransformersLogits(NotCopied):
     """Next-token logits of a causal language model that runs in this process, on the CPU or wherever the model is.
 
     Parameters
@@ -143,11 +143,8 @@ class TransformersLogits:
         source = "(model, tokeniser)" if isinstance(self._source, tuple) else repr(str(self._source))
         return f"TransformersLogits({source}, memory_bytes={self.states.memory_bytes})"
 
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("a model that keeps private states is not pickled or copied")
 
-
-class StateCache:
+class StateCache(NotCopied):
     """Private states by demonstration: the last used ones, up to ``memory_bytes`` in all. Threads may share it.
 
     A state that is larger than the bound is not kept. A demonstration with another text under the same key is another
@@ -212,11 +209,8 @@ class StateCache:
     def __repr__(self) -> str:
         return f"StateCache(memory_bytes={self.memory_bytes})"
 
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("private states are not pickled or copied")
 
-
-class _Session:
+class _Session(NotCopied):
     """One answer. Holds the zero-shot state; the states of demonstrations are in the shared cache."""
 
     def __init__(
@@ -258,6 +252,3 @@ class _Session:
 
     def __repr__(self) -> str:
         return "<session of private demonstrations>"
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("a session is not pickled or copied")
