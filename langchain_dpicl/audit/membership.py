@@ -32,13 +32,13 @@ from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.plots.audit import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 
 _NO_BOUND = 1e6  # nats: no term is ever cut
-_COLORS = dict(zip(ATTACKS, ("#b8692a", "#a23b53", "#1f4e79"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -211,31 +211,8 @@ def known_record(
 
 def draw(results: Sequence[MembershipResult], path: str | Path) -> None:
     """Draw every AUC with its interval, what the plan proves, and the line of an attacker who knows nothing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        bound = "drawing needs matplotlib: pip install 'langchain-dpicl[eval]'"
-        raise InvalidParameter("plot", str(path), bound) from None
-
-    names = list(dict.fromkeys(each.name for each in results))
-    figure = Figure(figsize=(8.5, 1.6 + 0.55 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    axes.axvline(50.0, color="#444444", linestyle=":", linewidth=1, label="knows nothing")
-    for kind in ATTACKS:
-        points = [each for each in results if each.attack == kind]
-        heights = [names.index(each.name) + 0.2 * (ATTACKS.index(kind) - 1) for each in points]
-        middle = np.array([100 * each.auc for each in points])
-        reach = [middle - [100 * each.low for each in points], [100 * each.high for each in points] - middle]
-        axes.errorbar(middle, heights, xerr=reach, fmt="o", markersize=5, capsize=3, color=_COLORS[kind], label=kind)
-        proved = [(100 * each.bound, height) for each, height in zip(points, heights, strict=True) if each.bound]
-        if proved:
-            axes.plot(
-                *zip(*proved, strict=True), "|", markersize=14, color=_COLORS[kind], label=f"{kind}: proved bound"
-            )
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set(xlabel="AUC of the membership attack, in %", xlim=(None, 101))
-    axes.set_title(f"1 member against {results[0].against}, {results[0].trials} trials", fontsize=10)
-    axes.grid(alpha=0.3, axis="x")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    points = [
+        (each.name, each.attack, 100 * each.auc, 100 * each.low, 100 * each.high, each.bound and 100 * each.bound)
+        for each in results
+    ]
+    draw_auc(points, f"1 member against {results[0].against}, {results[0].trials} trials", path)

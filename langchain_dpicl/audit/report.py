@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from langchain_dpicl.audit.attack import AuditResult
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.plots.audit import draw_bounds
 
 _HEAD = ("mechanism", "noise", "claimed", "at least", "share", "neighbours", "true/false positives", "trials")
 
@@ -56,42 +56,12 @@ def violated(results: Sequence[AuditResult]) -> list[str]:
 
 
 def draw(results: Sequence[AuditResult], path: str | Path) -> None:
-    """Two bars a mechanism: what is claimed, and what the attack proves. `InvalidParameter` if it cannot be drawn."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidParameter(
-            "plot", str(path), "drawing needs matplotlib: pip install 'langchain-dpicl[eval]'"
-        ) from None
-
-    figure = Figure(figsize=(max(5.5, 1.15 * len(results) + 1.5), 4.0), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(results))
-    claims = axes.bar([x - 0.2 for x in places], [r.epsilon for r in results], 0.38, color="#c9d3de", label="claimed")
-    bounds = axes.bar(
-        [x + 0.2 for x in places],
-        [r.lower_bound for r in results],
-        0.38,
-        color=["#a23b53" if r.lower_bound > r.epsilon else "#1f4e79" for r in results],
-        label=f"proved by the attack ({results[0].confidence:.4g} confidence)",
-    )
-    axes.bar_label(claims, [f"{r.epsilon:.3g}" for r in results], fontsize=8, color="#5b6b7a", padding=2)
-    axes.bar_label(bounds, [f"{r.lower_bound:.2f}" for r in results], fontsize=8, padding=2)
-    several = len({r.epsilon for r in results}) > 1
-    names = [f"{r.mechanism}\nepsilon {r.epsilon:g}" if several else r.mechanism for r in results]
-    axes.set_xticks(list(places), names)
-    axes.set_ylabel("epsilon")
-    axes.set_ylim(0, 1.15 * max(max(r.epsilon, r.lower_bound) for r in results))
+    """Draw two bars for each mechanism: the claim, and what the attack proves. Raises as `save_figure`."""
+    several = len({result.epsilon for result in results}) > 1
+    bars = [
+        (f"{r.mechanism}\nepsilon {r.epsilon:g}" if several else r.mechanism, r.epsilon, r.lower_bound) for r in results
+    ]
     first = results[0]
     many = "1 release" if first.releases == 1 else f"{first.releases} releases"
-    axes.set_title(
-        f"Audit at delta {first.delta:g}, rate {first.rate:g}, {many}, canary: {first.canary}", loc="left", fontsize=10
-    )
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as failure:
-        raise InvalidParameter("plot", str(path), f"a picture file that can be written ({failure})") from None
+    title = f"Audit at delta {first.delta:g}, rate {first.rate:g}, {many}, canary: {first.canary}"
+    draw_bounds(bars, title, f"proved by the attack ({first.confidence:.4g} confidence)", path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import membership
+from langchain_dpicl.cli.options import new_parser
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -19,18 +20,17 @@ _EPILOG = """examples:
   dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
 """
 
-ALL = "all"
-
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "audit",
-        help="attack the mechanisms: a lower bound on epsilon beside the claimed one",
-        description="Run a mechanism on neighbouring data sets with a worst-case canary, and report the epsilon that "
-        "an adversary can prove. A bound above the claim means that the claim is false.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        "attack the mechanisms: a lower bound on epsilon beside the claimed one",
+        "Run a mechanism on neighbouring data sets with a worst-case canary, and report the epsilon that an adversary "
+        "can\nprove. A bound above the claim means that the claim is false.",
+        _EPILOG,
     )
     parser.add_argument(
         "--mechanism",
@@ -52,25 +52,33 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--trials", type=int, help="of each data set (default: 30000; membership: 20 members)")
     parser.add_argument("--confidence", type=float, default=0.95, help="of each bound (default: 0.95)")
     parser.add_argument("--model", help="an embedded model: membership's, or with --canary owner a vote's members")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bounds beside the claims")
-    membership.add_options(parser)
-    parser.set_defaults(run=run)
+    attack = parser.add_argument_group("membership: on a real model that shows its logits, with public data")
+    attack.add_argument("--data", help="public records with the texts 'input' and 'output'")
+    attack.add_argument("--against", type=int, default=50, help="non-members for each member (default 50)")
+    attack.add_argument("--owners", type=int, default=1000, help="owners of the data set under attack (default 1000)")
+    attack.add_argument("--owners-per-token", type=float, default=4.0, help="expected, so the rate is this / owners")
+    attack.add_argument(
+        "--template",
+        nargs=2,
+        metavar=("DEMONSTRATION", "QUERY"),
+        default=[r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"],
+    )
+    attack.add_argument("--threads", type=int)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit 0 where no bound lies above its claim, 1 where one does."""
+    """Attack, print and draw. Returns 1 if a bound lies above its claim."""
     from langchain_dpicl.audit.attack import ATTACKED, audit
     from langchain_dpicl.audit.report import draw, headline, table, violated
 
-    known = (*ATTACKED, ALL, membership.NAME)
+    known = (*ATTACKED, "all", "membership")
     if options.mechanism not in known:
         raise InvalidParameter("mechanism", options.mechanism, f"one of {', '.join(known)}")
     if options.plot and not Path(options.plot).absolute().parent.is_dir():
         raise InvalidParameter("plot", options.plot, "a file in a folder that exists")
-    if options.mechanism == membership.NAME:
-        return membership.run(options)
-    names = ATTACKED if options.mechanism == ALL else (options.mechanism,)
+    if options.mechanism == "membership":
+        return _membership(options)
     member = _model_member(options) if options.model else None
     results = [
         audit(
@@ -85,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
             confidence=options.confidence,
             member=member,
         )
-        for name in names
+        for name in (ATTACKED if options.mechanism == "all" else (options.mechanism,))
         for epsilon in options.epsilon
     ]
     if options.plot:
@@ -101,13 +109,45 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _model_member(options: argparse.Namespace) -> Runnable[Any, Any]:
-    """A scorer of the case's labels on an embedded model."""
-    if options.mechanism != "vote" or options.canary != "owner":
-        raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")
+    """Return a scorer of the case's labels on an embedded model."""
     from langchain_dpicl import local
     from langchain_dpicl.audit.designs import LABELS
     from langchain_dpicl.members.models import ModelChoice, label_member
 
+    if options.mechanism != "vote" or options.canary != "owner":
+        raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")
     if options.model not in local.KNOWN_MODELS:
         raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")
     return label_member(ModelChoice(options.model), list(LABELS), "input")
+
+
+def _membership(options: argparse.Namespace) -> int:
+    """Can an attacker tell whose demonstration a model was shown?"""
+    from langchain_dpicl.audit.membership import draw, run_membership
+    from langchain_dpicl.decoding import DemonstrationTemplate, TransformersLogits
+    from langchain_dpicl.store.records import read_records
+
+    if not options.data:
+        raise InvalidParameter("--data", None, "a file of public records, for --mechanism membership")
+    results = run_membership(
+        TransformersLogits(options.model or "smollm2-135m-instruct", threads=options.threads),
+        read_records(options.data),
+        DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template)),
+        epsilons=options.epsilon,
+        delta=options.delta,
+        trials=20 if options.trials is None else options.trials,
+        against=options.against,
+        owners=options.owners,
+        shots=options.owners_per_token,
+    )
+    if options.plot:
+        draw(results, options.plot)
+    if options.json:
+        print(json.dumps({"membership": [asdict(result) for result in results]}, indent=2))
+        return 0
+    print("| answers | attacker | AUC | 95 % | proved |\n|---|---|---|---|---|")
+    for each in results:
+        proved = "" if each.bound is None else f"{100 * each.bound:.1f}"
+        interval = f"{100 * each.low:.1f} to {100 * each.high:.1f}"
+        print(f"| {each.name} | {each.attack} | {100 * each.auc:.1f} | {interval} | {proved} |")
+    return 0

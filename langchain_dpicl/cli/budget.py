@@ -1,5 +1,4 @@
-"""``dpicl budget``: what a ledger has spent, its history, its receipts; for the deployer alone, its tickets; and what
-brings a ledger back that was lost or rolled back."""
+"""``dpicl budget``: read a ledger (spending, history, receipts; privately, tickets), and recover a damaged one."""
 
 from __future__ import annotations
 
@@ -7,11 +6,21 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.cli.options import add_ledger, add_witness, new_parser
 from langchain_dpicl.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.renewal import StoredPlan
+    from langchain_dpicl.budget.report import LedgerReport
+    from langchain_dpicl.plots.budget import Spending
+
+Steps = list[tuple[datetime, float]]
 
 _EPILOG = """examples:
   dpicl budget show --ledger sqlite:///dpicl-budget.db --plot spent.png
@@ -21,33 +30,44 @@ _EPILOG = """examples:
   dpicl budget tickets --name reviews --plot private.png
   dpicl budget recover --ledger sqlite:///dpicl-budget.db
 """
+_RECOVER = """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its
+place. Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every
+plan of the ledger as a whole."""
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "budget",
-        help="what was spent: budgets, history, receipts, exports",
+        help="show what was spent: budgets, history, receipts, exports",
         description="Read a ledger: what every budget promised and spent, every release, every receipt.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = _action(actions, "show", "every budget: promised, spent, left", _show)
+
+    def action(name: str, run: Callable[[argparse.Namespace], int], summary: str, of: str = "") -> Any:
+        parser = new_parser(actions, name, run, summary, summary.capitalize() + ".")
+        add_ledger(parser)
+        if of:
+            parser.add_argument("--name", help=of, required=name == "tickets")
+        return parser
+
+    one = "one budget of the ledger (default: all)"
+    show = action("show", _show, "every budget: promised, spent, left", one)
     show.add_argument("--plot", metavar="FILE.png", help="draw spent against time, by line and principal")
-    history = _action(actions, "history", "every release, the latest last", _history)
+    history = action("history", _history, "every release, the latest last", one)
     history.add_argument("--last", type=int, metavar="N", help="only the latest N")
-    receipt = _action(actions, "receipt", "one release's receipt, by its id", _receipt)
+    receipt = action("receipt", _receipt, "one release's receipt, by its id", one)
     receipt.add_argument("id", metavar="ID", help="as in the receipt: budget:line:number")
-    export = _action(actions, "export", "every release, for other programs", _export)
+    export = action("export", _export, "every release, for other programs", one)
     export.add_argument("--format", choices=("csv", "json"), default="csv")
-    tickets = _action(
-        actions, "tickets", "PRIVATE, for the deployer alone: how many tickets owners have burnt", _tickets
-    )
-    tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets burnt; as private")
-    recover = _parser(actions, "recover", "after a ledger was lost or rolled back: count what it may lack", _recover)
+    private = "PRIVATE, for the deployer alone: how many tickets owners have used"
+    tickets = action("tickets", _tickets, private, "a budget whose owners pay with tickets")
+    tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets used; as private")
+    recover = action("recover", _recover, "after a ledger was lost or rolled back: count what it may lack")
     recover.description = _RECOVER
-    recover.add_argument("--witness", metavar="PATH", help="the ledger's witness: a path or a URL (default: beside it)")
+    add_witness(recover)
     recover.add_argument(
         "--keep-count",
         action="store_true",
@@ -55,68 +75,52 @@ def add_parser(commands: Any) -> None:
     )
 
 
-_RECOVER = """Stop every process that uses the ledger first, and put a whole copy in its place if it is damaged or gone.
-Whatever that copy may lack then counts as spent: everything up to the witness's marks, or without a witness every plan
-of the ledger as a whole."""
-
-
-def _parser(actions: Any, name: str, words: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=words, description=words.capitalize() + ".")
-    parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="the ledger's address")
-    add_common(parser)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _action(actions: Any, name: str, words: str, run: Any) -> argparse.ArgumentParser:
-    parser = _parser(actions, name, words, run)
-    whole = name != "tickets"
-    which = "one budget of the ledger (default: all)" if whole else "the budget, one whose owners pay with tickets"
-    parser.add_argument("--name", help=which, required=not whole)
-    return parser
-
-
-def _open(options: argparse.Namespace) -> Any:
+def _open(options: argparse.Namespace) -> closing[LedgerReport]:
     from langchain_dpicl.budget.report import LedgerReport
 
-    return LedgerReport(options.ledger)
+    return closing(LedgerReport(options.ledger))
+
+
+def _print(found: Any, lines: list[str], as_json: bool) -> int:
+    print(json.dumps(found, indent=2) if as_json else "\n".join(lines))
+    return 0
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
 
 
 def _show(options: argparse.Namespace) -> int:
-    report = _open(options)
-    try:
+    with _open(options) as report:
         found = report.show(options.name)
         if options.plot:
-            from langchain_dpicl.plots.budget import draw
+            from langchain_dpicl.plots.budget import draw_spending
 
-            draw(report, options.name, options.plot)
+            states = {budget["name"]: budget for budget in found["budgets"]}
+            draw_spending(
+                [_spending(report, plan, states[plan.name]) for plan in report.chosen(options.name)], options.plot
+            )
             found["plot"] = options.plot
-    finally:
-        report.close()
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print("\n".join(_words(found)))
-    return 0
+    return _print(found, _words(found), options.json)
 
 
 def _words(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for budget in found["budgets"]:
-        most = " by whoever spent most" if budget["scope"] == "per_principal" else ""
+        kind, each = budget["kind"], budget["scope"] == "per_principal"
         lines += [
-            f"{budget['name']}: epsilon {budget['epsilon_spent']:.3g} of {budget['epsilon']:g} spent{most}, "
-            f"at delta {budget['delta']:.2g} ({budget['kind']} {budget['plan']})",
+            f"{budget['name']}: epsilon {budget['epsilon_spent']:.3g} of {budget['epsilon']:g} spent"
+            f"{' by the principal who spent most' if each else ''}, "
+            f"at delta {budget['delta']:.2g} ({kind} {budget['plan']})",
             f"  {budget['assumption']}",
         ]
-        if budget["scope"] == "shared":
-            lines += [f"  {_line(name, state, budget['kind'])}" for name, state in budget["lines"].items()]
+        if not each:
+            lines += [f"  {_line(name, state, kind)}" for name, state in budget["lines"].items()]
+        elif not budget["principals"]:
+            lines.append("  no principal has spent anything")
         else:
             for who, state in budget["principals"].items():
                 lines.append(f"  {who}: epsilon {state['epsilon_spent']:.3g}")
-                lines += [f"    {_line(name, line, budget['kind'])}" for name, line in state["lines"].items()]
-            if not budget["principals"]:
-                lines.append("  nobody has spent anything")
+                lines += [f"    {_line(name, line, kind)}" for name, line in state["lines"].items()]
         lines.append("")
     for total in found["totals"]:
         names = ", ".join(plan["name"] for plan in total["plans"])
@@ -130,155 +134,196 @@ def _words(found: dict[str, Any]) -> list[str]:
     for act in found["acts"]:
         when = f"carried out {act['carried_out'][:19]}" if act["carried_out"] else "not carried out"
         lines.append(f"fresh start of {act['budget']}, announced {act['announced'][:19]}, {when}: {act['reason']}")
-    if not found["budgets"]:
-        lines.append("the ledger holds no budget")
-    return lines
+    return lines if found["budgets"] else [*lines, "the ledger holds no budget"]
 
 
 def _line(name: str, state: dict[str, Any], kind: str) -> str:
+    spent = f"{name:20s} {state['spent']:>9,}"
     if kind == "filter":
-        return f"{name:20s} {state['spent']:>9,} releases"
+        return f"{spent} releases"
     if state["remaining"] is None:  # owners pay with tickets
-        return f"{name:20s} {_queries(state)} so far; each owner takes part in at most {state['count']:,}"
+        unit = "tokens" if state["mechanism"] == "tokens" else "query" if state["spent"] == 1 else "queries"
+        return f"{spent} {unit} so far; each owner takes part in at most {state['count']:,}"
     share = state["spent"] / state["count"]
-    return f"{name:20s} {state['spent']:>9,} of {state['count']:,} releases ({share:.1%}), {state['remaining']:,} left"
+    return f"{spent} of {state['count']:,} releases ({share:.1%}), {state['remaining']:,} left"
 
 
-def _queries(state: dict[str, Any]) -> str:
-    unit = "tokens" if state["mechanism"] == "tokens" else "query" if state["spent"] == 1 else "queries"
-    return f"{state['spent']:>9,} {unit}"
+def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> Spending:
+    """Return one budget over time: its charges by line and principal, or with tickets the losses by principal."""
+    from langchain_dpicl.plots.budget import Spending
+
+    each = state["scope"] == "per_principal"
+    title = (
+        f"{plan.name}: epsilon {state['epsilon_spent']:.2g} of {state['epsilon']:g} spent"
+        f"{', by the principal who spent most' if each else ''} (delta {state['delta']:.2g})"
+    )
+    legend = "one counter each, if\ncallers do not collude" if each else ""
+    several = len(state["lines"]) > 1
+    if plan.tickets:
+        found = sorted(losses(report, plan).items(), key=lambda item: -sum(item[1][1].values()))
+        curves: Any = []
+        for who, (steps, counts) in found:
+            by_line = [f"{line}: {n:,} queries" if several else f"{n:,} queries" for line, n in counts.items()]
+            label = f"{who}: {sum(counts.values()):,} queries" if who else "\n".join(by_line)
+            curves.append((label, [(steps[0][0], 0.0), *steps]))
+        ends = ", ".join(f"{name + ': ' if several else ''}{line['count']:,}" for name, line in state["lines"].items())
+        words = (
+            f"the plan: epsilon {state['epsilon']:g}, after the tickets of an owner ({ends}); there is no last answer"
+        )
+        y = "epsilon, for an owner\neligible for every query"
+        return Spending(title, y, curves, [(state["epsilon"], words)], legend)
+    steps_of: dict[tuple[str, str], Steps] = {}
+    for row in report.history(plan.name):
+        key = row["line"], row["principal"] or ""
+        steps_of.setdefault(key, []).append((datetime.fromisoformat(row["time"]), row["spent"]))
+    planned = {} if state["kind"] == "filter" else {name: line["count"] for name, line in state["lines"].items()}
+    several = len({line for line, _ in steps_of}) > 1
+    curves = []
+    for (line, who), steps in sorted(steps_of.items(), key=lambda item: -item[1][-1][1]):
+        label = f"{line}, {who}" if who and several else who or line
+        of = f" of {planned[line]:,}" if line in planned else ""
+        curves.append((f"{label}: {steps[-1][1]:,}{of}", steps))
+    top = max((steps[-1][1] for steps in steps_of.values()), default=1)
+    levels = [
+        (count, f"{name}: {count:,} planned" if len(planned) > 1 else f"the plan: {count:,}")
+        for name, count in sorted(planned.items(), key=lambda item: item[1])
+        if count <= 2.5 * top
+    ]
+    return Spending(title, "releases charged", curves, levels, legend)
 
 
-def _tickets(options: argparse.Namespace) -> int:
-    report = _open(options)
-    try:
-        found = report.tickets(options.name)
-    finally:
-        report.close()
-    if options.plot:
-        from langchain_dpicl.plots.budget import draw_tickets
+def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dict[str, int]]]:
+    """Return, by principal, the most that an owner has lost, and the queries by line.
 
-        draw_tickets(found, options.plot)
-        found["plot"] = options.plot
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print("\n".join(_private_words(found)))
-    return 0
+    The loss is an upper bound on epsilon, with the moment of every change and of the latest charge.
+    """
+    from langchain_dpicl.budget.planned import at_most
+    from langchain_dpicl.privacy import PrivacyPlan
 
-
-def _private_words(found: dict[str, Any]) -> list[str]:
-    from langchain_dpicl.budget.report import ticket_bins
-
-    lines = [found["private"]]
-    for line, by_principal in found["lines"].items():
-        if not by_principal:
-            lines.append(f"{found['budget']}, {line}: no query so far, every owner has all its tickets")
-        for who, of in by_principal.items():
-            whose = f", {who}" if who else ""
-            lines.append(f"{found['budget']}, {line}{whose}: {of['tickets']:,} tickets for every owner")
-            if not of["owners"]:
-                lines.append("  nobody was ever eligible: every owner has all its tickets")
-                continue
-            holding = f"{of['owners'] - of['without']:,} ({of['share_with_tickets']:.1%})"
-            lines.append(f"  owners ever eligible: {of['owners']:,}, of whom {holding} still hold tickets")
-            lines.append("  owners never eligible have all their tickets")
-            bins = ticket_bins(of["burnt"], of["tickets"], 10)
-            highest = max(owners for *_, owners in bins)
-            lines.append(f"  {'burnt':>21s} {'owners':>9s}")
-            for low, high, owners in bins:
-                burnt = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-                burnt = f"all {low:,}" if low == of["tickets"] else burnt
-                lines.append(f"  {burnt:>21s} {owners:>9,}  {'#' * -(-40 * owners // highest)}".rstrip())
-    return lines
+    known = PrivacyPlan.from_json(plan.content)
+    charges: dict[str, list[tuple[datetime, str, int]]] = {}
+    for row in report.history(plan.name):
+        moment = datetime.fromisoformat(row["time"])
+        charges.setdefault(row["principal"] or "", []).append((moment, row["line"], row["units"]))
+    found: dict[str, tuple[Steps, dict[str, int]]] = {}
+    for who, made in charges.items():
+        counts: dict[str, int] = dict.fromkeys(known.lines, 0)
+        steps: Steps = []
+        paid = None
+        for moment, line, units in sorted(made):
+            counts[line] += units
+            if (now := at_most(known, counts)) != paid:
+                paid, loss = now, known.spent(now)
+                steps += [(moment, loss)] if not steps or steps[-1][1] != loss else []
+        found[who] = [*steps, (moment, steps[-1][1])], counts
+    return found
 
 
-def _recover(options: argparse.Namespace) -> int:
-    from langchain_dpicl.budget.recovery import recover
-
-    found = recover(options.ledger, options.witness, keep_count=options.keep_count)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return 0
-    how = "the ledger is believed" if options.keep_count else "there was none: every plan counts as spent"
-    counts = "stands where it is" if options.keep_count else "counts as spent"
-    print(f"ledger:  {found['ledger']}\nwitness: {found['witness']}{'' if found['had_witness'] else f' ({how})'}")
-    for counter in found["counters"]:
-        who = f", {counter['principal']}" if counter["principal"] else ""
-        if counter["spent"] is None:
-            stands = "stands where its witness knows that it was" if found["had_witness"] else counts
-            print(f"{counter['budget']}: the filter {stands}")
-        else:
-            counted = f"{counter['spent']:,} count, {counter['added']:,} of them new"
-            print(f"{counter['budget']}, {counter['line']}{who}: {counted}")
-    for name in found["missing"]:
-        print(f"{name}: not in the ledger, counts as spent")
-    return 0
+# -- history, receipt, export ------------------------------------------------------------------------------------------
 
 
 def _history(options: argparse.Namespace) -> int:
     if options.last is not None and options.last < 1:
         raise InvalidParameter("--last", options.last, "a number >= 1")
-    rows = _rows(options)
-    rows = rows[-options.last :] if options.last else rows
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return 0
+    with _open(options) as report:
+        rows = sorted(report.history(options.name), key=lambda row: (row["time"], row["budget"], row["number"]))
+    rows = rows[-(options.last or 0) :]
+    lines = []
     for row in rows:
         who = f"  {row['principal']}" if row["principal"] else ""
         cost = "" if row["epsilon_spent"] is None else f"  epsilon {row['epsilon_spent']:.3g} of {row['epsilon']:g}"
-        print(f"{row['time'][:19]}  {row['id']:30s}{who}  {row['outcome']}{cost}")
-    if not rows:
-        print("nothing was released")
-    return 0
-
-
-def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    report = _open(options)
-    try:
-        return sorted(report.history(options.name), key=lambda row: (row["time"], row["budget"], row["number"]))
-    finally:
-        report.close()
+        lines.append(f"{row['time'][:19]}  {row['id']:30s}{who}  {row['outcome']}{cost}")
+    return _print(rows, lines or ["nothing was released"], options.json)
 
 
 def _receipt(options: argparse.Namespace) -> int:
-    report = _open(options)
-    try:
+    with _open(options) as report:
         receipt = report.receipt(options.id)
-    finally:
-        report.close()
     if receipt is None or (options.name is not None and receipt["budget"] != options.name):
         raise InvalidParameter("id", options.id, "the id of a release of this ledger whose receipt was recorded")
-    if options.json:
-        print(json.dumps(receipt, indent=2))
-    else:
-        width = max(map(len, receipt))
-        for name, value in receipt.items():
-            print(f"{name:{width}s}  {'' if value is None else value}")
-    return 0
+    width = max(map(len, receipt))
+    lines = [f"{name:{width}s}  {'' if value is None else value}" for name, value in receipt.items()]
+    return _print(receipt, lines, options.json)
 
 
 def _export(options: argparse.Namespace) -> int:
     from langchain_dpicl.budget.report import FIELDS
 
-    report = _open(options)
-    try:
+    with _open(options) as report:
         rows = report.history(options.name)
         if options.format == "json" or options.json:
             print("[", end="")
             for i, row in enumerate(rows):
                 print(f"{',' if i else ''}\n  {json.dumps(row)}", end="")
             print("\n]")
-        else:
-            writer = csv.DictWriter(sys.stdout, FIELDS)
-            writer.writeheader()
-            while piece := list(islice(rows, 1000)):
-                writer.writerows({key: _cell(value) for key, value in row.items()} for row in piece)
-    finally:
-        report.close()
+            return 0
+        writer = csv.DictWriter(sys.stdout, FIELDS)
+        writer.writeheader()
+        while piece := list(islice(rows, 1000)):
+            writer.writerows({key: _cell(value) for key, value in row.items()} for row in piece)
     return 0
 
 
 def _cell(value: object) -> object:
-    """A text that a spreadsheet would take for a formula is kept a text."""
+    """Keep a text a text if a spreadsheet would take it for a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+# -- tickets -----------------------------------------------------------------------------------------------------------
+
+
+def _tickets(options: argparse.Namespace) -> int:
+    from langchain_dpicl.budget.report import ticket_bins
+
+    with _open(options) as report:
+        found = report.tickets(options.name)
+    lines, panels = [found["private"]], []
+    for line, by_principal in found["lines"].items():
+        if not by_principal:
+            lines.append(f"{options.name}, {line}: no query so far, every owner has all its tickets")
+        for who, of in by_principal.items():
+            name = ", ".join(filter(None, (options.name, line, who)))
+            lines.append(f"{name}: {of['tickets']:,} tickets for every owner")
+            if not of["owners"]:
+                lines.append("  no owner was ever eligible: every owner has all its tickets")
+                continue
+            holding = f"{of['owners'] - of['without']:,} ({of['share_with_tickets']:.1%})"
+            lines.append(f"  owners ever eligible: {of['owners']:,}, of whom {holding} still hold tickets")
+            lines.append("  owners never eligible have all their tickets")
+            bins = ticket_bins(of["burnt"], of["tickets"], 10)
+            highest = max(owners for *_, owners in bins)
+            lines.append(f"  {'used':>21s} {'owners':>9s}")
+            for low, high, owners in bins:
+                used = f"all {low:,}" if low == of["tickets"] else f"{low:,}" if low == high else f"{low:,} to {high:,}"
+                lines.append(f"  {used:>21s} {owners:>9,}  {'#' * -(-40 * owners // highest)}".rstrip())
+            title = f"{name}: {of['owners']:,} owners ever eligible, {holding} still hold tickets"
+            panels.append((of["owners"], title, of["tickets"], ticket_bins(of["burnt"], of["tickets"], 50)))
+    if options.plot:
+        from langchain_dpicl.plots.budget import Usage, draw_usage
+
+        shown = [Usage(*panel) for _, *panel in sorted(panels, key=lambda panel: -panel[0])]
+        draw_usage(shown, f"{options.name}: no owner was eligible so far", options.plot)
+        found["plot"] = options.plot
+    return _print(found, lines, options.json)
+
+
+# -- recover -----------------------------------------------------------------------------------------------------------
+
+
+def _recover(options: argparse.Namespace) -> int:
+    from langchain_dpicl.budget.recovery import recover
+
+    found = recover(options.ledger, options.witness, keep_count=options.keep_count)
+    how = " (the ledger is believed)" if options.keep_count else " (there was none: every plan counts as spent)"
+    stands = "stands" if options.keep_count else "counts as spent"
+    if found["had_witness"]:
+        how, stands = "", "stands at its witness's mark"
+    lines = [f"ledger:  {found['ledger']}", f"witness: {found['witness']}{how}"]
+    for counter in found["counters"]:
+        if counter["spent"] is None:
+            lines.append(f"{counter['budget']}: the filter {stands}")
+        else:
+            name = ", ".join(filter(None, (counter["budget"], counter["line"], counter["principal"])))
+            lines.append(f"{name}: {counter['spent']:,} count, {counter['added']:,} of them new")
+    lines += [f"{name}: not in the ledger, counts as spent" for name in found["missing"]]
+    return _print(found, lines, options.json)

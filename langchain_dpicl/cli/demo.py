@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
-from langchain_dpicl.cli.session import Question, Session, add_common
+from langchain_dpicl.cli.options import new_parser
 
 _TUNED_ON = 30  # the first held-out questions chose the desks' names and the prompt: the demonstration asks others
 _NEW_QUESTIONS = 4
@@ -16,22 +15,22 @@ _NEW_QUESTIONS = 4
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "demo",
-        help="private answers from a generated clinic inbox, with the embedded model",
-        description="Route an invented clinic's messages to its desks, learning the desks from private examples alone.",
+        run,
+        "private answers from a generated clinic inbox, with the embedded model",
+        "Route an invented clinic's messages to its desks, learning the desks from private examples alone.",
     )
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--releases", type=int, default=100, help="how many answers the budget is for (default 100)")
     parser.add_argument("--held-out", type=int, default=20, help="how many held-out questions to score (default 20)")
     parser.add_argument("--ledger", help="a database URL to count on (default: a temporary one)")
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry it out."""
+    """Ask new questions beside answers that are not private, then score held-out ones."""
     from langchain_dpicl import (
         DPAggregate,
         ExemplarStore,
@@ -41,12 +40,17 @@ def run(options: argparse.Namespace) -> int:
         PrivacyBudget,
         PrivateEnsemble,
     )
+    from langchain_dpicl.cli.session import LabelSession, Question
     from langchain_dpicl.demo import inbox
     from langchain_dpicl.local import local_embeddings, local_llm
 
     labels = list(inbox.DEMO_LABELS)
     private, held_out = inbox.demo_inbox()
-    with _ledger(options.ledger) as ledger:
+    with contextlib.ExitStack() as temporary:
+        ledger = options.ledger
+        if ledger is None:
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-demo-"))
+            ledger = f"sqlite:///{folder}/budget.db"
         store = ExemplarStore.from_records(
             private,
             local_embeddings(),
@@ -66,11 +70,11 @@ def run(options: argparse.Namespace) -> int:
             top_logprobs=100,
         )
         chain = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
-        session = Session(chain, inbox.INPUT_KEY, options.json)
+        session = LabelSession(chain, inbox.INPUT_KEY, options.json)
         line = chain.line()
         session.say(
             f"A clinic's inbox: {len(store):,} messages of {store.owner_count} patients, all private.\n"
-            f"Its desks are called {', '.join(labels)}; what each does can only be learnt from the messages.\n"
+            f"Its desks are called {', '.join(labels)}; only the messages show which desk does what.\n"
         )
         session.say(
             f"The promise: {options.releases} answers together are ({options.epsilon:g}, {options.delta:g})-"
@@ -78,17 +82,8 @@ def run(options: argparse.Namespace) -> int:
             f"part with probability {line.rate:.3f}, noise of sigma {line.parameter:.2f} on every desk's count."
         )
         questions = [Question(row[inbox.INPUT_KEY], row[inbox.OUTPUT_KEY]) for row in held_out[_TUNED_ON:]]
-        options.held_out = min(options.held_out, len(questions) - _NEW_QUESTIONS)
+        scored = min(options.held_out, len(questions) - _NEW_QUESTIONS)
         session.ask(questions[:_NEW_QUESTIONS], compared=True)
-        session.say(f"\nAccuracy on {options.held_out} messages of patients who are not in the inbox:")
-        session.test(questions[_NEW_QUESTIONS : _NEW_QUESTIONS + options.held_out])
+        session.say(f"\nAccuracy on {scored} messages of patients who are not in the inbox:")
+        session.test(questions[_NEW_QUESTIONS : _NEW_QUESTIONS + scored])
         return session.finish(epsilon=options.epsilon, delta=options.delta, rate=line.rate, sigma=line.parameter)
-
-
-@contextlib.contextmanager
-def _ledger(url: str | None) -> Iterator[str]:
-    if url is not None:
-        yield url
-        return
-    with tempfile.TemporaryDirectory(prefix="dpicl-demo-") as folder:
-        yield f"sqlite:///{folder}/budget.db"

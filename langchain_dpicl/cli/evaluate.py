@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.cli.options import add_ensemble, add_model, add_prices, new_parser
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.local import DEFAULT_MODEL
-from langchain_dpicl.members.models import ModelChoice
 from langchain_dpicl.privacy.checks import whole
 
 if TYPE_CHECKING:
@@ -24,20 +23,21 @@ _EPILOG = """examples:
   dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output results/trec
   dpicl evaluate --task sst2 --data hub --vary members=5,10,20 --vary releases=100,1000,10000 --output results/sst2
 
-The folder keeps what the model said, so the same command goes on where it was stopped, and other epsilons cost no call.
-It holds members' answers in the open: for data that are public in truth, or stay with whoever owns them.
+The folder keeps the model's answers: run the same command again to resume; other epsilons cost no call. The answers of
+members are not protected there: use public data, or keep the folder as private as the data.
 """
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "evaluate",
-        help="measure private answers on a task with known answers",
-        description="Accuracy or ROUGE of private answers against epsilon, beside what is not private: one pass of the "
-        "model, then every epsilon, ablation and picture from what it said.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        "measure private answers on a task with known answers",
+        "Accuracy or ROUGE of private answers against epsilon, beside answers that are not private. The model is asked "
+        "once;\nevery epsilon, ablation and picture is computed from its answers.",
+        _EPILOG,
     )
     parser.add_argument("--task", required=True, help="sst2, amazon, agnews, trec, samsum, e2e, wikilarge, docqa, ...")
     data = parser.add_argument_group("data")
@@ -50,31 +50,26 @@ def add_parser(commands: Any) -> None:
     plan.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     plan.add_argument("--delta", type=float, help="default: a tenth of 1 / number of examples")
     plan.add_argument("--releases", type=int, default=10_000, help="answers that epsilon is for (default 10000)")
-    plan.add_argument("--members", type=int, default=20, help="parallel calls per answer (default 20)")
-    plan.add_argument("--shots", type=int, default=1, help="expected examples per call (default 1)")
+    add_ensemble(plan, members=20, shots=1)
     study = parser.add_argument_group("the study")
     study.add_argument("--method", action="append", default=[], help="vote; embedding, joint-em, ptr, online, offline")
     study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help="members, releases, shots, ...")
     study.add_argument("--samples", type=int, default=1, help="samples of owners for each query (default 1)")
     study.add_argument("--draws", type=int, default=20, help="draws of noise for each sample (default 20)")
     study.add_argument("--few-shots", type=int, default=4, help="examples of prompts that are not private (default 4)")
-    study.add_argument("--calibrate-on", type=int, default=0, help="label tasks: inputs of so many further test rows")
+    study.add_argument("--calibrate-on", type=int, default=0, help="label tasks: take inputs of N further test rows")
     study.add_argument("--candidates", type=int, default=20, help="public sentences per query (default 20)")
     study.add_argument("--instruction", help="first lines of every prompt (default: the task's)")
     study.add_argument("--query", help=r"a query in a prompt, such as 'Question: {input}\nType:' (default: the task's)")
     model = parser.add_argument_group("the model")
-    model.add_argument("--model", help=f"an embedded model, or the server's (default: {DEFAULT_MODEL})")
-    model.add_argument("--model-url", help="an OpenAI-compatible server, its key in OPENAI_API_KEY")
+    add_model(model, DEFAULT_MODEL)
+    add_prices(model)
     model.add_argument(
-        "--in-batches", action="store_true", help="read label prompts in batches, in this process: many times faster"
+        "--in-batches", action="store_true", help="read label prompts in batches in this process, many times faster"
     )
     model.add_argument("--threads", type=int, help="for reading in batches")
-    model.add_argument("--price-in", type=float, default=0.0, help="of a million prompt tokens")
-    model.add_argument("--price-out", type=float, default=0.0, help="of a million answer tokens")
-    parser.add_argument("--output", required=True, type=Path, help="a folder for what the model says, and the results")
+    parser.add_argument("--output", required=True, type=Path, help="a folder for the model's answers and the results")
     parser.add_argument("--index", action="store_true", help="also write README.md over all results beside that folder")
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,6 +105,7 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
     from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
     from langchain_dpicl.evaluation.plan import EvaluationPlan
     from langchain_dpicl.evaluation.tasks import task
+    from langchain_dpicl.members.models import ModelChoice
 
     about = task(options.task)
     wording = {"instruction": options.instruction, "query": options.query}

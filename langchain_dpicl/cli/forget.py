@@ -1,4 +1,4 @@
-"""``dpicl forget``: an owner leaves a saved store and its ledgers; running workers follow."""
+"""``dpicl forget``: remove an owner from a saved store and its ledgers while workers go on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import json
 import sys
 from typing import Any
 
-from langchain_core.embeddings import Embeddings
-
-from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.cli.options import new_parser
 from langchain_dpicl.errors import InvalidParameter, StoreError
 
 _EPILOG = """examples:
@@ -17,19 +15,20 @@ _EPILOG = """examples:
   dpicl forget --store patients.npz --owner - --ledger postgresql://desk@host/budgets < owner.txt
   dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
 
-Workers that have loaded the file follow before their next release; nobody restarts them. The ledgers are those that
-the store remembers and those that are named. Exit status 1 where a remembered one could not be opened.
+Workers that have loaded the file follow before their next release, without a restart. The ledgers are those that the
+store remembers and those that you name. The exit status is 1 if a remembered ledger could not be opened.
 """
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "forget",
-        help="remove an owner from a saved store and from its ledgers",
-        description="Remove an owner from a saved store and from its ledgers, while workers go on.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        "remove an owner from a saved store and from its ledgers",
+        "Remove an owner from a saved store and from its ledgers, while workers go on.",
+        _EPILOG,
     )
     parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
@@ -37,12 +36,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ledger", action="append", default=[], metavar="URL", help="a further ledger; may be repeated"
     )
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry it out."""
+    """Forget the owner. Returns 1 if a ledger could not be reached."""
     from langchain_dpicl.budget.forgetting import forget, open_ledgers
 
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
@@ -68,22 +65,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _store(options: argparse.Namespace) -> Any:
+    from langchain_core.embeddings import Embeddings
+
+    class NoModel(Embeddings):
+        """For a store that embeds nothing."""
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            raise StoreError("this store embeds nothing")
+
+        def embed_query(self, text: str) -> list[float]:
+            raise StoreError("this store embeds nothing")
+
     if not options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
         from langchain_dpicl.store import ExemplarStore
 
-        return ExemplarStore.load(options.store, _NoModel())
+        return ExemplarStore.load(options.store, NoModel())
     from langchain_dpicl.store.postgres import PostgresExemplarStore
 
-    return PostgresExemplarStore.opened(options.store, _NoModel(), options.collection)
-
-
-class _NoModel(Embeddings):
-    """For a store that embeds nothing."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Never called."""
-        raise StoreError("this store embeds nothing")
-
-    def embed_query(self, text: str) -> list[float]:
-        """Never called."""
-        raise StoreError("this store embeds nothing")
+    return PostgresExemplarStore.opened(options.store, NoModel(), options.collection)

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.session import add_common
+from langchain_dpicl.cli.options import new_parser
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -37,12 +37,13 @@ answers without end, each from the examples that are near to its question (each 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "serve",
-        help="answer over HTTP, with keys, limits and several workers on one budget",
-        description="Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        "answer over HTTP, with keys, limits and several workers on one budget",
+        "Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.",
+        _EPILOG,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="YAML or TOML: store, model, release, budget, keys, server")
@@ -51,12 +52,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--host", help="instead of the file's")
     parser.add_argument("--port", type=int, help="instead of the file's")
     parser.add_argument("--workers", type=int, help="instead of the file's")
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry it out."""
+    """Print the plan, freeze it, and listen; or make a key."""
     if options.new_key is not None:
         return _new_key(options)
     try:

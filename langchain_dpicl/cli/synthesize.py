@@ -1,48 +1,44 @@
-"""``dpicl synthesize``: public demonstrations from private examples, made once and used for ever."""
+"""``dpicl synthesize``: write public demonstrations from private examples, once; use them for ever."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl import local
-from langchain_dpicl.cli.session import add_common, delta_of, frozen_plan, shortened
+from langchain_dpicl.cli.options import add_private_data, new_parser
 from langchain_dpicl.errors import DPICLError, InvalidParameter, PrivacyWarning
-from langchain_dpicl.members.models import read_lines
-from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.store.records import read_records
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy import PrivacyPlan
 
 _EPILOG = """examples:
   dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
   dpicl synthesize --data reviews.csv --input-key text --output-key reply --inputs public.csv --epsilon 1 \\
     --max-tokens 60 --owner-key customer --output demonstrations.jsonl
 
-The same command goes on with a job that was interrupted, and pays for nothing twice.
+Run the same command again to resume an interrupted job; no token is charged twice.
 """
 
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = new_parser(
+        commands,
         "synthesize",
-        help="write public demonstrations from your own examples",
-        description="Write an output for each public input, token by token, as the private examples' outputs are "
-        "written. The pairs are public: show them to any model, as often as you like, at no further cost.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        "write public demonstrations from your own examples",
+        "Write an output for each public input, token by token, in the style of the private examples' outputs. The "
+        "pairs are\npublic: show them to any model, as often as you like, at no further cost.",
+        _EPILOG,
     )
-    parser.add_argument("--data", required=True, help="private examples: JSON lines or CSV, plain or .gz")
+    add_private_data(parser, "input", "output")
     parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
-    parser.add_argument("--output", required=True, help="where the demonstrations go, as JSON lines")
-    parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
+    parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")
     parser.add_argument("--tokens", type=int, help="how many the budget is for (default: inputs times --max-tokens)")
     parser.add_argument("--max-tokens", type=int, default=25, help="the longest output (default 25)")
     parser.add_argument("--min-tokens", type=int, help="the shortest output (default: the sampler's)")
@@ -51,24 +47,19 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--stop", action="append", help="a text that ends an output; may be repeated (default: an empty line)"
     )
-    parser.add_argument("--input-key", default="input")
-    parser.add_argument("--output-key", default="output")
-    parser.add_argument("--input-name", help="what the model reads before an input, such as Data (default: its key)")
-    parser.add_argument("--output-name", help="and before an output, such as Description (default: its key)")
-    parser.add_argument("--owner-key", help="whose record it is; default: each record is its own owner")
-    parser.add_argument("--limit", type=int, help="use only the first so many inputs")
-    parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help="where tokens are counted")
-    parser.add_argument("--witness", help="its witness: a path or a URL (default: beside the ledger)")
-    parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
+    parser.add_argument("--input-name", help="the word before an input in a prompt, such as Data (default: its key)")
+    parser.add_argument("--output-name", help="the word before an output, such as Description (default: its key)")
+    parser.add_argument("--limit", type=int, help="use only the first N inputs")
     parser.add_argument("--model", default=local.DEFAULT_MODEL, help="an embedded model, a GGUF file or a folder")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry it out."""
+    """Write the demonstrations. Returns 1 if inputs stay unanswered."""
+    from tqdm import tqdm
+
     from langchain_dpicl import synthesize_demonstrations
+    from langchain_dpicl.cli.session import shortened
     from langchain_dpicl.decoding import Made
 
     started, made = time.monotonic(), []
@@ -83,21 +74,22 @@ def run(options: argparse.Namespace) -> int:
         def show(one: Made) -> None:
             made.append({**one.pair, "receipt": one.receipt})
             if not options.json:
-                bar.write(_words(one.pair, options.output_key), file=sys.stdout)
+                asked = ", ".join(str(value) for key, value in one.pair.items() if key != options.output_key)
+                answer = shortened(one.pair[options.output_key]) or "-"
+                bar.write(f"  {shortened(asked)}\n    {answer}", file=sys.stdout)
             bar.total, bar.n = one.total, one.done
             bar.refresh()
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PrivacyWarning)  # what stays unanswered is said below
+                warnings.simplefilter("ignore", PrivacyWarning)  # unanswered inputs are reported below
                 found = synthesize_demonstrations(sampler, inputs, output=options.output, progress=show)
         except DPICLError as error:
             error.__dict__["answered"] = {"demonstrations": made}
             raise
         except KeyboardInterrupt:
-            print("\ndpicl synthesize: interrupted; the same command goes on from here", file=sys.stderr)
+            print("\ndpicl synthesize: interrupted; the same command resumes here", file=sys.stderr)
             raise
-    pairs = [{**pair, "receipt": receipt} for pair, receipt in zip(found, found.receipts, strict=True)]
     facts = {
         "epsilon": sampler.budget.epsilon,
         "delta": sampler.budget.delta,
@@ -106,45 +98,32 @@ def run(options: argparse.Namespace) -> int:
         "remaining": line.remaining(),
         "output": options.output,
         "unanswered": found.unanswered,
-        "demonstrations": pairs,
+        "demonstrations": [{**pair, "receipt": each} for pair, each in zip(found, found.receipts, strict=True)],
         "seconds": round(time.monotonic() - started, 1),
     }
-    _report(facts, len(made), options.json)
-    return 1 if found.unanswered else 0
-
-
-def _report(facts: dict[str, Any], new: int, as_json: bool) -> None:
-    """The one JSON object, or the last lines."""
-    if as_json:
+    if options.json:
         print(json.dumps(facts, indent=2))
     else:
         print(
-            f"\n{len(facts['demonstrations'])} demonstrations ({new} of them new) of {facts['tokens']} tokens in "
-            f"{facts['output']}\nepsilon {facts['epsilon_spent']:.3g} of {facts['epsilon']:g} spent at delta "
-            f"{facts['delta']:.2g}, {facts['remaining']} tokens left; {facts['seconds']:.0f} seconds."
+            f"\n{len(found)} demonstrations ({len(made)} of them new) of {facts['tokens']} tokens in {options.output}\n"
+            f"epsilon {facts['epsilon_spent']:.3g} of {facts['epsilon']:g} spent at delta {facts['delta']:.2g}, "
+            f"{facts['remaining']} tokens left; {facts['seconds']:.0f} seconds."
         )
-    if facts["unanswered"]:
-        left = len(facts["unanswered"])
-        total = left + len(facts["demonstrations"])
-        print(
-            f"dpicl synthesize: {left} of {total} inputs stay unanswered: the budget's tokens are spent",
-            file=sys.stderr,
-        )
-
-
-def _words(pair: dict[str, Any], output_key: str) -> str:
-    """A demonstration for people, on two lines."""
-    asked = ", ".join(str(value) for key, value in pair.items() if key != output_key)
-    return f"  {shortened(asked)}\n    {shortened(pair[output_key]) or '-'}"
+    if found.unanswered:
+        left = f"{len(found.unanswered)} of {len(found.unanswered) + len(found)} inputs"
+        print(f"dpicl synthesize: {left} stay unanswered: the budget's tokens are spent", file=sys.stderr)
+    return 1 if found.unanswered else 0
 
 
 def _inputs(options: argparse.Namespace) -> list[Any]:
-    """The public inputs: records, or lines of text."""
+    """Read the public inputs: records, or lines of text."""
+    from langchain_dpicl.members.models import read_lines
+    from langchain_dpicl.store.records import read_records
+
     if options.limit is not None and options.limit < 1:
         raise InvalidParameter("--limit", options.limit, "at least 1")
-    kinds = (".jsonl", ".json", ".csv")
-    is_records = options.inputs.removesuffix(".gz").endswith(kinds)
-    found = read_records(options.inputs) if is_records else read_lines("--inputs", options.inputs)
+    has_records = options.inputs.removesuffix(".gz").endswith((".jsonl", ".json", ".csv"))
+    found = read_records(options.inputs) if has_records else read_lines("--inputs", options.inputs)
     if not found:
         raise InvalidParameter("--inputs", options.inputs, "a file with at least one input")
     return found[: options.limit]
@@ -153,8 +132,18 @@ def _inputs(options: argparse.Namespace) -> list[Any]:
 def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     import numpy as np
 
-    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
+    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector
+    from langchain_dpicl.cli.session import open_budget
     from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+    from langchain_dpicl.store.records import read_records
+
+    def tokens(plan: PrivacyPlan | None) -> int:
+        """As given, as frozen, or enough for every input."""
+        if options.tokens is not None:
+            return int(options.tokens)
+        if plan is not None and "tokens" in plan.lines:
+            return plan.lines["tokens"].count
+        return int(max(options.max_tokens, 1)) * inputs
 
     if options.shots < 2:
         raise InvalidParameter("--shots", options.shots, "at least 2")
@@ -165,28 +154,16 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
         input_key=options.input_key,
         output_key=options.output_key,
         owner_key=options.owner_key,
-        vectors=np.zeros((len(records), 1), np.float32),  # nothing is looked for by similarity
+        vectors=np.zeros((len(records), 1), np.float32),  # no search by similarity
     )
-    name = options.name or os.path.basename(options.data).partition(".")[0]
-    plan = frozen_plan(name, options.ledger)
-    delta = delta_of(options.delta, plan, store)
-    tokens = _tokens(options, plan, inputs)
+    budget = open_budget(options, store, tokens)
     stops = options.stop and [text.replace("\\n", "\n") for text in options.stop]
     chosen = {"min_tokens": options.min_tokens, "top_k": options.top_k, "stop": stops}
     return DPSampler(
         TransformersLogits(options.model, dtype=options.dtype),
         PoissonExampleSelector(store, options.shots, shots=1),
-        PrivacyBudget(options.epsilon, delta, tokens, ledger=options.ledger, name=name, witness=options.witness),
+        budget,
         template=DemonstrationTemplate.of(store, input_name=options.input_name, output_name=options.output_name),
         max_tokens=options.max_tokens,
         **{name: value for name, value in chosen.items() if value is not None},
     )
-
-
-def _tokens(options: argparse.Namespace, plan: PrivacyPlan | None, inputs: int) -> int:
-    """How many tokens the budget has: as asked, as it was frozen, or enough for every input."""
-    if options.tokens is not None:
-        return int(options.tokens)
-    if plan is not None and "tokens" in plan.lines:
-        return plan.lines["tokens"].count
-    return int(max(options.max_tokens, 1)) * inputs

@@ -113,7 +113,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(run: Run, model: TableModel)
     model.table = stop
     code, _, err = run()
     assert code == 130
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert part_of(Path("out.jsonl")).exists()
     model.table = table
     assert run()[0] == 0

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.cli.planning import add_plan_parser, save_figure
-from langchain_dpicl.cli.planning_gated import Gate
+from langchain_dpicl.cli.plan import add_parser
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
+from langchain_dpicl.plots import curves, style
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
+from langchain_dpicl.privacy.gate import Gate
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200 --members 20 --shots 1"
@@ -21,7 +22,7 @@ TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --e
 
 def run(line: str) -> int:
     parser = argparse.ArgumentParser()
-    add_plan_parser(parser.add_subparsers(required=True))
+    add_parser(parser.add_subparsers(required=True))
     args = parser.parse_args(line.split())
     return int(args.run(args))
 
@@ -44,7 +45,7 @@ def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str])
         "epsilon 3 and delta 1e-05",
         "eligible for 200 of them at most",
         "A query finds 200 of 5,452 owners eligible",
-        "burns one of its 200 tickets, sampled or not",
+        "uses one of its 200 tickets, sampled or not",
         "takes part with probability 0.1: 20 exemplars for 20 members",
         "members / sigma =",
         "eligible for 10% of the queries: 2,000 queries",
@@ -225,15 +226,13 @@ def test_two_pictures_are_drawn(
 ) -> None:
     """Every curve rises with the tickets as it should; a point of one is compared with a plan of its own."""
     pytest.importorskip("matplotlib")
-    from langchain_dpicl.plots import planning_gated as planning_gated_plot
-
     drawn: list[Any] = []
 
     def save(figure: Any, path: str) -> None:
         drawn.append(figure)
-        save_figure(figure, path)
+        style.save_figure(figure, path)
 
-    monkeypatch.setattr(planning_gated_plot, "save_figure", save)
+    monkeypatch.setattr(curves, "save_figure", save)
     path = tmp_path / "gated.png"
     assert answer(f"{TARGET} {extra} --plot {path}", capsys)["plot"] == str(path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,121 @@
+"""A plan with tickets: how much noise it needs if only relevant owners take part.
+
+Size such a plan by the owners that a query finds eligible, E of them, a public estimate: the rate is
+q = min(1, members * shots / E). Its count T is not a number of queries. It is each owner's number of tickets, and every
+query that finds the owner eligible uses one. So the number of queries has no limit, and an owner that is eligible for a
+share s of them lasts T / s queries.
+
+If E is much below the number of owners, q is larger than without a gate, and amplifies less. That is the price of
+relevance. These numbers show it: noise against rate, members and tickets, beside the blind plan of the same epsilon,
+for T queries in all and for as many as an average owner's tickets last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.errors import InfeasiblePlan
+from langchain_dpicl.privacy.accountant import MAX_COUNT
+from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping, Mechanism
+from langchain_dpicl.privacy.plan import PrivacyPlan
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The public numbers of a gated selection.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The bound on what all releases together reveal of one owner.
+    mechanism, options
+        The family of the releases and its fixed numbers.
+    eligible, owners
+        How many owners a query finds eligible, an estimate, and how many there are.
+    members, rate, tickets
+        N, q and T.
+    """
+
+    epsilon: float
+    delta: float
+    mechanism: str
+    options: FrozenMapping[float]
+    eligible: int
+    owners: int
+    members: int
+    rate: float
+    tickets: int
+
+    @property
+    def family(self) -> Mechanism:
+        """The mechanism's family."""
+        return MECHANISMS[self.mechanism]
+
+    @property
+    def lasting(self) -> int:
+        """How many queries an average owner's tickets last."""
+        return self.tickets * self.owners // self.eligible
+
+    @property
+    def blind_rate(self) -> float:
+        """The rate that samples as many of all owners as the gate samples of the eligible ones."""
+        return min(1.0, self.rate * self.eligible / self.owners)
+
+    def rate_of(self, members: int) -> float:
+        """Return the rate for another number of members, with as many exemplars for each."""
+        return min(1.0, self.rate * members / self.members)
+
+    def solve(self, rate: float, count: int) -> PrivacyPlan:
+        """Return the plan of one line at this rate, for ``count`` tickets or queries."""
+        request = LineRequest(self.mechanism, rate, count, options=self.options)
+        return PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines={self.mechanism: request})
+
+    def noise(self, rate: float, count: int) -> float | None:
+        """Return the noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
+        if count > MAX_COUNT:
+            return None
+        try:
+            return self.solve(rate, count).lines[self.mechanism].parameter
+        except InfeasiblePlan:
+            return None
+
+    @property
+    def signal_name(self) -> str:
+        """The formula of `signal`, in words."""
+        if self.mechanism == "tokens":
+            return "exemplars * range_bound"
+        return f"members / {self.family.parameter}" if self.family.noisier > 0 else "members * eps0 / 4"
+
+    def signal(self, members: int, parameter: float | None) -> float | None:
+        """Return how much all members together can say, over the noise: more is better.
+
+        For a sigma, N / sigma. For joint-em, N eps0 / 4: the logarithm of the odds of a word that all members name
+        against one that none names. For tokens, expected exemplars times range_bound: the furthest that they move two
+        logits.
+        """
+        if parameter is None:
+            return None
+        if self.mechanism == "tokens":
+            return self.rate_of(members) * self.eligible * parameter
+        return members / parameter if self.family.noisier > 0 else members * parameter / 4.0
+
+    def point(self, members: int, rate: float, **count: int) -> dict[str, Any]:
+        """Return noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
+        (number,) = count.values()
+        noise = self.noise(rate, number)
+        return {"members": members, "rate": rate, **count, "noise": noise, "signal": self.signal(members, noise)}
+
+    def trade_off(self) -> list[dict[str, Any]]:
+        """Return a `point` for other numbers of members, with as many exemplars each, and of tickets."""
+        crowds = sorted({max(1, round(self.members * factor)) for factor in (0.5, 1.0, 2.0, 4.0)})
+        full = [members for members in crowds if self.rate_of(members) == 1.0]
+        most = max(self.members, min(full, default=crowds[-1]))
+        counts = sorted({max(1, round(self.tickets * factor)) for factor in (0.25, 1.0, 4.0, 16.0)})
+        return [
+            self.point(members, self.rate_of(members), tickets=count)
+            for members in crowds
+            for count in counts
+            if members <= most and count <= MAX_COUNT
+        ]
