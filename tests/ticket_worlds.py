@@ -24,11 +24,12 @@ from branching import Coins, Tree
 from langchain_core.embeddings import Embeddings
 from ledger_files import copy_ledger
 from numpy.typing import NDArray
+from profiles import repeated_delta
 from tickets_on_disk import burnt
 
 from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.privacy import MECHANISMS
-from langchain_dpicl.privacy.profile import DIRECTIONS, Repeated, Subsampled
+from langchain_dpicl.privacy.profile import DIRECTIONS, Subsampled
 from langchain_dpicl.private.boundary import ABSTAIN
 
 MEMBERS, RATE, SIGMA, THRESHOLD = 2, 0.4, 0.7, 0.5
@@ -243,7 +244,7 @@ def after(world: World, belief: Belief, query: Query) -> dict[str, Belief]:
 def allowed(tickets: int) -> dict[str, NDArray[np.float64]]:
     """The plan's: the composition of so many amplified pairs, by direction."""
     release = Subsampled(MECHANISMS["vote"].profile(SIGMA), RATE)
-    return {direction: Repeated(release, tickets).direction_delta(EPSILONS, direction) for direction in DIRECTIONS}
+    return {direction: repeated_delta(release, tickets, EPSILONS, direction) for direction in DIRECTIONS}
 
 
 def excess(

@@ -1,8 +1,7 @@
-"""What a schedule of releases costs: epsilon at a delta, or delta at an epsilon.
+"""The cost of a schedule of releases: epsilon at a delta, or delta at an epsilon.
 
 A schedule is a list of `Line`s, fixed in advance. Callers may choose their questions after seeing answers;
-the parameters may not change (for that see `rdp.RenyiFilter`). Every accountant here answers with an upper
-bound.
+the parameters may not change (for that see `rdp.RenyiFilter`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
@@ -41,59 +39,43 @@ class Line:
 
     def losses(self, direction: Direction) -> Losses:
         """One release's losses after amplification."""
-        return self.profile.subsample(self.rate).losses(direction)
+        return _losses(self.profile, self.rate, direction)
 
 
-Schedule = Sequence[Line]
-
-
-class Accountant(Protocol):
-    """An upper bound on what a schedule gives away."""
-
-    def epsilon(self, schedule: Schedule, delta: float) -> float:
-        """The least certified epsilon at `delta`; `AccountingError` where there is none."""
-        ...
-
-    def delta(self, schedule: Schedule, epsilon: float) -> float:
-        """The least certified delta at `epsilon`."""
-        ...
+@lru_cache(maxsize=256)
+def _losses(profile: Profile, rate: float, direction: Direction) -> Losses:
+    return profile.subsample(rate).losses(direction)
 
 
 @dataclass(frozen=True)
 class PLDAccountant:
-    """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile.
+    """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile; an upper bound.
 
     ``places``: see `Composition`; a bound at any number of them.
     """
 
     places: int = MAX_PLACES
 
-    def epsilon(self, schedule: Schedule, delta: float) -> float:
-        """The larger of both directions. Infinite if infinite losses (PTR's delta0) alone weigh more than delta."""
+    def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
+        """The least certified epsilon at `delta`, in the worse direction.
+
+        Infinite if infinite losses (PTR's delta0) alone weigh more than delta.
+        """
         delta = open_unit("delta", delta)
         # The direction that is likely to be the worse goes first. The other one only has to be shown to be no worse.
         worse, other = sorted(compositions(schedule, self.places), key=lambda each: -each.approximate_epsilon(delta))
         found = worse.epsilon(delta)
         return max(found, other.epsilon(delta, enough=found))
 
-    def delta(self, schedule: Schedule, epsilon: float) -> float:
-        """The larger of both directions."""
+    def delta(self, schedule: Sequence[Line], epsilon: float) -> float:
+        """The least certified delta at `epsilon`, in the worse direction."""
         epsilon = real("epsilon", epsilon, at_least=0.0)
         return max(composition.delta(epsilon) for composition in compositions(schedule, self.places))
 
 
-def compositions(schedule: Schedule, places: int = MAX_PLACES) -> tuple[Composition, Composition]:
+def compositions(schedule: Sequence[Line], places: int = MAX_PLACES) -> tuple[Composition, Composition]:
     """The schedule's losses when one owner is removed, and when one is added."""
     remove, add = (
-        Composition([(_losses(line, direction), line.count) for line in schedule], places) for direction in DIRECTIONS
+        Composition([(line.losses(direction), line.count) for line in schedule], places) for direction in DIRECTIONS
     )
     return remove, add
-
-
-@lru_cache(maxsize=256)
-def _cached_losses(profile: Profile, rate: float, direction: Direction) -> Losses:
-    return profile.subsample(rate).losses(direction)
-
-
-def _losses(line: Line, direction: Direction) -> Losses:
-    return _cached_losses(line.profile, line.rate, direction)

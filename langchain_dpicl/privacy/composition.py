@@ -26,7 +26,6 @@ import numpy as np
 
 from langchain_dpicl.privacy.losses import FloatArray, GridLosses, Losses
 from langchain_dpicl.privacy.moments import UNDERFLOW, SummedLosses
-from langchain_dpicl.privacy.roots import next_smooth
 
 GRID_ERROR = 2e-4
 """Share of epsilon that the grid may cost."""
@@ -115,16 +114,6 @@ class Composition:
         if self.infinity >= delta:
             return math.inf
         return max(0.0, self._sum.moments(self._sum.order_for_tail(delta - self.infinity)).mean)
-
-    def log_moment(self, order: float) -> float:
-        """log E[exp(order * sum); every loss finite], before any grid: over `order`, a Rényi divergence."""
-        return self._sum.moments(order).log
-
-    def losses(self) -> Losses:
-        """Atoms that dominate the sum, good to a tail of 1e-9: for composing further."""
-        curve = self._curve(0.0, self._sum.moments(0.0).mean, 1e-9, None)
-        masses = curve.masses if curve.noise_each is None else curve.masses + curve.noise_each
-        return Losses(curve.losses, masses, min(1.0, curve.infinity))
 
     def _refined(
         self,
@@ -225,6 +214,8 @@ class Composition:
 
     def _curve(self, order: float, epsilon: float, delta: float, step: float | None) -> _Curve:
         """The sum's masses in a window that holds what matters for delta(epsilon), if that is about `delta`."""
+        from scipy.fft import next_fast_len  # 30 ms, and many processes never compose
+
         left_out = self._left_out(order, epsilon, delta)
         low, high = self._sum.window(order, left_out)
         step = step or self._step(order)
@@ -237,7 +228,7 @@ class Composition:
                 break
         first = math.floor(low / step)
         high = max(high, epsilon)
-        size = next_smooth(max(math.ceil(high / step) - first + 2, 16))
+        size = next_fast_len(max(math.ceil(high / step) - first + 2, 16), real=True)
         places, per_place, in_total = self._transform(grids, order, size)
         at = tilted.moments(order)
         losses = np.asarray((first + np.arange(size)) * step, np.float64)

@@ -178,37 +178,6 @@ class ProposeTestRelease(SymmetricProfile):
         return solve_decreasing(lambda e: float(gaussian._delta(np.asarray(e))), self.delta0, 0.0, high)
 
 
-@dataclass(frozen=True)
-class ApproximateDP(SymmetricProfile):
-    """Any (epsilon0, delta0)-DP mechanism: delta(eps) = delta0 + (1 - delta0) max(0, (e^epsilon0 - e^eps)/(1
-    + e^epsilon0)).
-
-    The worst such pair (Kairouz, Oh, Viswanath 2015): randomised response, with a secret shown with
-    probability delta0.
-    """
-
-    eps0: float
-    delta0: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eps0", real("eps0", self.eps0, at_least=0.0, at_most=200.0))
-        object.__setattr__(self, "delta0", real("delta0", self.delta0, at_least=0.0, below=1.0))
-
-    def _delta(self, epsilon: FloatArray) -> FloatArray:
-        above = -np.expm1(np.minimum(epsilon - self.eps0, 0.0)) / (1.0 + math.exp(-self.eps0))
-        return np.asarray(self.delta0 + (1.0 - self.delta0) * above)
-
-    def losses(self, direction: Direction = "remove") -> Losses:
-        high = (1.0 - self.delta0) / (1.0 + math.exp(-self.eps0))
-        low = (1.0 - self.delta0) / (1.0 + math.exp(self.eps0))
-        return Losses(np.array([-self.eps0, self.eps0]), np.array([low, high]), self.delta0)
-
-
-def PureDP(eps0: float) -> ApproximateDP:
-    """Any eps0-DP mechanism: its worst pair is randomised response."""
-    return ApproximateDP(eps0)
-
-
 def lattice_multiplier(sigma: float, sensitivity: float) -> float:
     """The Gaussian noise multiplier that covers discrete Gaussian noise in any number of dimensions.
 

@@ -115,7 +115,8 @@ class Losses:
 
     def log_moment(self, order: float) -> float:
         """log E[exp(order * L); L finite]: the Rényi divergence of order 1 + `order` is this over `order`."""
-        exponents = order * self.losses + np.log(np.maximum(self.masses, 1e-320))
+        held = self.masses > 0.0
+        exponents = order * self.losses[held] + np.log(self.masses[held])
         top = float(exponents.max())
         return top + math.log(float(np.exp(exponents - top).sum()))
 

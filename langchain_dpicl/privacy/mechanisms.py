@@ -112,13 +112,12 @@ class Mechanism:
         return self.words.format(p=parameter, **self.check_options(fixed))
 
     def coordinate(self, parameter: float) -> float:
-        """A scale on which more is less noise: the logarithm, turned the right way."""
+        """A scale on which a larger value means less noise: the logarithm, with its sign."""
         return -self.noisier * math.log(parameter)
 
     def at_coordinate(self, coordinate: float) -> float:
         """The parameter at a coordinate, inside the bounds, six digits, rounded towards MORE noise."""
-        log_bound = sorted((math.log(self.low), math.log(self.high)))
-        value = math.exp(min(max(-self.noisier * coordinate, log_bound[0]), log_bound[1]))
+        value = math.exp(min(max(-self.noisier * coordinate, math.log(self.low)), math.log(self.high)))
         return min(self.high, max(self.low, _round_digits(value, 6, self.noisier)))
 
     @property
@@ -145,7 +144,7 @@ def _round_digits(value: float, digits: int, direction: int) -> float:
 
 
 def default_delta0(delta: float, rate: float, count: int, lines: int = 1) -> float:
-    """PTR's delta0 where nobody chose one: half of delta for the failed tests of all `lines` PTR lines of a plan.
+    """PTR's delta0 if nobody chose one: half of delta for the failed tests of all `lines` PTR lines of a plan.
 
     A test that fails wrongly is paid at every release, amplified by the rate: rate * count * delta0 for a line. So each
     line gets delta / 2 / lines, that is delta / 2 / (rate * count * lines) a release; never above delta / 2 nor 0.25.
@@ -163,7 +162,7 @@ def _embedding(sigma: float, options: Mapping[str, float]) -> Profile:
     return Gaussian(lattice_multiplier(sigma / options["step"], 2.0 / options["step"]))
 
 
-def _bounded(eps0: float, options: Mapping[str, float]) -> Profile:
+def _range(eps0: float, options: Mapping[str, float]) -> Profile:
     return BoundedRange(eps0)
 
 
@@ -174,93 +173,67 @@ def _ptr(sigma: float, options: Mapping[str, float]) -> Profile:
     return test.compose(BoundedRange(min(200.0, options["select"] / sigma)))
 
 
+_SIGMA = ("sigma", 0.05, 1e6, +1)
+_EPS0 = ("eps0", 1e-6, 100.0, -1)
 _COUNTS = "one member's output replaced: two counts move by 1"
+_STEP = Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)
+_DELTA0 = Option("delta0, the probability of releasing after a failed test", 1e-300, 0.5)
+_SELECT = Option("select: k is chosen with eps0 = select / sigma (0: k is public)", 0.0, 10.0, 0.0)
 
-MECHANISMS: Mapping[str, Mechanism] = MappingProxyType(
-    {
-        m.name: m
-        for m in (
-            Mechanism(
-                "vote",
-                "sigma",
-                0.05,
-                1e6,
-                +1,
-                _COUNTS,
-                "the winner of the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
-                _vote,
-            ),
-            Mechanism(
-                "scores",
-                "sigma",
-                0.05,
-                1e6,
-                +1,
-                _COUNTS,
-                "the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
-                _vote,
-            ),
-            Mechanism(
-                "embedding",
-                "sigma",
-                0.11,
-                1e6,
-                +1,
-                "one member's output replaced: the sum of unit vectors moves by 2",
-                "the sum of embeddings of norm at most 1, rounded towards 0 to multiples of {step:g}, plus discrete "
-                "Gaussian noise of standard deviation {p:g} on every coordinate",
-                _embedding,
-                FrozenMapping({"step": Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)}),
-            ),
-            Mechanism(
-                "joint-em",
-                "eps0",
-                1e-6,
-                100.0,
-                -1,
-                "one member's output replaced: the utility moves by at most 2",
-                "a sequence of keywords with probability proportional to exp({p:g} * utility / 4)",
-                _bounded,
-            ),
-            Mechanism(
-                "ptr",
-                "sigma",
-                0.05,
-                1e6,
-                +1,
-                "one member's output replaced: the gap moves by at most 2",
-                "the top keywords if their gap passes a test with Gaussian noise of standard deviation 2 * {p:g} "
-                "(delta0 {delta0:g} at every release)",
-                _ptr,
-                FrozenMapping(
-                    {
-                        "delta0": Option("delta0, the probability of releasing after a failed test", 1e-300, 0.5),
-                        "select": Option(
-                            "select: k is chosen with eps0 = select / sigma (0: k is public)", 0.0, 10.0, 0.0
-                        ),
-                    }
-                ),
-            ),
-            Mechanism(
-                "tokens",
-                "range_bound",
-                1e-6,
-                100.0,
-                -1,
-                "one owner's term added or removed",
-                "one token from softmax(public logits + terms of range at most {p:g} each)",
-                _bounded,
-            ),
-            Mechanism(
-                "threshold",
-                "eps0",
-                1e-6,
-                100.0,
-                -1,
-                "one owner added or removed, at a rate of 1: the utility moves by at most 1",
-                "a threshold of a public grid with probability proportional to exp({p:g} * utility / 2)",
-                _bounded,
-            ),
-        )
-    }
+_ALL = (
+    Mechanism(
+        "vote",
+        *_SIGMA,
+        _COUNTS,
+        "the winner of the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
+        _vote,
+    ),
+    Mechanism(
+        "scores",
+        *_SIGMA,
+        _COUNTS,
+        "the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
+        _vote,
+    ),
+    Mechanism(
+        "embedding",
+        *("sigma", 0.11, 1e6, +1),
+        "one member's output replaced: the sum of unit vectors moves by 2",
+        "the sum of embeddings of norm at most 1, rounded towards 0 to multiples of {step:g}, plus discrete "
+        "Gaussian noise of standard deviation {p:g} on every coordinate",
+        _embedding,
+        FrozenMapping({"step": _STEP}),
+    ),
+    Mechanism(
+        "joint-em",
+        *_EPS0,
+        "one member's output replaced: the utility moves by at most 2",
+        "a sequence of keywords with probability proportional to exp({p:g} * utility / 4)",
+        _range,
+    ),
+    Mechanism(
+        "ptr",
+        *_SIGMA,
+        "one member's output replaced: the gap moves by at most 2",
+        "the top keywords if their gap passes a test with Gaussian noise of standard deviation 2 * {p:g} "
+        "(delta0 {delta0:g} at every release)",
+        _ptr,
+        FrozenMapping({"delta0": _DELTA0, "select": _SELECT}),
+    ),
+    Mechanism(
+        "tokens",
+        *("range_bound", 1e-6, 100.0, -1),
+        "one owner's term added or removed",
+        "one token from softmax(public logits + terms of range at most {p:g} each)",
+        _range,
+    ),
+    Mechanism(
+        "threshold",
+        *_EPS0,
+        "one owner added or removed, at a rate of 1: the utility moves by at most 1",
+        "a threshold of a public grid with probability proportional to exp({p:g} * utility / 2)",
+        _range,
+    ),
 )
+
+MECHANISMS: Mapping[str, Mechanism] = MappingProxyType({each.name: each for each in _ALL})

@@ -7,9 +7,8 @@ and Q may swap and
     delta(-eps) = 1 - e^-eps + e^-eps delta(eps).
 
 `a.compose(b)` runs two mechanisms on the same sample, `.subsample(q)` lets each owner take part with
-probability q (from then on neighbours differ by one owner, and the two directions differ), `.repeat(n)` is n
-releases on fresh samples. Do them in this order: parts of one release share a sample, so amplifying each part
-would count q twice.
+probability q (from then on neighbours differ by one owner, and the two directions differ). Do them in this
+order: parts of one release share a sample, so amplifying each part would count q twice.
 
 Every profile also turns into `Losses`, atoms of a dominating pair whose delta is at least its own.
 """
@@ -25,8 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.checks import probability, whole
+from langchain_dpicl.privacy.checks import probability
 from langchain_dpicl.privacy.losses import FloatArray, Losses
 
 Direction = Literal["remove", "add"]
@@ -58,10 +56,6 @@ class Profile(ABC):
     def subsample(self, rate: float) -> Profile:
         """Each owner takes part with its own coin of probability `rate`: neighbours add or remove one owner."""
         return Subsampled(self, rate)
-
-    def repeat(self, count: int) -> Profile:
-        """`count` releases, each on its own fresh sample, adaptively chosen questions included."""
-        return Repeated(self, count)
 
 
 class SymmetricProfile(Profile):
@@ -148,39 +142,6 @@ class Subsampled(Profile):
     def losses(self, direction: Direction = "remove") -> Losses:
         base = self.base.losses(direction)
         return base.removed(self.covered_rate) if direction == "remove" else base.added(self.covered_rate)
-
-
-@dataclass(frozen=True)
-class Repeated(Profile):
-    """`count` releases on fresh samples. Its delta is a certified upper bound (see `composition`)."""
-
-    base: Profile
-    count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole("count", self.count))
-
-    def direction_delta(self, epsilon: ArrayLike, direction: Direction) -> FloatArray:
-        from langchain_dpicl.privacy.composition import Composition
-
-        eps = np.asarray(epsilon, np.float64)
-        if self.count == 1:
-            return self.base.direction_delta(eps, direction)
-        composition = Composition([(self.base.losses(direction), self.count)])
-        return np.asarray([composition.delta(float(e)) for e in eps.ravel()]).reshape(eps.shape)
-
-    def losses(self, direction: Direction = "remove") -> Losses:
-        from langchain_dpicl.privacy.composition import Composition
-
-        base = self.base.losses(direction)
-        return base if self.count == 1 else Composition([(base, self.count)]).losses()
-
-
-def compose(*profiles: Profile) -> Profile:
-    """Several mechanisms on one sample, as one release."""
-    if not profiles:
-        raise InvalidParameter("profiles", profiles, "at least one profile")
-    return profiles[0].compose(*profiles[1:])
 
 
 def _log_minus(eps: FloatArray, amount: float) -> FloatArray:

@@ -47,18 +47,3 @@ def solve_decreasing(function: Callable[[float], float], target: float, low: flo
         else:
             low = middle
     return high
-
-
-def next_smooth(size: int) -> int:
-    """The least number >= size with no prime factor above 5: a fast length for a transform."""
-    best = 1 << max(0, (size - 1).bit_length())
-    five = 1
-    while five < best:
-        three = five
-        while three < best:
-            twos = three << max(0, (-(-size // three) - 1).bit_length())
-            if size <= twos < best:
-                best = twos
-            three *= 3
-        five *= 5
-    return best

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from exact import hockey_stick
 from keyword_laws import EACH, prepared, ptr_law
+from profiles import ApproximateDP
 
 from langchain_dpicl import Keywords
 from langchain_dpicl.privacy import (
     MECHANISMS,
-    ApproximateDP,
     Gaussian,
     Line,
     PLDAccountant,
     ProposeTestRelease,
-    Schedule,
 )
-from langchain_dpicl.privacy.accountant import Accountant
 
 SIGMA, DELTA0, BEYOND = 4.0, 1e-4, 60.0
 """At an epsilon of 60 nothing of the Gaussian is left: what can still be seen are sets that one side never shows."""
@@ -25,7 +25,7 @@ SIGMA, DELTA0, BEYOND = 4.0, 1e-4, 60.0
 class PaysDelta0Once:
     """The mutant: n tests cost n Gaussians, and one delta0."""
 
-    def _schedule(self, schedule: Schedule) -> list[Line]:
+    def _schedule(self, schedule: Sequence[Line]) -> list[Line]:
         lines = []
         for line in schedule:
             assert isinstance(line.profile, ProposeTestRelease)
@@ -33,14 +33,14 @@ class PaysDelta0Once:
             lines.append(Line(ApproximateDP(0.0, line.profile.delta0), line.rate, 1))
         return lines
 
-    def epsilon(self, schedule: Schedule, delta: float) -> float:
+    def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
         return PLDAccountant().epsilon(self._schedule(schedule), delta)
 
-    def delta(self, schedule: Schedule, epsilon: float) -> float:
+    def delta(self, schedule: Sequence[Line], epsilon: float) -> float:
         return PLDAccountant().delta(self._schedule(schedule), epsilon)
 
 
-def check(accountant: Accountant) -> None:
+def check(accountant: PLDAccountant | PaysDelta0Once) -> None:
     """Exact enumeration: two words with counts 6 and 5, and a neighbour's with 5 and 6. The code's own two laws have
     nothing in common but silence, so n releases show the difference outright with probability 1 - (1 - delta0)^n."""
     aggregator = prepared(Keywords.ptr(1, words=EACH), {"delta0": DELTA0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from langchain_dpicl.privacy import (
     MECHANISMS,
     Gaussian,
+    Line,
     LineRequest,
     PLDAccountant,
     PrivacyPlan,
@@ -19,7 +20,6 @@ from langchain_dpicl.privacy import (
     mechanisms,
     solve,
 )
-from langchain_dpicl.privacy.accountant import Schedule
 
 Patch = pytest.MonkeyPatch
 
@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 class NearEnough(PLDAccountant):
     """The mutant's accountant: a search that takes one per cent too much for a hit."""
 
-    def epsilon(self, schedule: Schedule, delta: float) -> float:
+    def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
         return super().epsilon(schedule, delta) / 1.01
 
 

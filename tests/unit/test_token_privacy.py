@@ -17,12 +17,13 @@ import pytest
 import table_model
 from branching import Coins, Tree
 from numpy.typing import NDArray
+from profiles import repeated_delta
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.decoding import DemonstrationTemplate, answer, draws, mixing, steps
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.profile import Repeated, Subsampled
+from langchain_dpicl.privacy.profile import Subsampled
 
 EPSILONS = [-0.5, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
 RATE, BOUND = 0.3, 1.25
@@ -150,7 +151,7 @@ def excess(case: Case, sampler_of: Callable[..., DPSampler], monkeypatch: pytest
     for owner in case["owners"]:
         less = law(sampler_of(case, without=owner), monkeypatch)
         for direction, p, q in (("remove", whole, less), ("add", less, whole)):
-            allowed = Repeated(base, case["max_tokens"]).direction_delta(np.array(EPSILONS), direction)  # type: ignore[arg-type]
+            allowed = repeated_delta(base, case["max_tokens"], np.array(EPSILONS), direction)  # type: ignore[arg-type]
             for epsilon, bound in zip(EPSILONS, allowed, strict=True):
                 true = sum(max(0.0, p.get(y, 0.0) - math.exp(epsilon) * q.get(y, 0.0)) for y in {*p, *q})
                 worst = max(worst, true - bound)

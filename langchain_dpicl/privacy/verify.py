@@ -1,0 +1,258 @@
+"""Second opinions on epsilon: prv-accountant and dp-accounting beside our own accountant.
+
+All three start from the same definition of a release, its privacy profile, and compose it by code of their own. If a
+release is the subsampled Gaussian mechanism, dp-accounting also brings its own profile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.errors import AccountingError
+from langchain_dpicl.privacy.accountant import Line, PLDAccountant
+from langchain_dpicl.privacy.checks import open_unit, positive, real
+from langchain_dpicl.privacy.composition import Composition
+from langchain_dpicl.privacy.families import Gaussian
+from langchain_dpicl.privacy.losses import FloatArray, Losses
+from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Subsampled
+
+OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
+
+_MAX_PLACES = 1 << 22
+_GRID = 100_000
+"""Places of the grid on which dp-accounting gets a release's losses."""
+
+_TRUNCATED = 1e-15
+"""What dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """An accountant's upper bound on epsilon; None if the accountant does not apply, and ``note`` says why."""
+
+    accountant: str
+    epsilon: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The opinions of three accountants on each line of a plan (``lines``), and on all lines together (``plan``).
+
+    All numbers hold at ``delta``.
+    """
+
+    delta: float
+    lines: Mapping[str, tuple[Opinion, ...]]
+    plan: tuple[Opinion, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [f"epsilon at delta {self.delta:g}"]
+        for name, opinions in {**self.lines, "all lines together": self.plan}.items():
+            rows.append(f"{name}:")
+            for each in opinions:
+                epsilon = "does not apply" if each.epsilon is None else f"{each.epsilon:.5g}"
+                rows.append(f"  {each.accountant:<16} {epsilon}" + (f" ({each.note})" if each.note else ""))
+        return "\n".join(rows)
+
+
+def verify(lines: Mapping[str, Line], delta: float) -> Verification:
+    """Ask all three accountants about every line, and about the lines together. Takes seconds to minutes.
+
+    No accountant's failure is an error: its opinion says that it does not apply.
+    """
+    delta = open_unit("delta", delta)
+    each = {name: _opinions([line], delta) for name, line in lines.items()}
+    together = next(iter(each.values())) if len(each) == 1 else _opinions(list(lines.values()), delta)
+    return Verification(delta, each, together)
+
+
+def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
+    return (
+        Opinion(OURS, PLDAccountant().epsilon(schedule, delta)),
+        _asked(PRV, lambda: _ask_prv(schedule, delta)),
+        _asked(GOOGLE, lambda: _ask_google(schedule, delta)),
+    )
+
+
+def _asked(accountant: str, ask: Callable[[], tuple[float, str]]) -> Opinion:
+    try:
+        return Opinion(accountant, *ask())
+    except ImportError:
+        return Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'")
+    except Exception as failure:
+        return Opinion(accountant, None, str(failure) or type(failure).__name__)
+
+
+def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
+    low, high = PRVAccountant().interval(schedule, delta)
+    return high, f"at least {low:.5g}"
+
+
+# -- dp-accounting -----------------------------------------------------------------------------------------------------
+
+
+def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
+    """Its subsampled Gaussian, or its grid for our profile; its convolutions for all."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+
+    if delta <= 10.0 * _TRUNCATED:
+        raise AccountingError(f"it cuts tails of {_TRUNCATED:g} off, which is too much for delta {delta:g}")
+    schedule = [line for line in schedule if line.count]
+    if not schedule:
+        return 0.0, ""
+    losses = [line.losses(direction) for line in schedule for direction in DIRECTIONS]
+    ranges = [each.losses[each.masses > 1e-30] for each in losses]
+    # Fine enough for the line whose losses lie closest together, as far as the widest line allows.
+    finest = min(_deviation(each) for each in losses) / 10.0
+    step = max(finest, max(float(np.ptp(each)) for each in ranges) / _GRID)
+    total: Any = None
+    own = 0
+    for line, (removed, added) in zip(schedule, zip(ranges[::2], ranges[1::2], strict=True), strict=True):
+        if isinstance(line.profile, Gaussian):
+            own += 1
+            one = pld.from_gaussian_mechanism(
+                line.profile.multiplier, value_discretization_interval=step, sampling_prob=line.rate
+            )
+        else:
+            release = Subsampled(line.profile, line.rate)
+            pmfs = []
+            for direction, held in (("remove", removed), ("add", added)):
+                low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
+                deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)  # type: ignore[arg-type]
+                pmfs.append(create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0)))
+            one = pld.PrivacyLossDistribution(*pmfs)
+        many = one.self_compose(line.count, _TRUNCATED)
+        total = many if total is None else total.compose(many, _TRUNCATED)
+    notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
+    return float(total.get_epsilon_for_delta(delta)), notes.get(own, "its own Gaussian, and our other profiles")
+
+
+def _deviation(losses: Losses) -> float:
+    weights = losses.masses / losses.masses.sum()
+    mean = float((weights * losses.losses).sum())
+    return math.sqrt(float((weights * (losses.losses - mean) ** 2).sum()))
+
+
+# -- prv-accountant ----------------------------------------------------------------------------------------------------
+
+
+class _Variable:
+    """The privacy loss of a dominating pair on (low, high], as prv-accountant's discretiser asks for it.
+
+    Its mean is exact. The library's own variables integrate it by quadrature, which fails on ordinary parameters.
+    """
+
+    def __init__(self, losses: Losses, low: float, high: float) -> None:
+        held = (losses.losses > low) & (losses.losses <= high)
+        order = np.argsort(losses.losses[held])
+        self._losses = losses.losses[held][order]
+        masses = losses.masses[held][order]
+        self._masses = masses / masses.sum()
+        self._cumulated = np.append(0.0, np.cumsum(self._masses))
+        self.pm_inf = losses.infinity
+
+    def probability(self, low: Any, high: Any) -> FloatArray:
+        """The mass in (low, high], given that the loss is finite."""
+        ends = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
+        return -np.subtract(*ends)
+
+    def mean(self) -> float:
+        """The mean, given that the loss is finite."""
+        return float((self._masses * self._losses).sum())
+
+
+class PRVAccountant:
+    """prv-accountant (Gopi, Lee, Wutschitz 2021) for every profile, in both directions.
+
+    The library knows the subsampled Gaussian. A privacy random variable is the privacy loss under P, though, and every
+    profile here turns into losses of a dominating pair; so the library composes PTR and the exponential mechanism as
+    well. It bounds the error of epsilon by `eps_error` on both sides: the upper end counts.
+
+    Two of its parts are replaced, since they stop it on ordinary parameters: the mean of a truncated variable (see
+    `_Variable`) and the size of the domain (from Rényi divergences at a fixed list of orders there, which overflow;
+    from Chernoff's bound at the best order here).
+
+    Parameters
+    ----------
+    eps_error
+        How far the answer may lie above the truth (and the library's lower end below it). None: half a per cent of
+        the answer.
+    """
+
+    def __init__(self, eps_error: float | None = None) -> None:
+        self._eps_error = None if eps_error is None else positive("eps_error", eps_error)
+
+    def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
+        """The upper end of the library's interval, in the worse direction."""
+        return self.interval(schedule, delta)[1]
+
+    def interval(self, schedule: Sequence[Line], delta: float) -> tuple[float, float]:
+        """The library's lower and upper end, in the worse direction. `AccountingError` if it gives none."""
+        delta = open_unit("delta", delta)
+        lines = [line for line in schedule if line.count]
+        ends = [self._one_direction(lines, delta, direction) for direction in DIRECTIONS] if lines else [(0.0, 0.0)]
+        return max(low for low, _ in ends), max(high for _, high in ends)
+
+    def delta(self, schedule: Sequence[Line], epsilon: float) -> float:
+        """The upper end of the library's delta at epsilon, in the worse direction."""
+        epsilon = real("epsilon", epsilon, at_least=0.0)
+        lines = [line for line in schedule if line.count]
+        worst = 0.0
+        for direction in DIRECTIONS if lines else ():
+            guess = Composition([(line.losses(direction), line.count) for line in lines]).delta(epsilon)
+            delta_error = max(guess, 1e-12) * 1e-3
+            error = self._eps_error or max(5e-3 * epsilon, 1e-4)
+            composed = self._compose(lines, direction, error, delta_error)
+            worst = max(worst, float(composed.compute_delta_estimate(epsilon - error)) + delta_error)
+        return min(1.0, worst)
+
+    def _one_direction(self, lines: list[Line], delta: float, direction: Direction) -> tuple[float, float]:
+        guess = Composition([(line.losses(direction), line.count) for line in lines]).epsilon(delta)
+        if not math.isfinite(guess):
+            return math.inf, math.inf
+        error = self._eps_error or max(5e-3 * guess, 1e-5)
+        try:
+            composed = self._compose(lines, direction, error, delta / 1000.0)
+            low, _, high = composed.compute_epsilon(delta, delta / 1000.0, error)
+        except (RuntimeError, ValueError, OverflowError) as failure:
+            if guess == 0.0:
+                return 0.0, error
+            raise AccountingError(f"prv-accountant cannot do this ({failure}); the PLD accountant can") from None
+        return max(0.0, low), max(0.0, high)
+
+    def _compose(self, lines: list[Line], direction: Direction, eps_error: float, delta_error: float) -> Any:
+        """The library's algorithm (its remark 5.6 and theorem 5.5) with exact means and our domain size."""
+        from prv_accountant import composers, discretisers
+        from prv_accountant.domain import Domain
+
+        every = [line.losses(direction) for line in lines]
+        finite = [Losses(losses.losses, losses.masses) for losses in every]
+        total = sum(line.count for line in lines)
+        # the epsilons at which the finite parts' delta is small enough: of all releases, and of each
+        parts = [(losses, line.count) for losses, line in zip(finite, lines, strict=True)]
+        reach = max(
+            Composition(parts).epsilon(delta_error / 4.0),
+            *(Composition([(losses, 1)]).epsilon(delta_error / 8.0 / total) for losses in finite),
+        )
+        mesh = eps_error / math.sqrt(total / 2.0 * math.log(12.0 / delta_error))
+        reach = max(reach, eps_error) + 3.0
+        if 2.0 * reach / mesh > _MAX_PLACES:
+            raise AccountingError(
+                f"prv-accountant needs a mesh of {2.0 * reach / mesh:.3g} places for these {total} releases; "
+                "the PLD accountant needs fewer"
+            )
+        domain = Domain.create_aligned(-reach, reach, mesh)
+        ends = float(domain.t_min()), float(domain.t_max())
+        discrete = [discretisers.CellCentred().discretise(_Variable(losses, *ends), domain) for losses in every]
+        return composers.Heterogeneous(discrete).compute_composition([line.count for line in lines])

@@ -1,0 +1,112 @@
+"""Profiles and accounting that only tests need: pure differential privacy, repetition, and the papers' Rényi curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, logsumexp
+
+from langchain_dpicl.privacy import BoundedRange, DiscreteGaussian, Gaussian, Line, Profile, ProposeTestRelease
+from langchain_dpicl.privacy.composition import Composition
+from langchain_dpicl.privacy.losses import FloatArray, Losses
+from langchain_dpicl.privacy.profile import RATE_ERROR, Composed, Direction, SymmetricProfile
+from langchain_dpicl.privacy.rdp import renyi, to_epsilon
+
+ORDERS: tuple[int, ...] = (*range(2, 65), *range(72, 129, 8), 160, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass(frozen=True)
+class ApproximateDP(SymmetricProfile):
+    """The worst (eps0, delta0)-DP pair: randomised response, with a secret shown with probability delta0.
+
+    Kairouz, Oh, Viswanath 2015: delta(eps) = delta0 + (1 - delta0) max(0, (e^eps0 - e^eps) / (1 + e^eps0)).
+    """
+
+    eps0: float
+    delta0: float = 0.0
+
+    def _delta(self, epsilon: FloatArray) -> FloatArray:
+        above = -np.expm1(np.minimum(epsilon - self.eps0, 0.0)) / (1.0 + math.exp(-self.eps0))
+        return np.asarray(self.delta0 + (1.0 - self.delta0) * above)
+
+    def losses(self, direction: Direction = "remove") -> Losses:
+        high = (1.0 - self.delta0) / (1.0 + math.exp(-self.eps0))
+        low = (1.0 - self.delta0) / (1.0 + math.exp(self.eps0))
+        return Losses(np.array([-self.eps0, self.eps0]), np.array([low, high]), self.delta0)
+
+
+def PureDP(eps0: float) -> ApproximateDP:
+    """Randomised response."""
+    return ApproximateDP(eps0)
+
+
+def repeated_delta(profile: Profile, count: int, epsilon: ArrayLike, direction: Direction) -> FloatArray:
+    """delta(eps) of so many releases on fresh samples, in one direction."""
+    composition = Composition([(profile.losses(direction), count)])
+    eps = np.asarray(epsilon, np.float64)
+    return np.asarray([composition.delta(float(e)) for e in eps.ravel()]).reshape(eps.shape)
+
+
+def renyi_epsilon(schedule: Sequence[Line], delta: float) -> float:
+    """An upper bound on epsilon by another road than the PLD accountant's: Rényi divergences, the best of `ORDERS`."""
+    found = [(renyi(line.profile, line.rate, ORDERS), line.count) for line in schedule if line.count]
+    used = sum(count * left_out for (_, left_out), count in found)
+    if used >= delta:
+        return math.inf
+    total = np.sum([count * divergences for (divergences, _), count in found], axis=0)
+    return max(0.0, float(np.min(to_epsilon(np.asarray(ORDERS, np.float64), total, delta - used))))
+
+
+# -- the papers' accounting --------------------------------------------------------------------------------------------
+
+
+def papers_renyi(profile: Profile, rate: float, orders: Sequence[int] = ORDERS) -> tuple[FloatArray, float]:
+    """Zhu and Wang 2019, theorem 5: with B_l = C(a, l) (1-q)^(a-l) q^l and E(l) the divergence at order l,
+
+        1/(a-1) log{ (1-q)^(a-1) (aq - q + 1) + B_2 e^E(2) + 3 sum_{l>=3} B_l e^((l-1) E(l)) }
+
+    and without the 3 for the Gaussian, where the sum is exact (Mironov, Talwar, Zhang 2019). delta becomes q delta.
+    """
+    divergence, delta = _papers_base(profile, np.arange(2.0, max(orders) + 1.0))
+    q = min(1.0, rate * (1.0 + RATE_ERROR))
+    chosen = np.asarray(orders, np.int64)
+    if q == 1.0:
+        return divergence[chosen - 2], delta
+    factor = 0.0 if isinstance(profile, Gaussian) else math.log(3.0)
+    answer = np.empty(len(orders))
+    for index, order in enumerate(orders):
+        picks = np.arange(order + 1.0)
+        log_binomial = gammaln(order + 1.0) - gammaln(picks + 1.0) - gammaln(order - picks + 1.0)
+        log_weights = log_binomial + picks * math.log(q) + (order - picks) * math.log1p(-q)
+        first = (order - 1) * math.log1p(-q) + math.log1p((order - 1) * q)
+        rest = log_weights[2:] + (picks[2:] - 1.0) * divergence[: order - 1]
+        rest[1:] += factor
+        answer[index] = logsumexp(np.append(rest, first)) / (order - 1)
+    return np.maximum(np.minimum(answer, divergence[chosen - 2]), 0.0), q * delta
+
+
+def _papers_base(profile: Profile, orders: FloatArray) -> tuple[FloatArray, float]:
+    """The papers' divergences of one member's output replaced, and the delta that they leave out."""
+    if isinstance(profile, (Gaussian, DiscreteGaussian)):
+        return orders / (2.0 * profile.multiplier**2), 0.0
+    if isinstance(profile, ProposeTestRelease):
+        return orders / (2.0 * profile.sigma**2), profile.delta0
+    if isinstance(profile, Composed):
+        parts = [_papers_base(part, orders) for part in profile.parts]
+        return np.sum([curve for curve, _ in parts], axis=0), sum(delta for _, delta in parts)
+    assert isinstance(profile, (BoundedRange, ApproximateDP))
+    high, low = -np.logaddexp(0.0, -profile.eps0), -np.logaddexp(0.0, profile.eps0)
+    both = np.logaddexp(orders * high + (1 - orders) * low, orders * low + (1 - orders) * high) / (orders - 1)
+    if isinstance(profile, BoundedRange):
+        return np.minimum(orders * profile.eps0**2 / 2.0, both), 0.0
+    return both, profile.delta0
+
+
+def papers_epsilon(schedule: Sequence[Line], delta: float) -> float:
+    """The papers' epsilon of a schedule without PTR."""
+    total = np.sum([line.count * papers_renyi(line.profile, line.rate)[0] for line in schedule], axis=0)
+    return float(np.min(to_epsilon(np.asarray(ORDERS, np.float64), total, delta)))
