@@ -1,4 +1,4 @@
-"""Where every number of this room is checked: one place, one message that names parameter, value and bound."""
+"""Checks of numbers: one message, which names parameter, value and bound."""
 
 from __future__ import annotations
 
@@ -18,25 +18,21 @@ def real(
     at_most: float | None = None,
 ) -> float:
     """Return `value` as a finite float inside the bounds, or raise `InvalidParameter`. Booleans are not numbers."""
-    bound = "a finite number" + "".join(
-        f" {word} {limit:g}"
-        for word, limit in ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
-        if limit is not None
-    )
+    limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
+    bound = "a finite number" + "".join(f" {sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidParameter(name, value, f"{bound}, not {type(value).__name__}")
     try:
         number = float(value)
     except (OverflowError, ValueError):
         raise InvalidParameter(name, value, bound) from None
-    inside = (
-        math.isfinite(number)
-        and (above is None or number > above)
-        and (at_least is None or number >= at_least)
-        and (below is None or number < below)
-        and (at_most is None or number <= at_most)
-    )
-    if not inside:
+    if (
+        not math.isfinite(number)
+        or (above is not None and number <= above)
+        or (at_least is not None and number < at_least)
+        or (below is not None and number >= below)
+        or (at_most is not None and number > at_most)
+    ):
         raise InvalidParameter(name, value, bound)
     return number
 

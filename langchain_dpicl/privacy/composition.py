@@ -45,7 +45,7 @@ _LEFT_OUT = 1e-6
 """Share of delta that the window may leave out on either side."""
 
 MAX_PLACES = 1 << 21
-"""Places of the largest transform. Where more are wanted the grid is coarser: still a bound, a less tight one."""
+"""Places of the largest transform. If more are wanted, the grid is coarser: still a bound, a less tight one."""
 
 
 class Composition:
@@ -124,8 +124,7 @@ class Composition:
         start: float,
         enough: float = 0.0,
     ) -> float:
-        """The least bound found: one curve where the saddlepoint holds, else finer and finer grids until it
-        pays no more.
+        """The least bound found: one curve if the saddlepoint holds, else finer and finer grids while they gain.
 
         It fails where few or rare large losses decide. Tilting then makes them common and the window wide, so tilt
         less.
@@ -273,7 +272,7 @@ class Composition:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Upper bounds on the masses of the summed loss in a window, and on what lies above it."""
+    """Upper bounds on the masses of the summed loss in a window, and on the mass above it."""
 
     losses: FloatArray
     masses: FloatArray

@@ -54,8 +54,7 @@ class Gaussian(SymmetricProfile):
 
 @dataclass(frozen=True)
 class DiscreteGaussian(SymmetricProfile):
-    """Integer counts plus discrete Gaussian noise of parameter sigma, when the counts move by the vector
-    `moves`.
+    """Integer counts plus discrete Gaussian noise of parameter sigma, when the counts move by the vector `moves`.
 
     The noise has probability proportional to exp(-x^2 / (2 sigma^2)) on the integers, independent on every
     coordinate. The loss is (|moves|^2 / 2 - moves.x) / sigma^2. A vote that changes moves two counts by 1, in

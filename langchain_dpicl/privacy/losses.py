@@ -1,4 +1,4 @@
-"""Privacy losses of a dominating pair, as atoms: the one currency of this room.
+"""Privacy losses of a dominating pair, as atoms: what all accounting here is made of.
 
 A pair (P, Q) of output distributions has the privacy loss L = log(P/Q), drawn under P. It determines
 
@@ -44,18 +44,11 @@ class Losses:
         finite = [float((-np.expm1(np.minimum(e - self.losses, 0.0)) * self.masses).sum()) for e in eps.ravel()]
         return self.infinity + np.asarray(finite, np.float64).reshape(eps.shape)
 
-    def missing(self) -> float:
-        """Q's mass where P has none (a loss of minus infinity: it counts when P and Q are mixed)."""
-        return max(0.0, 1.0 - float(self._q_masses().sum()))
-
-    def _q_masses(self) -> FloatArray:
-        return np.asarray(np.exp(np.log(np.maximum(self.masses, 1e-320)) - self.losses))
-
     def removed(self, rate: float) -> Losses:
         """Amplified by a Poisson sample, direction REMOVE: the pair ((1-q) Q + q P, Q).
 
-        The loss l becomes log(1 - q + q e^l); the mass becomes (1-q) Q + q P. Zhu, Dong, Wang 2022, theorem
-        11.
+        The loss l becomes log(1 - q + q e^l); the mass becomes (1-q) Q + q P. Q's mass where P has none has the loss
+        log(1 - q). Zhu, Dong, Wang 2022, theorem 11.
         """
         if rate == 1.0:
             return self
@@ -66,13 +59,13 @@ class Losses:
                 np.log1p(rate * np.expm1(np.minimum(self.losses, 1.0))),
                 np.logaddexp(keep, math.log(rate) + self.losses),
             )
-        masses = rate * self.masses + (1.0 - rate) * self._q_masses()
-        bottom = (1.0 - rate) * self.missing()
-        return Losses(np.append(keep, losses), np.append(bottom, masses), rate * self.infinity)
+        under_q = np.exp(np.log(np.maximum(self.masses, 1e-320)) - self.losses)
+        missing = max(0.0, 1.0 - float(under_q.sum()))
+        masses = np.append((1.0 - rate) * missing, rate * self.masses + (1.0 - rate) * under_q)
+        return Losses(np.append(keep, losses), masses, rate * self.infinity)
 
     def added(self, rate: float) -> Losses:
-        """Amplified by a Poisson sample, direction ADD: the pair (P, (1-q) P + q Q), P being without the
-        owner.
+        """Amplified by a Poisson sample, direction ADD: the pair (P, (1-q) P + q Q), P being without the owner.
 
         The loss l becomes -log(1 - q + q e^-l) and keeps its mass; infinity becomes -log(1 - q).
         """
@@ -142,8 +135,7 @@ class GridLosses:
 
 
 def from_tails(edges: FloatArray, above: FloatArray, below: FloatArray, infinity: float = 0.0) -> Losses:
-    """Connect the dots for a pair that is its own mirror image (P and Q may swap), on edges symmetric about
-    0.
+    """Connect the dots for a pair that is its own mirror image (P and Q may swap), on edges symmetric about 0.
 
     `above[i]` = P(edges[i] < L < infinity) and `below[i]` = P(L <= edges[i]), each accurate where it is
     small. The mirror gives Q: Q(a < L <= b) = P(-b <= L < -a). What lies outside the edges goes to infinity

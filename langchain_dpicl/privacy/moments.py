@@ -1,4 +1,4 @@
-"""Exponential moments of a sum of independent losses: the compass of `composition`, and bounds of their own.
+"""Exponential moments of a sum of independent losses: they steer `composition`, and are bounds of their own.
 
 Everything follows from log M(s) = log E[e^(s L); L finite], which adds up over releases. Its derivative at s
 is the mean of the losses after tilting (masses times e^(s L), normalised); Chernoff's bound P(L > t) <= M(s)
@@ -46,12 +46,8 @@ class SummedLosses:
 
     def moments(self, order: float) -> Moments:
         """log M and its derivatives at `order` (any sign)."""
-        known = self._known.get(order)
-        if known is None:
-            known = self._known[order] = self._moments(order)
-        return known
-
-    def _moments(self, order: float) -> Moments:
+        if order in self._known:
+            return self._known[order]
         log = mean = variance = 0.0
         for losses, logs, count in self._parts:
             exponents = logs + order * losses
@@ -63,7 +59,8 @@ class SummedLosses:
             log += count * (top + math.log(total))
             mean += count * first
             variance += count * second
-        return Moments(log, mean, variance)
+        self._known[order] = Moments(log, mean, variance)
+        return self._known[order]
 
     def order_for_tail(self, delta: float) -> float:
         """The tilt whose saddlepoint estimate of delta(mean) is `delta`. Any tilt gives a bound; this is a good one."""
@@ -94,8 +91,7 @@ class SummedLosses:
         return self._reach(order, room, -best_if_normal, low), self._reach(order, room, best_if_normal, high)
 
     def _reach(self, order: float, room: float, shift: float, bound: float) -> float:
-        """The least (log M(order + s) - log M(order) + room)/s over shifts s of one sign; every s gives a
-        bound.
+        """The least (log M(order + s) - log M(order) + room)/s over shifts s of one sign; every s gives a bound.
 
         Starts at the best shift for a normal sum and goes down: rare large losses want a smaller one.
         """

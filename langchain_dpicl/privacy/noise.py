@@ -32,35 +32,29 @@ _LN2 = float(np.log(2.0))
 
 
 class Randomness(Protocol):
-    """What selection and aggregators draw from. A test may hand in another implementation; production uses one."""
+    """The draws of selection and aggregators. A test may hand in another implementation; production uses one."""
 
     def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
         """Sorted positions of the heads among n independent coins; the cost grows with the heads, not with n."""
-        ...
 
     def integers(self, high: int, size: int) -> NDArray[np.int64]:
         """`size` independent numbers, exactly uniform on 0, ..., high - 1."""
-        ...
 
     def uniforms(self, size: int) -> NDArray[np.float64]:
         """`size` independent numbers in (0, 1) with full floating precision near 0."""
-        ...
 
     def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
         """`size` independent integers x with probability proportional to exp(-x^2 / (2 sigma^2))."""
-        ...
 
 
 class SecureRandomness:
-    """Draws from `os.urandom`, and from OpenDP (OpenSSL's generator, seeded by the operating system) for
-    Gaussians.
+    """Draws from `os.urandom`, and for Gaussians from OpenDP (OpenSSL's generator, seeded by the operating system).
 
     It has no state and no seed: two instances are the same, and threads and forked processes may share one.
     """
 
     def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        """Skip from head to head: the gap before the next head is floor(E / -log(1 - p)) for an exponential
-        E.
+        """Skip from head to head: the gap before the next head is floor(E / -log(1 - p)) for an exponential E.
 
         P(gap >= k) = P(E >= -k log(1 - p)) = (1 - p)^k, so gaps are geometric and the coins independent.
         Expected cost: O(n * probability + n / 16384).

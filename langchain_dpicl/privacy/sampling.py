@@ -1,6 +1,6 @@
 """Exact choices among weights: big integers, and big integers times exp(-rate * loss).
 
-The law of every choice is exactly the one in its docstring, also where a weight is smaller or larger than any
+The law of every choice is exactly the one in its docstring, also if a weight is smaller or larger than any
 float: an error of the sampler would be an error of the privacy proof. `choose_exponential` meets irrational
 weights, and is exact all the same: it looks at as many binary digits of one uniform number, and of the weights,
 as it needs to be sure.
@@ -79,7 +79,10 @@ def choose_exponential(
     while True:
         fresh = max(bits, _FIRST_BITS)
         drawn, bits = drawn << fresh | _random_bits(fresh, randomness), bits + fresh
-        context = _context(exponent, len(kept), bits)
+        # A context of our own, with 10^(1-p) (X + 3 n + 2) <= 2^-(b+3).
+        precision = (exponent + 3 * len(kept) + 2) << (bits + 3)
+        digits = precision.bit_length() * 31 // 100 + 2  # log10(2) < 0.31
+        context = Context(digits, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, 1, 0, [], [InvalidOperation, Overflow])
         sums = _partial_sums(multiplicities, losses, rate, context)
         unit = context.divide(sums[-1], Decimal(1 << bits))
         place = context.multiply(unit, Decimal(drawn))
@@ -104,13 +107,6 @@ def _partial_sums(multiplicities: Sequence[int], losses: Sequence[int], rate: fl
         for multiplicity, loss in zip(multiplicities, losses, strict=True)
     )
     return list(accumulate(weights, context.add))
-
-
-def _context(exponent: int, outcomes: int, bits: int) -> Context:
-    """A context of our own, with 10^(1-p) (X + 3 n + 2) <= 2^-(b+3)."""
-    precision = (exponent + 3 * outcomes + 2) << (bits + 3)
-    digits = precision.bit_length() * 31 // 100 + 2  # log10(2) < 0.31
-    return Context(digits, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, 1, 0, [], [InvalidOperation, Overflow])
 
 
 def _random_bits(bits: int, randomness: Randomness) -> int:
