@@ -1,4 +1,4 @@
-"""What every aggregator offers: N outputs in, one release out, and the name of the mechanism that accounts for it."""
+"""The interface of aggregators: N outputs in, one release out, and the mechanism that accounts for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Aggregator(ABC, Generic[T]):
     mechanism: str
 
     tells_abstention: bool = True
-    """Whether a release shows that the members fail. Where it does not, the ensemble asks a public question first."""
+    """Whether a release shows that the members fail. If it does not, the ensemble asks a public question first."""
 
     def tells(self, members: int, parameter: float) -> bool:
         """Whether a release of so many members at this noise shows that they fail. A function of public numbers."""
@@ -61,7 +61,7 @@ class Aggregator(ABC, Generic[T]):
         return self
 
     def check_public(self, output: object) -> None:
-        """Raise where the member's answer without examples shows that none of its answers could be used."""
+        """Raise if the member's answer without examples shows that none of its answers could be used."""
 
     def encode(self, output: object) -> object:
         """What `aggregate` needs of one member's output. Raising makes this member abstain.
@@ -77,7 +77,7 @@ class Aggregator(ABC, Generic[T]):
 
     @abstractmethod
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> T | None:
-        """One release, or None where the release is that the members abstain.
+        """One release, or None if the release is that the members abstain.
 
         ``outputs`` holds what `encode` made of each member's output, `ABSTAIN` for a failed one; ``parameter`` is the
         plan's noise. Nothing that an output holds may make this raise.
@@ -107,7 +107,7 @@ class Aggregator(ABC, Generic[T]):
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> T | None:
         """A public answer in the form of a release, from the member's output without examples; None if there is none.
 
-        It stands in where the budget is spent and the deployer asked for that.
+        It stands in when the budget is spent, if the deployer asked for that.
         """
 
     @property
@@ -117,7 +117,7 @@ class Aggregator(ABC, Generic[T]):
 
 
 def text_of(output: object) -> str | None:
-    """The text of a model's answer, as a plain string of its own; None where there is none, or none can be read."""
+    """The text of a model's answer, as a plain string of its own; None if there is none, or none can be read."""
     try:
         text = output.text if isinstance(output, BaseMessage) else output
         return str.__str__(text) if isinstance(text, str) else None  # a subclass may have methods of any kind

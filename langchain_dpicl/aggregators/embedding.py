@@ -37,9 +37,9 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     most 1 are exchanged, so the sum moves by at most 2 (not 1: they may point in opposite directions). The profile is
     that of discrete Gaussian noise at L2 sensitivity 2.
 
-    "The members abstain" is released (as None) where the noisy number of abstentions reaches a threshold that depends
-    on N and sigma alone: a function of the noisy sum, so at no further cost. Where fewer than half of the members
-    abstain, noise brings it about with a probability of at most 1e-6 a release (`privacy.abstaining` has the proof).
+    "The members abstain" is released (as None) if the noisy number of abstentions reaches a threshold that depends on N
+    and sigma alone: a function of the noisy sum, so at no further cost. If fewer than half of the members abstain,
+    noise brings it about with a probability of at most 1e-6 a release (`privacy.abstaining` has the proof).
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     candidates
         A fixed public list of sentences, or a chain that writes zero-shot answers to the query: it is asked
         ``n_candidates`` times with ``examples=[]``, before anything is charged, and should sample (a temperature above
-        0), since equal answers count once. Where it gives fewer, the release is the nearest of those.
+        0), since equal answers count once. If it gives fewer, the release is the nearest of those.
     n_candidates
         How many answers to ask the chain for.
     release
@@ -90,7 +90,13 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         elif callable(candidates):
             self._chain = RunnableLambda(candidates)
         else:
-            self._texts = _check_list(candidates)
+            bound = "a chain, or a list of at least one non-empty text"
+            if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+                raise InvalidParameter("candidates", candidates, bound)
+            for i, text in enumerate(candidates):
+                if not isinstance(text, str) or not text.strip():
+                    raise InvalidParameter(f"candidates[{i}]", text, "a non-empty text")
+            self._texts = tuple(dict.fromkeys(text.strip() for text in candidates))
         self._lock = threading.Lock()
         self._units: NDArray[np.float64] | None = None  # the candidates' directions, one row each
         self._dimension = 0
@@ -105,15 +111,12 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         return None if self._chain is None else PublicCalls(self._chain, self.n_candidates)
 
     def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
-        """With the candidates embedded. Raises `ModelUnavailable` where there are none."""
-        if self._chain is not None:
-            return self._with_answers(answers)
-        with self._lock:
-            if self._dimension == 0:
-                self._embed_list()
-        return self
-
-    def _with_answers(self, answers: Sequence[object]) -> Self:
+        """With the candidates embedded. Raises `ModelUnavailable` if there are none."""
+        if self._chain is None:
+            with self._lock:
+                if self._dimension == 0:
+                    self._embed_list()
+            return self
         written = [text for answer in answers if (text := (text_of(answer) or "").strip())]
         texts = dict.fromkeys(written)
         if len(texts) == 1 < len(written):
@@ -143,7 +146,7 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         self._units, self._dimension = units, units.shape[1]
 
     def _usable(self, texts: tuple[str, ...]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-        """The texts with a finite embedding other than zero, and its direction."""
+        """The texts with a finite embedding other than zero, and the embeddings' directions."""
         rows = self._embed_public(list(texts)) if texts else []
         dimension = Counter(row.size for row in rows).most_common(1)[0][0] if rows else 0
         kept = []
@@ -248,13 +251,3 @@ def _answer(output: object) -> str:
     if text is None or not text.strip():
         raise ValueError
     return text.strip()
-
-
-def _check_list(candidates: object) -> tuple[str, ...]:
-    bound = "a chain, or a list of at least one non-empty text"
-    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-        raise InvalidParameter("candidates", candidates, bound)
-    for i, text in enumerate(candidates):
-        if not isinstance(text, str) or not text.strip():
-            raise InvalidParameter(f"candidates[{i}]", text, "a non-empty text")
-    return tuple(dict.fromkeys(text.strip() for text in candidates))

@@ -32,7 +32,7 @@ class ReleasedKeywords(list[str]):
     fallback
         Whether the test failed, so that there are no keywords and the zero-shot answer has to do.
     query
-        What the caller asked, as it was given.
+        The caller's input.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ReleasedKeywords(list[str]):
 class Keywords(Aggregator[ReleasedKeywords]):
     """Release words that many members' answers share; make one with `Keywords.joint_em` or `Keywords.ptr`.
 
-    A member adds each of its words once. What a word is, `Words` says. An answer without words counts like an
+    A member adds each of its words once. `Words` says what a word is. An answer without words counts like an
     abstention: it adds nothing. Turn the release back into a text with `keywords_to_answer`.
     """
 
@@ -87,7 +87,7 @@ class Keywords(Aggregator[ReleasedKeywords]):
             How texts become words. Default: `Words()`; for a list, without stop words, so that none of its entries is
             one. An entry that holds no word is refused.
 
-        Equal counts everywhere, also where all members fail, release a uniformly random sequence: the release cannot
+        Equal counts everywhere, also if all members fail, release a uniformly random sequence: the release cannot
         show that the members fail, so the ensemble asks the member a public question from time to time first.
 
         Source: Gillenwater et al. 2022; Wu et al. 2024, section 4.2, with the sensitivity corrected.
@@ -109,8 +109,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
         max(2, d_k) + N(0, 4 sigma^2) - Phi^-1(1 - delta0; 0, 2 sigma) > 2 for this same k, and nothing otherwise.
 
         Neighbours and profile. One member's output replaced by any other: d_k moves by at most 2, so the choice of k is
-        eps0-bounded range. Where d_k > 2 the neighbour's set is the same, and the test is a Gaussian of multiplier
-        sigma; where it may differ, both gaps are at most 2, and each releases with probability delta0. delta0 is paid
+        eps0-bounded range. If d_k > 2, the neighbour's set is the same, and the test is a Gaussian of multiplier
+        sigma; if it may differ, both gaps are at most 2, and each releases with probability delta0. delta0 is paid
         at EVERY release. Choice and test share a sample: they are composed before they are amplified.
 
         Parameters

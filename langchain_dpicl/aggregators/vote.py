@@ -28,8 +28,8 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
     another rises by 1 (or nothing moves), so the L2 sensitivity is sqrt(2) and the loss is exactly that of the 2-fold
     composition of a sensitivity-1 discrete Gaussian. Counting abstentions as one more coordinate does not change this.
 
-    The answer "the members abstain" is released (as None) where the noisy count of abstentions beats every label and
-    reaches a threshold that depends on N and sigma alone: a function of the noisy counts, so at no further cost. Where
+    The answer "the members abstain" is released (as None) if the noisy count of abstentions beats every label and
+    reaches a threshold that depends on N and sigma alone: a function of the noisy counts, so at no further cost. If
     fewer than half of the members abstain, noise brings it about with a probability of at most 1e-6 a release
     (`privacy.abstaining` has the proof). So few members under much noise do not tell (`tells`; `PrivacyPlan.explain`
     says so): then the ensemble finds a model that is down by public questions instead.
