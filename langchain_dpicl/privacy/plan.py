@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.explain import Calls, explain_line, words
 from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 from langchain_dpicl.privacy.solve import solve
+from langchain_dpicl.privacy.verify import Verification, verify
 
 _FORMAT = 1
 
@@ -68,8 +69,17 @@ class PrivacyPlan:
         """The accountant's upper bound at full count: at most `epsilon` for a solved plan."""
         return PLDAccountant().epsilon([line.line(line.parameter) for line in self.lines.values()], self.delta)
 
-    def verify(self) -> None:
-        """Raise `AccountingError` unless the noise really gives the promise (for plans that come from outside)."""
+    def verify(self) -> Verification:
+        """Compute our epsilon, prv-accountant's and dp-accounting's, for each line and for all lines together.
+
+        `str` of the answer is a table. Takes seconds to minutes; dp-accounting comes with ``langchain-dpicl[verify]``.
+        Raises `AccountingError` if the noise does not give the plan's promise.
+        """
+        self._check_promise()
+        return verify({name: line.line(line.parameter) for name, line in self.lines.items()}, self.delta)
+
+    def _check_promise(self) -> None:
+        """Raise `AccountingError` unless the noise gives the promise (for plans that come from outside)."""
         if self.certified_epsilon > self.epsilon:
             raise AccountingError(
                 f"the plan promises epsilon {self.epsilon:g} at delta {self.delta:g}, "
@@ -175,7 +185,7 @@ class PrivacyPlan:
             length = f"{len(str(text))} characters"
             raise InvalidParameter("text", length, f"a plan's JSON, format {_FORMAT}") from None
         plan = cls(content["epsilon"], content["delta"], lines)
-        plan.verify()
+        plan._check_promise()
         return plan
 
     @cached_property

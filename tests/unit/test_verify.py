@@ -9,7 +9,18 @@ import sys
 import pytest
 from scipy.optimize import brentq
 
-from langchain_dpicl.privacy import BoundedRange, DiscreteGaussian, Gaussian, Line, Profile, ProposeTestRelease
+from langchain_dpicl.errors import AccountingError
+from langchain_dpicl.privacy import (
+    BoundedRange,
+    DiscreteGaussian,
+    Gaussian,
+    Line,
+    LineRequest,
+    PlanLine,
+    PrivacyPlan,
+    Profile,
+    ProposeTestRelease,
+)
 from langchain_dpicl.privacy.verify import GOOGLE, OURS, PRV, Opinion, verify
 
 
@@ -111,3 +122,18 @@ def test_without_dp_accounting_the_opinion_says_what_to_install(monkeypatch: pyt
 def test_nothing_costs_nothing_to_anyone() -> None:
     for each in opinions(Gaussian(1.0), 0.1, 0, 1e-5).values():
         assert each.epsilon == 0.0
+
+
+def test_a_plan_verifies_itself() -> None:
+    plan = PrivacyPlan.solve(epsilon=2.0, delta=1e-5, lines={"votes": LineRequest("vote", 0.02, 100)})
+    found = plan.verify()
+    assert found.delta == plan.delta
+    assert found.plan == found.lines["votes"]
+    assert [each.accountant for each in found.plan] == [OURS, PRV, GOOGLE]
+    assert found.plan[0].epsilon == plan.certified_epsilon
+    assert all(each.epsilon == pytest.approx(2.0, rel=0.02) for each in found.plan)
+
+
+def test_a_plan_that_breaks_its_promise_is_not_verified() -> None:
+    with pytest.raises(AccountingError, match="promises epsilon 1"):
+        PrivacyPlan(1.0, 1e-5, {"votes": PlanLine("vote", 0.5, 100, parameter=1.0)}).verify()
