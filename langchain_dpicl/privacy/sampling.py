@@ -79,10 +79,7 @@ def choose_exponential(
     while True:
         fresh = max(bits, _FIRST_BITS)
         drawn, bits = drawn << fresh | _random_bits(fresh, randomness), bits + fresh
-        # A context of our own, with 10^(1-p) (X + 3 n + 2) <= 2^-(b+3).
-        precision = (exponent + 3 * len(kept) + 2) << (bits + 3)
-        digits = precision.bit_length() * 31 // 100 + 2  # log10(2) < 0.31
-        context = Context(digits, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, 1, 0, [], [InvalidOperation, Overflow])
+        context = _context(exponent, len(kept), bits)
         sums = _partial_sums(multiplicities, losses, rate, context)
         unit = context.divide(sums[-1], Decimal(1 << bits))
         place = context.multiply(unit, Decimal(drawn))
@@ -107,6 +104,13 @@ def _partial_sums(multiplicities: Sequence[int], losses: Sequence[int], rate: fl
         for multiplicity, loss in zip(multiplicities, losses, strict=True)
     )
     return list(accumulate(weights, context.add))
+
+
+def _context(exponent: int, outcomes: int, bits: int) -> Context:
+    """A context of our own, with 10^(1-p) (X + 3 n + 2) <= 2^-(b+3)."""
+    precision = (exponent + 3 * outcomes + 2) << (bits + 3)
+    digits = precision.bit_length() * 31 // 100 + 2  # log10(2) < 0.31
+    return Context(digits, ROUND_HALF_EVEN, MIN_EMIN, MAX_EMAX, 1, 0, [], [InvalidOperation, Overflow])
 
 
 def _random_bits(bits: int, randomness: Randomness) -> int:
