@@ -69,8 +69,13 @@ class Words:
         self.tokenizer = tokenizer
         self._stemmed = _stemmer(stem)
         try:
-            self._tokens = _tokenizer(pattern) if tokenizer is None else tokenizer
-            self._left_out = _stop_words(self.stop_words)
+            self._tokens = re.compile(pattern).findall if tokenizer is None else tokenizer
+            if tokenizer is None and re.compile(pattern).groups > 1:
+                raise ValueError("the pattern has more than one capturing group")
+            if isinstance(self.stop_words, str) and self.stop_words != "english":
+                raise ValueError(f"not a built-in stop list: {self.stop_words}")
+            english = self.stop_words == "english"
+            self._left_out = ENGLISH_STOP_WORDS if english else frozenset(self.stop_words or ())
             self._split("two words")
             return
         except Exception as error:
@@ -96,21 +101,6 @@ class Words:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("lowercase", "stop_words", "stem"))
         split = f"pattern={self.pattern!r}" if self.tokenizer is None else f"tokenizer={_name(self.tokenizer)}"
         return f"Words({shown}, {split})"
-
-
-def _tokenizer(pattern: str) -> Callable[[str], list[str]]:
-    compiled = re.compile(pattern)
-    if compiled.groups > 1:
-        raise ValueError("the pattern has more than one capturing group")
-    return compiled.findall
-
-
-def _stop_words(words: str | tuple[str, ...] | None) -> frozenset[str]:
-    if words == "english":
-        return ENGLISH_STOP_WORDS
-    if isinstance(words, str):
-        raise ValueError(f"not a built-in stop list: {words}")
-    return frozenset(words or ())
 
 
 def _name(function: Callable[..., object]) -> str:

@@ -1,25 +1,26 @@
-"""The audit: attack a mechanism with its worst case, and count what the attack proves about epsilon."""
+"""The audit: attack a mechanism with its worst case, and prove a lower bound on epsilon."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
-from langchain_dpicl.audit.bounds import Direction, FloatArray, choose_region
-from langchain_dpicl.audit.case import Case, Setting
-from langchain_dpicl.audit.designs import MECHANISMS, cases_of
-from langchain_dpicl.audit.worlds import OwnerWorld, Stock, SyntheticWorld, World
+from langchain_dpicl.audit.bounds import choose_region
+from langchain_dpicl.audit.cases import MECHANISMS, Case, Setting, cases_of
+from langchain_dpicl.audit.worlds import BlockRandomness, OwnerWorld, SyntheticWorld
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import MECHANISMS as FAMILIES
-from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan, default_delta0
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
-from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.losses import FloatArray
+from langchain_dpicl.privacy.profile import Direction
 
 Canary = Literal["outputs", "owner"]
 
@@ -31,12 +32,12 @@ ATTACKED = (*MECHANISMS, PLAN)
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit claims and found. Public: no private data went in.
+    """The claim that an audit attacked, and the bound it proved. Public: no private data went in.
 
     Attributes
     ----------
     mechanism, canary, case
-        What was attacked, with which kind of canary, and the worst case in words.
+        The mechanism under attack, the kind of canary, and the worst case in words.
     epsilon, delta, rate, releases, parameters
         The plan's promise, and its noise by the parameter's name. ``releases`` is the number on each line.
     members
@@ -46,7 +47,7 @@ class AuditResult:
     direction, event
         Neighbours that the bound tells apart (the owner removed, or added), and the event that does it.
     trials, true_positives, false_positives
-        Trials of each of the two data sets, and how many showed the event where it is likely and where it is not.
+        Trials of each of the two data sets, and how many showed the event if it is likely, and if it is not.
     """
 
     mechanism: str
@@ -76,19 +77,18 @@ class AuditResult:
         return asdict(self)
 
 
-@dataclass(frozen=True)
 class _Pair:
-    """One line of a plan on both data sets."""
+    """One line of a plan on both data sets: with the owner, and without."""
 
-    case: Case
-    rate: float
-    present: World
-    absent: World
+    def __init__(self, case: Case, rate: float, world: Callable[..., SyntheticWorld | OwnerWorld]) -> None:
+        self._case = case
+        self._rate = rate
+        self._worlds = [world(case, has_owner=has_owner, rate=rate) for has_owner in (True, False)]
 
-    def ratio(self, world: World) -> float:
-        """The log-likelihood ratio of one release, the owner having taken part with the plan's rate."""
-        ratio = self.case.statistic(world.release())
-        return ratio if self.rate == 1.0 else float(np.log1p(self.rate * np.expm1(ratio)))
+    def ratios(self) -> list[float]:
+        """The log-likelihood ratio of one release on each, the owner having taken part with the plan's rate."""
+        ratios = [self._case.statistic(world.release()) for world in self._worlds]
+        return ratios if self._rate == 1.0 else [float(np.log1p(self._rate * np.expm1(ratio))) for ratio in ratios]
 
 
 def audit(
@@ -145,7 +145,12 @@ def audit(
     members = None if members is None else whole("members", members, at_least=2)
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
 
-    plan = _plan(MECHANISMS if mechanism == PLAN else (mechanism,), epsilon, delta, rate, releases)
+    delta0 = default_delta0(delta, rate, releases)
+    requests = {
+        name: LineRequest(name, rate, releases, options={"delta0": delta0} if name == "ptr" else {})
+        for name in (MECHANISMS if mechanism == PLAN else (mechanism,))
+    }
+    plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests)
     settings = {
         name: Setting(
             parameter=line.parameter,
@@ -166,8 +171,10 @@ def audit(
     if len(cases) > 1:
         choices = [{name: case for each in choices for name, case in each.items()}]
 
-    randomness = Stock()
-    attempts = [_pairs(choice, canary, rate, randomness, member) for choice in choices]
+    world: Callable[..., SyntheticWorld | OwnerWorld] = partial(SyntheticWorld, randomness=BlockRandomness())
+    if canary == "owner":
+        world = partial(OwnerWorld, randomness=BlockRandomness(), member=member)
+    attempts = [[_Pair(case, rate, world) for case in choice.values()] for choice in choices]
     first = -(-trials // 3)
     with tqdm(
         total=2 * (trials + first * len(attempts)), desc=mechanism, unit="trial", disable=None, file=sys.stderr
@@ -180,6 +187,9 @@ def audit(
         region = tried[best][0]
         present, absent = _statistics(attempts[best], releases, trials, bar)
     bound, hits, misfires = region.lower_bound(present, absent, delta, confidence)
+    noise = {name: FAMILIES[line.mechanism].parameter for name, line in plan.lines.items()}
+    together = f" of {releases * len(noise)} releases together" if releases * len(noise) > 1 else ""
+    side = "at least" if region.direction == "remove" else "below"
     return AuditResult(
         mechanism=mechanism,
         canary=canary,
@@ -188,58 +198,26 @@ def audit(
         delta=delta,
         rate=rate,
         releases=releases,
-        parameters=_parameters(plan),
+        parameters={
+            own if len(noise) == 1 else f"{name} {own}": plan.lines[name].parameter for name, own in noise.items()
+        },
         members={name: case.members for name, case in choices[best].items() if case.members},
         lower_bound=bound,
         confidence=confidence,
         direction=region.direction,
-        event=_words(region.direction, region.threshold, releases * len(plan.lines)),
+        event=f"the log-likelihood ratio{together} is {side} {region.threshold:.4g}",
         trials=trials,
         true_positives=hits,
         false_positives=misfires,
     )
 
 
-def _plan(mechanisms: Sequence[str], epsilon: float, delta: float, rate: float, releases: int) -> PrivacyPlan:
-    delta0 = default_delta0(delta, rate, releases)
-    lines = {
-        name: LineRequest(name, rate, releases, options={"delta0": delta0} if name == "ptr" else {})
-        for name in mechanisms
-    }
-    return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=lines)
-
-
-def _parameters(plan: PrivacyPlan) -> dict[str, float]:
-    def name(line: PlanLine) -> str:
-        own = FAMILIES[line.mechanism].parameter
-        return own if len(plan.lines) == 1 else f"{line.mechanism} {own}"
-
-    return {name(line): line.parameter for line in plan.lines.values()}
-
-
-def _pairs(
-    choice: Mapping[str, Case], canary: Canary, rate: float, randomness: Randomness, member: Runnable[Any, Any] | None
-) -> list[_Pair]:
-    def world(case: Case, has_owner: bool) -> World:
-        if canary == "outputs":
-            return SyntheticWorld(case, has_owner=has_owner, rate=rate, randomness=randomness)
-        return OwnerWorld(case, has_owner=has_owner, rate=rate, randomness=randomness, member=member)
-
-    return [_Pair(case, rate, world(case, True), world(case, False)) for case in choice.values()]
-
-
 def _statistics(pairs: Sequence[_Pair], releases: int, trials: int, bar: Any) -> tuple[FloatArray, FloatArray]:
-    """The sum of the log-likelihood ratios of all releases, with the owner and without, for each trial."""
+    """For each trial the sum of all releases' log-likelihood ratios, with the owner and without."""
     answer = np.zeros((2, trials))
     for i in range(trials):
         for pair in pairs:
             for _ in range(releases):
-                answer[0, i] += pair.ratio(pair.present)
-                answer[1, i] += pair.ratio(pair.absent)
+                answer[:, i] += pair.ratios()
         bar.update(2)
     return answer[0], answer[1]
-
-
-def _words(direction: Direction, threshold: float, releases: int) -> str:
-    what = "the log-likelihood ratio" + (f" of {releases} releases together" if releases > 1 else "")
-    return f"{what} is {'at least' if direction == 'remove' else 'below'} {threshold:.4g}"

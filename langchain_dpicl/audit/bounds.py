@@ -6,11 +6,11 @@ of outcomes. Let S occur k times in n trials of P and j times in m trials of Q, 
 - L, the one-sided Clopper-Pearson lower bound of P(S) at confidence 1 - alpha/2,
 - U, the one-sided Clopper-Pearson upper bound of Q(S) at confidence 1 - alpha/2,
 
-the number max(0, log((L - delta) / U)) (0 where L <= delta) exceeds the epsilon of every (epsilon, delta) promise that
+the number max(0, log((L - delta) / U)) (0 if L <= delta) exceeds the epsilon of every (epsilon, delta) promise that
 the mechanism keeps with a probability of at most alpha. The same holds with P and Q exchanged.
 
 Proof. A promise (epsilon, delta) for these neighbours says P(S) <= e^epsilon Q(S) + delta, so epsilon >=
-log((P(S) - delta) / Q(S)) where P(S) > delta, and epsilon >= 0 always. A Clopper-Pearson bound misses its side with a
+log((P(S) - delta) / Q(S)) if P(S) > delta, and epsilon >= 0 always. A Clopper-Pearson bound misses its side with a
 probability of at most alpha/2, whatever the rate; so with a probability of at least 1 - alpha (Bonferroni) both
 L <= P(S) and U >= Q(S), and then log((L - delta) / U) <= log((P(S) - delta) / Q(S)) <= epsilon.
 
@@ -20,9 +20,8 @@ The set may depend on anything but these trials: given other trials, it is fixed
 complements; the bound then counts fresh trials. That costs no confidence. A statistic that is no likelihood ratio makes
 the bound weaker, never wrong.
 
-What it does not say: a low bound is no proof of privacy; it may be the attack that is weak. Nothing is assumed about
-the mechanism: fitting, say, a Gaussian trade-off curve to the error rates would give larger numbers, and wrong ones
-wherever the mechanism is not Gaussian.
+A low bound is no proof of privacy: the attack may be weak. Nothing is assumed about the mechanism: fitting, say, a
+Gaussian trade-off curve to the error rates would give larger numbers, and wrong ones if the mechanism is not Gaussian.
 
 Source: Jagielski, Ullman and Oprea 2020; Nasr et al. 2021; Clopper and Pearson 1934.
 """
@@ -30,16 +29,14 @@ Source: Jagielski, Ullman and Oprea 2020; Nasr et al. 2021; Clopper and Pearson 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import bdtrc, betaincinv
 
 from langchain_dpicl.privacy.checks import open_unit, real, whole
-
-Direction = Literal["remove", "add"]
-FloatArray = NDArray[np.float64]
+from langchain_dpicl.privacy.losses import FloatArray
+from langchain_dpicl.privacy.profile import Direction
 
 _THRESHOLDS = 1000
 """How many thresholds are tried on the trials that choose the event."""
@@ -57,7 +54,7 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, miss: float) -> tup
 def lower_bounds(
     hits: ArrayLike, misfires: ArrayLike, trials: tuple[float, float], delta: float, confidence: float
 ) -> FloatArray:
-    """max(0, log((L - delta) / U)) for each pair of counts: ``hits`` where the event is likely, ``misfires`` where not.
+    """max(0, log((L - delta) / U)) for each pair of counts: ``hits`` if the event is likely, ``misfires`` if not.
 
     ``trials`` are the numbers of trials of the two. Numbers that are not whole (expected counts) are allowed.
     """
@@ -75,7 +72,7 @@ def lower_bound(
     Parameters
     ----------
     hits, hit_trials
-        How often the event occurred, and in how many trials, on the data set where it is likely.
+        How often the event occurred, and in how many trials, on the data set on which it is likely.
     misfires, misfire_trials
         The same on the neighbouring data set.
     delta
@@ -116,7 +113,7 @@ class Region:
 def choose_region(present: FloatArray, absent: FloatArray, delta: float, confidence: float) -> tuple[Region, float]:
     """The event with the largest bound on these trials, and that bound. Count other trials for it: see the module.
 
-    Where none proves anything, the event whose two rates differ most.
+    If none proves anything, the event whose two rates differ most.
     """
     pooled = np.unique(np.concatenate([present, absent]))
     thresholds = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _THRESHOLDS)).astype(np.int64)]

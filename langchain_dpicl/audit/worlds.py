@@ -1,23 +1,23 @@
 """The two neighbouring data sets of an audit, each with the product's own release on it.
 
-Two kinds. ``SyntheticWorld``: the members' answers are written down; the owner's coin, the aggregator or the token's
-mixing, and all randomness are the product's. ``OwnerWorld``: a real store with real owners, of whom the canary is one
-or not, the real selector, the real ensemble around a member chain, and the real aggregator (for tokens: the real draw
-of owners for a token and the real private answer).
+``SyntheticWorld``: the members' answers are written down; the owner's coin, the aggregator or the token's mixing, and
+all randomness are the product's. ``OwnerWorld``: a real store with real owners, of whom the canary is one or not, the
+real selector, the real ensemble around a member chain, and the real aggregator (for tokens: the real draw of owners for
+a token and the real private answer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl.audit.case import Case, MemberCase, TokenCase
+from langchain_dpicl.audit.cases import Case, MemberCase, TokenCase
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose
 from langchain_dpicl.decoding.draws import draw_steps, slots_for
 from langchain_dpicl.decoding.mixing import clipped_terms
@@ -36,10 +36,10 @@ _BLOCK = 4096
 _TOKEN = Settings(max_tokens=1, min_tokens=0, top_k=2, shots=1.0, temperature=1.0, cap=1.5, stop=())
 
 
-class Stock:
-    """The secure generator, bought in bulk: blocks of its independent draws, handed out one after the other, once each.
+class BlockRandomness:
+    """The secure generator, read in blocks: each of its independent draws is handed out once, in order.
 
-    A block of a thousand costs a tenth of a thousand calls, and the law of what is handed out is the same.
+    A block of a thousand costs a tenth of a thousand calls, and the law of the draws is the same.
     """
 
     def __init__(self, source: Randomness | None = None) -> None:
@@ -70,13 +70,6 @@ class Stock:
         return left[:size]
 
 
-class World(Protocol):
-    """One data set of a pair of neighbours."""
-
-    def release(self) -> Any:
-        """One release on it."""
-
-
 class SyntheticWorld:
     """The members' answers, or the token's terms, as the case has them; the owner flips the product's coin."""
 
@@ -84,40 +77,29 @@ class SyntheticWorld:
         self._has_owner = has_owner
         self._rate = rate
         self._randomness = randomness
-        self._release = _member_release(case) if isinstance(case, MemberCase) else _token_release(case)
+        self._case = case
+        if isinstance(case, MemberCase):
+            encode = case.aggregator.encode
+            others = [encode(answer) for answer in case.others]
+            self._outputs = {True: [encode(case.canary), *others], False: [encode(case.base), *others]}
+            return
+        self._model = TwoTokens(case.first)
+        self._rows = {True: self._model.row(_CANARY)[None, :], False: np.empty((0, 2), np.float32)}
 
     def release(self) -> Any:
         """One release: the owner, if there is one, takes part with the plan's rate."""
         takes_part = self._has_owner and len(self._randomness.coin_positions(1, self._rate)) > 0
-        return self._release(takes_part, self._randomness)
-
-
-def _member_release(case: MemberCase) -> Callable[[bool, Randomness], Any]:
-    encode = case.aggregator.encode
-    others = [encode(answer) for answer in case.others]
-    outputs = {True: [encode(case.canary), *others], False: [encode(case.base), *others]}
-
-    def release(takes_part: bool, randomness: Randomness) -> Any:
-        return case.aggregator.aggregate(outputs[takes_part], case.parameter, randomness)
-
-    return release
-
-
-def _token_release(case: TokenCase) -> Callable[[bool, Randomness], Any]:
-    model = TwoTokens(case.first)
-    terms = partial(clipped_terms, bound=case.bound, temperature=_TOKEN.temperature, cap=_TOKEN.cap)
-    nobody, canary = np.empty((0, 2), np.float32), model.row(_CANARY)[None, :]
-
-    def release(takes_part: bool, randomness: Randomness) -> int:
-        return choose(model, _TOKEN, [], model.row(""), canary if takes_part else nobody, terms, randomness)
-
-    return release
+        case, draw = self._case, self._randomness
+        if isinstance(case, MemberCase):
+            return case.aggregator.aggregate(self._outputs[takes_part], case.parameter, draw)
+        terms = partial(clipped_terms, bound=case.bound, temperature=_TOKEN.temperature, cap=_TOKEN.cap)
+        return choose(self._model, _TOKEN, [], self._model.row(""), self._rows[takes_part], terms, draw)
 
 
 class OwnerWorld:
     """A store of ordinary owners, with or without the canary, and the product's path from it to a release.
 
-    ``member`` stands for the member chain of a case with members; by default it gives the canary's answer where the
+    ``member`` stands for the member chain of a case with members; by default it gives the canary's answer if the
     canary is among its examples, else the case's base answer.
     """
 
@@ -140,17 +122,14 @@ class OwnerWorld:
         if isinstance(case, TokenCase):
             self.release = partial(_answer_token, case, store, rate, randomness)
             return
+
+        def answer(values: Mapping[str, Any]) -> str:
+            return case.canary if any(each["output"] == case.canary for each in values["examples"]) else case.base
+
+        chain = RunnableLambda(answer) if member is None else member
         selector = PoissonExampleSelector(store, case.members, shots=_SHOTS)
-        chain = _deterministic(case) if member is None else member
         ensemble = PrivateEnsemble(selector, chain, max_concurrency=1 if member is None else None)
         self.release = partial(_ask_members, case, ensemble, rate, randomness)
-
-
-def _deterministic(case: MemberCase) -> Runnable[Any, Any]:
-    def answer(values: Mapping[str, Any]) -> str:
-        return case.canary if any(each["output"] == case.canary for each in values["examples"]) else case.base
-
-    return RunnableLambda(answer)
 
 
 def _ask_members(case: MemberCase, ensemble: PrivateEnsemble, rate: float, randomness: Randomness) -> Any:

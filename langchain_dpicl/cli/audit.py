@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 def _model_member(options: argparse.Namespace) -> Runnable[Any, Any]:
     """Return a scorer of the case's labels on an embedded model."""
     from langchain_dpicl import local
-    from langchain_dpicl.audit.designs import LABELS
+    from langchain_dpicl.audit.cases import LABELS
     from langchain_dpicl.members.models import ModelChoice, label_member
 
     if options.mechanism != "vote" or options.canary != "owner":

@@ -127,9 +127,9 @@ class Subsampled(Profile):
             return self.base.direction_delta(eps, direction)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if direction == "remove":
-                inner = np.where(
-                    eps < 1.0, np.log1p(np.expm1(np.minimum(eps, 1.0)) / q), _log_minus(eps, 1.0 - q) - math.log(q)
-                )
+                large = np.maximum(eps, 1.0)  # log(e^eps - 1 + q) without overflow
+                large = large + np.log1p((q - 1.0) * np.exp(-large))
+                inner = np.where(eps < 1.0, np.log1p(np.expm1(np.minimum(eps, 1.0)) / q), large - math.log(q))
                 exists = eps > math.log1p(-q)
                 value = q * self.base.direction_delta(np.where(exists, inner, 0.0), direction)
                 return np.where(exists, value, -np.expm1(np.minimum(eps, 0.0)))
@@ -142,8 +142,3 @@ class Subsampled(Profile):
     def losses(self, direction: Direction = "remove") -> Losses:
         base = self.base.losses(direction)
         return base.removed(self.covered_rate) if direction == "remove" else base.added(self.covered_rate)
-
-
-def _log_minus(eps: FloatArray, amount: float) -> FloatArray:
-    """log(e^eps - amount) for eps >= 1 > amount, without overflow."""
-    return np.asarray(np.maximum(eps, 1.0) + np.log1p(-amount * np.exp(-np.maximum(eps, 1.0))))

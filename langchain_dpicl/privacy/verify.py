@@ -15,10 +15,11 @@ import numpy as np
 
 from langchain_dpicl.errors import AccountingError
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant
-from langchain_dpicl.privacy.checks import open_unit, positive, real
+from langchain_dpicl.privacy.checks import open_unit, positive
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.families import Gaussian
 from langchain_dpicl.privacy.losses import FloatArray, Losses
+from langchain_dpicl.privacy.moments import SummedLosses
 from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Subsampled
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
@@ -77,20 +78,15 @@ def verify(lines: Mapping[str, Line], delta: float) -> Verification:
 
 
 def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
-    return (
-        Opinion(OURS, PLDAccountant().epsilon(schedule, delta)),
-        _asked(PRV, lambda: _ask_prv(schedule, delta)),
-        _asked(GOOGLE, lambda: _ask_google(schedule, delta)),
-    )
+    def asked(accountant: str, ask: Callable[[Sequence[Line], float], tuple[float, str]]) -> Opinion:
+        try:
+            return Opinion(accountant, *ask(schedule, delta))
+        except ImportError:
+            return Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'")
+        except Exception as failure:
+            return Opinion(accountant, None, str(failure) or type(failure).__name__)
 
-
-def _asked(accountant: str, ask: Callable[[], tuple[float, str]]) -> Opinion:
-    try:
-        return Opinion(accountant, *ask())
-    except ImportError:
-        return Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'")
-    except Exception as failure:
-        return Opinion(accountant, None, str(failure) or type(failure).__name__)
+    return Opinion(OURS, PLDAccountant().epsilon(schedule, delta)), asked(PRV, _ask_prv), asked(GOOGLE, _ask_google)
 
 
 def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
@@ -114,8 +110,8 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     losses = [line.losses(direction) for line in schedule for direction in DIRECTIONS]
     ranges = [each.losses[each.masses > 1e-30] for each in losses]
     # Fine enough for the line whose losses lie closest together, as far as the widest line allows.
-    finest = min(_deviation(each) for each in losses) / 10.0
-    step = max(finest, max(float(np.ptp(each)) for each in ranges) / _GRID)
+    spreads = [SummedLosses([(each.losses, each.masses, 1)]).moments(0.0).deviation for each in losses]
+    step = max(min(spreads) / 10.0, max(float(np.ptp(each)) for each in ranges) / _GRID)
     total: Any = None
     own = 0
     for line, (removed, added) in zip(schedule, zip(ranges[::2], ranges[1::2], strict=True), strict=True):
@@ -136,12 +132,6 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
         total = many if total is None else total.compose(many, _TRUNCATED)
     notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
     return float(total.get_epsilon_for_delta(delta)), notes.get(own, "its own Gaussian, and our other profiles")
-
-
-def _deviation(losses: Losses) -> float:
-    weights = losses.masses / losses.masses.sum()
-    mean = float((weights * losses.losses).sum())
-    return math.sqrt(float((weights * (losses.losses - mean) ** 2).sum()))
 
 
 # -- prv-accountant ----------------------------------------------------------------------------------------------------
@@ -165,7 +155,7 @@ class _Variable:
     def probability(self, low: Any, high: Any) -> FloatArray:
         """The mass in (low, high], given that the loss is finite."""
         ends = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
-        return -np.subtract(*ends)
+        return np.asarray(-np.subtract(*ends), np.float64)
 
     def mean(self) -> float:
         """The mean, given that the loss is finite."""
@@ -203,19 +193,6 @@ class PRVAccountant:
         lines = [line for line in schedule if line.count]
         ends = [self._one_direction(lines, delta, direction) for direction in DIRECTIONS] if lines else [(0.0, 0.0)]
         return max(low for low, _ in ends), max(high for _, high in ends)
-
-    def delta(self, schedule: Sequence[Line], epsilon: float) -> float:
-        """The upper end of the library's delta at epsilon, in the worse direction."""
-        epsilon = real("epsilon", epsilon, at_least=0.0)
-        lines = [line for line in schedule if line.count]
-        worst = 0.0
-        for direction in DIRECTIONS if lines else ():
-            guess = Composition([(line.losses(direction), line.count) for line in lines]).delta(epsilon)
-            delta_error = max(guess, 1e-12) * 1e-3
-            error = self._eps_error or max(5e-3 * epsilon, 1e-4)
-            composed = self._compose(lines, direction, error, delta_error)
-            worst = max(worst, float(composed.compute_delta_estimate(epsilon - error)) + delta_error)
-        return min(1.0, worst)
 
     def _one_direction(self, lines: list[Line], delta: float, direction: Direction) -> tuple[float, float]:
         guess = Composition([(line.losses(direction), line.count) for line in lines]).epsilon(delta)

@@ -24,9 +24,8 @@ from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.joint_em import sample_sequence
 from langchain_dpicl.audit import worlds
 from langchain_dpicl.audit.attack import ATTACKED, audit
-from langchain_dpicl.audit.case import MemberCase, Setting
-from langchain_dpicl.audit.designs import MECHANISMS, cases_of
-from langchain_dpicl.audit.worlds import Stock
+from langchain_dpicl.audit.cases import MECHANISMS, MemberCase, Setting, cases_of
+from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection.selector import PoissonExampleSelector
@@ -155,7 +154,7 @@ def fixed_size(real: Sample) -> Sample:
     return sample
 
 
-class Fixed(Stock):
+class Fixed(BlockRandomness):
     """The secure generator, but for the coins."""
 
     def __init__(self, heads: NDArray[np.int64]) -> None:
@@ -266,7 +265,7 @@ class Counting:
 
 
 def test_no_number_is_handed_out_twice() -> None:
-    stock = Stock(Counting())
+    stock = BlockRandomness(Counting())
     seen: list[float] = []
     for size in (3, 1, 4000, 100, 5000, 0, 7):
         for values in (
