@@ -84,7 +84,7 @@ class EmbeddingMean(Aggregator[str | list[float]]):
         self._texts: tuple[str, ...] = ()
         if release == "vector":
             if candidates is not None:
-                raise InvalidParameter("candidates", type(candidates).__name__, 'None where release="vector"')
+                raise InvalidParameter("candidates", type(candidates).__name__, 'None with release="vector"')
         elif isinstance(candidates, Runnable):
             self._chain = candidates
         elif callable(candidates):

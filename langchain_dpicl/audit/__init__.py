@@ -1,1 +1,1 @@
-"""Attacks on the product's own mechanisms: what an adversary can prove about epsilon, and about who is in the store."""
+"""Attacks on the product's own mechanisms: lower bounds on epsilon, and membership of a record."""

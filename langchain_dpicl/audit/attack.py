@@ -130,7 +130,7 @@ def audit(
         Of the bound.
     member
         With canary="owner" and a vote: another member chain than the deterministic one. It gets ``input`` and
-        ``examples`` and should answer "Birch" where an example says so of the same input, else "Alder".
+        ``examples`` and should answer "Birch" if an example says so of the same input, else "Alder".
 
     Raises `InvalidParameter` and what `PrivacyPlan.solve` raises.
     """

@@ -1,4 +1,4 @@
-"""Run the membership attack on a real model: who was in the prompt, in a mixture, in a private mixture?
+"""Run the membership attack on a real model: on a prompt, on a mixture, and on a private mixture.
 
 For public data alone: it shows answers that are not private. See :mod:`langchain_dpicl.audit.membership_attack` for the
 game, the attackers, and what a plan proves about them.
@@ -56,7 +56,7 @@ class MembershipResult:
     auc, low, high
         The mean AUC of the trials and its 95 % interval (`membership_attack.interval`).
     bound
-        What the plan proves about the expected AUC; None where it proves nothing.
+        The plan's bound on the expected AUC; None if it has none.
     trials, against, plays
         How many records took the member's place, how many non-members stood against each, and how often.
     """
@@ -98,8 +98,8 @@ def run_membership(
     after the other, the rest being non-members. A data set has ``owners`` owners: the member, and others who each show
     one of ``others`` further rows. The rate is ``shots / owners``, kappa is ``shots``, and a plan counts ``max_tokens``
     tokens for each of the ``against + 1`` queries: all that the attacker sees in a trial. Against each plan the member
-    takes part at the rate, as promised, and once more in every token, where the plan promises nothing: that shows
-    what is hidden by the sample, and what by the bound on the range.
+    takes part at the rate, as promised, and once more in every token, for which the plan promises nothing: that tells
+    the effect of the sample from that of the bound on the range.
 
     The time goes into reading ``trials + others`` demonstrations before ``against + 1`` outputs each. Every trial is
     then played ``plays`` times with fresh coins and tokens; each play has all of the plan's tokens to itself.
@@ -127,7 +127,7 @@ def run_membership(
     if not isinstance(template, DemonstrationTemplate):
         raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
     if len(rows) < against + 1 + others:
-        raise InvalidRecords(f"{len(rows)} records where against + 1 + others = {against + 1 + others} are needed")
+        raise InvalidRecords(f"{len(rows)} records; against + 1 + others = {against + 1 + others} are needed")
     request = LineRequest("tokens", rate, (against + 1) * max_tokens)
     lines = [PrivacyPlan.solve(epsilon=e, delta=delta, lines={"tokens": request}).lines["tokens"] for e in targets]
 

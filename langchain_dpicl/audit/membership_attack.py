@@ -3,7 +3,7 @@
 The game (Duan et al. 2023, *Flocks of stochastic parrots*; Flemings et al. 2025, DPS-MOZO): one record is a member, so
 it takes part in the answers; others are not. The attacker holds all of them, asks each one's query, and scores how well
 what it sees fits each record's own output. The AUC is the probability that the member's score is above a non-member's,
-ties counting half: 0.5 for an attacker who knows nothing.
+ties counting half: 0.5 for an attacker without knowledge.
 
 What the attacker sees, and its score:
 
@@ -23,7 +23,7 @@ stronger than a caller, since it chooses what a token follows; all its tokens ar
 
 **What the guarantee implies** for ``tokens``. Let all tokens of a trial together be (epsilon, delta)-DP for one owner
 added or removed; x is the member, y a non-member, z the other owners. A score looks at the tokens and its own record
-alone, and x and y are exchangeable. Let phi be 1 where x scores above y, 1/2 where they tie, else 0. The AUC is E[phi]
+alone, and x and y are exchangeable. Let phi be 1 if x scores above y, 1/2 if they tie, else 0. The AUC is E[phi]
 on z with x, and on z alone E[phi] = 1/2 by symmetry. So 1/2 <= e^epsilon * (1 - AUC) + delta, that is
 
     AUC <= 1 - e^-epsilon * (1/2 - delta) = 1 - f(1/2)
@@ -99,7 +99,7 @@ def log_law(scores: IntArray) -> FloatArray:
 
 
 def prompt_scores(readings: Readings, member: int) -> Scores:
-    """The scores where an answer follows the member's demonstration and its query, without any protection."""
+    """The scores of answers after the member's demonstration and its query, without any protection."""
     found = readings.one_shot_log_prob[member]
     return {
         LIKELIHOOD: _sums(readings, found) / _sums(readings, np.ones_like(found)),
@@ -110,7 +110,7 @@ def prompt_scores(readings: Readings, member: int) -> Scores:
 def mixture_scores(
     readings: Readings, terms: Terms, mixture: Mixture, crowd: Crowd, member: int, randomness: Randomness
 ) -> Scores:
-    """The scores where every token at every place is drawn from a mixture over a fresh sample of the owners."""
+    """The scores of tokens that are drawn, at every place, from a mixture over a fresh sample of the owners."""
     scores, places = terms.base.copy(), len(terms.base)
     coins = randomness.coin_positions(places * (crowd.owners - 1), crowd.rate)
     place, owner = np.divmod(coins, crowd.owners - 1)
@@ -142,7 +142,7 @@ def token_gains(own: IntArray, public: FloatArray, drawn: NDArray[np.intp], part
 
 
 def wins(scores: FloatArray, member: int) -> FloatArray:
-    """For each record 1 where the member's score is above its own, 1/2 where they are equal, else 0; NaN for itself."""
+    """For each record 1 if the member's score is above its own, 1/2 if they are equal, else 0; NaN for itself."""
     found = np.where(scores[member] == scores, 0.5, (scores[member] > scores).astype(np.float64))
     found[member] = np.nan
     return found

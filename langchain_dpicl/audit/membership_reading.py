@@ -40,7 +40,7 @@ class Readings:
     record
         (P,) whose output the place belongs to.
     target
-        (P,) which of the k tokens the output has there; -1 where it is none of them.
+        (P,) which of the k tokens the output has there; -1 if it is none of them.
     zero_shot
         (P, k) without a demonstration.
     one_shot

@@ -126,8 +126,7 @@ class Composition:
     ) -> float:
         """The least bound found: one curve if the saddlepoint holds, else finer and finer grids while they gain.
 
-        It fails where few or rare large losses decide. Tilting then makes them common and the window wide, so tilt
-        less.
+        It fails if few or rare large losses decide. Tilting then makes them common and the window wide, so tilt less.
         """
         at = self._sum.moments(order)
         guess = at.mean if epsilon is None else epsilon

@@ -101,8 +101,8 @@ class Composed(Profile):
 class Subsampled(Profile):
     """A release in which each owner takes part with its own coin of probability q. With a = e^eps:
 
-    - remove: q delta(log(1 + (a - 1)/q)) where the logarithm exists, else 1 - a
-    - add: (1 - a(1-q)) delta(log(a q / (1 - a(1-q)))) where a(1-q) < 1, else 0
+    - remove: q delta(log(1 + (a - 1)/q)) if the logarithm exists, else 1 - a
+    - add: (1 - a(1-q)) delta(log(a q / (1 - a(1-q)))) if a(1-q) < 1, else 0
 
     Proof: the owner's absence gives P0, its presence (1-q) P0 + q P1. Write out integral max(0, (1-q) P0 + q
     P1 - a P0) = q integral max(0, P1 - (1 + (a-1)/q) P0), and the same the other way round (Zhu, Dong, Wang

@@ -155,7 +155,7 @@ class RenyiFilter:
         return {"spent": [float(value).hex() for value in self._spent], "failed": self._failed.hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, by a filter with the same parameters."""
+        """Continue from `state`, taken from a filter with the same parameters."""
         spent = np.array([float.fromhex(value) for value in state["spent"]])
         failed = float.fromhex(state["failed"])
         if spent.size != len(self.orders) or not (spent >= 0.0).all() or not failed >= 0.0:

@@ -1,4 +1,4 @@
-"""Finding where a function crosses a level: for searches, and for certified ends."""
+"""Roots of functions of one number: for searches, and for certified ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 def crossing(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
     """An x near which `function` changes its sign between `low` and `high` (it must have different signs there).
 
-    A search, no certificate: inverse quadratic steps where they are safe, else halving (Chandrupatla 1997).
+    A search, no certificate: inverse quadratic steps if they are safe, else halving (Chandrupatla 1997).
     """
     b, a = low, high
     at_b, at_a = function(b), function(a)
