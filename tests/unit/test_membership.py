@@ -346,7 +346,7 @@ def test_a_parameter_outside_its_bounds_is_named(options: dict[str, Any], name: 
 
 def test_records_that_cannot_be_used_are_refused() -> None:
     model = TransformersLogits("nothing-of-that-name")
-    with pytest.raises(InvalidRecords, match="58 records where against \\+ 1 \\+ others = 59 are needed"):
+    with pytest.raises(InvalidRecords, match="58 records; against \\+ 1 \\+ others = 59 are needed"):
         run_membership(model, ROWS[:58], TEMPLATE)
     with pytest.raises(InvalidRecords, match="lacks what the template names"):
         run_membership(model, [{"input": "a"}] * 59, TEMPLATE)
