@@ -113,7 +113,11 @@ class LabelScorer(Runnable[dict[str, Any], str]):
     ) -> None:
         if not isinstance(llm, BaseChatModel | BaseLLM):
             raise InvalidParameter("llm", type(llm).__name__, "a LangChain chat or completion model")
-        self.labels = _checked_labels(labels)
+        checked = check_labels("labels", labels)
+        if len({_normal(label).rstrip() for label in checked}) < len(checked) or not all(map(_normal, checked)):
+            bound = "labels that differ in more than case, quotes and space around them"
+            raise InvalidParameter("labels", labels, bound)
+        self.labels = tuple(label.strip() for label in checked)
         self.top_logprobs = checks.whole("top_logprobs", top_logprobs, at_least=2)
         self.max_tokens = _tokens_needed(self.labels) if max_tokens is None else checks.whole("max_tokens", max_tokens)
         if prompt is not None and not isinstance(prompt, Runnable) and not callable(prompt):
@@ -181,11 +185,13 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if not isinstance(input, Mapping) or self.query_key not in input:
             raise InvalidParameter("query_key", self.query_key, "a key of the input")
         examples = input.get("examples") or []
-        text, label = self._keys(examples)
+        text = self.input_key or getattr(examples, "input_key", None) or "text"
+        label = self.output_key or getattr(examples, "output_key", None) or "label"
         if not all(isinstance(each, Mapping) and text in each and label in each for each in examples):
             raise InvalidParameter("examples", type(examples).__name__, f"mappings with the keys {text!r}, {label!r}")
         queries = [input[self.query_key], *self.content_free] if self.calibrate else [input[self.query_key]]
-        prompts = [self._prompt({**input, "examples": examples, self.query_key: query}, config) for query in queries]
+        requests = [{**input, "examples": examples, self.query_key: query} for query in queries]
+        prompts = [self._prompt(request, text, label, config) for request in requests]
         settings: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0, "logprobs": self.top_logprobs}
         if isinstance(self.llm, BaseChatModel):
             settings |= {"logprobs": True, "top_logprobs": self.top_logprobs}
@@ -194,17 +200,9 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             return [{**settings, "prompts": [prompt]} for prompt in prompts]
         return [{**settings, "prompts": prompts, "shared_prefix": True}]
 
-    def _keys(self, examples: Any) -> tuple[str, str]:
-        """The examples' keys: the constructor's, else those that a bucket names, else text and label."""
-        return (
-            self.input_key or getattr(examples, "input_key", None) or "text",
-            self.output_key or getattr(examples, "output_key", None) or "label",
-        )
-
-    def _prompt(self, input: dict[str, Any], config: RunnableConfig | None) -> PromptValue:
+    def _prompt(self, input: dict[str, Any], text: str, label: str, config: RunnableConfig | None) -> PromptValue:
         made: Any
         if self.prompt is None:
-            text, label = self._keys(input["examples"])
             examples = [(str(example[text]), str(example[label])) for example in input["examples"]]
             instruction = self.instruction.replace("{labels}", ", ".join(self.labels))
             made = label_prompt(examples, str(input[self.query_key]), instruction=instruction)
@@ -354,16 +352,6 @@ def _legacy(token: str) -> bytes:
         return token.encode()
     parts = re.split(r"\\x([0-9a-f]{2})", token.removeprefix("bytes:"))
     return b"".join(bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts))
-
-
-# ----------------------------------------------------------------------------------------------------------- labels
-
-
-def _checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    checked = check_labels("labels", labels)
-    if len({_normal(label).rstrip() for label in checked}) < len(checked) or not all(map(_normal, checked)):
-        raise InvalidParameter("labels", labels, "labels that differ in more than case, quotes and space around them")
-    return tuple(label.strip() for label in checked)
 
 
 def _tokens_needed(labels: Sequence[str]) -> int:

@@ -174,8 +174,8 @@ def test_models_stores_and_releases_are_closed(sealed_of: Any, store_of: Any, re
     model = DeterministicFakeEmbedding(size=2)
     store = store_of(records(4))
     release = sealed_of(lambda values: "Positive")
-    found = list(reachable([model, store, release]))
-    assert len(found) == 4, "the list and what is in it"
+    held = [model, store, release, release.budget, release.ensemble, release.ensemble.selector]
+    assert len(list(reachable(held))) == 7, "the list and what is in it"
 
 
 def test_a_proxy_without_its_object_is_passed_by(treasure: Treasure) -> None:

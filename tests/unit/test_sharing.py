@@ -142,6 +142,17 @@ def module() -> Any:
     return space["member"]
 
 
+def module_around() -> Any:
+    made: Any = types.ModuleType("theirs")
+    made.last = ""
+
+    def member(values: dict[str, Any]) -> str:
+        made.last = text(values)
+        return "Positive"
+
+    return member
+
+
 PROMPT: Any = None
 
 
@@ -227,6 +238,7 @@ SHARING: dict[str, tuple[Callable[[], Any], str]] = {
     "a default": (lambda: default, "changes seen"),
     "a function's attribute": (lambda: attribute, "attribute changes"),
     "a module's variable": (module, r"member changes theirs\.last"),
+    "a variable of a module around it": (module_around, r"member changes theirs\.last"),
     "a list": (lambda: writing([], list.append), r"member changes kept \(a list\)"),
     "a list within": (lambda: writing([{"a": []}], lambda k, t: k[0]["a"].append(t)), "changes kept"),
     "a set": (lambda: writing(set(), set.add), "changes kept"),
