@@ -187,8 +187,9 @@ class Names(NamedTuple):
     """Attributes that it assigns to."""
 
 
+@functools.lru_cache(maxsize=1024)
 def names_in(code: CodeType) -> Names:
-    """What a function's code names."""
+    """What a function's code names. Shared by all who ask: not to be changed."""
     found = Names(set(), set(), set(), set(), set())
     before: tuple[Any, Any] = (0, ())  # what the last two steps load: an import's level, and the names from there
     for step in dis.get_instructions(code):

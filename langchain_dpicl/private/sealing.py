@@ -131,7 +131,11 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
     known = {id(part) for part in reachable(list(public))} if public else set()
     found = list(reachable(chain))
     collections = [part for part in found if _is_collection(part)]
-    allowed = [part for part in collections if id(part) in known or id(_kept_in(part)) in known]
+    allowed = []
+    for part in collections:
+        of_langchain = type(part).__module__.startswith("langchain_core.")  # its own view of a vector store
+        if id(part) in known or (of_langchain and id(getattr(part, "vectorstore", None)) in known):
+            allowed.append(part)
     allowed += {kind for part in allowed for kind in type(part).__mro__}
     refused = [part for part in collections if not any(part is each for each in allowed)]
     if refused:
@@ -149,11 +153,6 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
 
 def _is_collection(part: Any) -> bool:
     return _is_of(part, _COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
-
-
-def _kept_in(part: Any) -> object:
-    """The vector store behind LangChain's own view of one."""
-    return getattr(part, "vectorstore", None) if type(part).__module__.startswith("langchain_core.") else None
 
 
 def _check_cached(function: Any, allow_state: Iterable[object]) -> None:

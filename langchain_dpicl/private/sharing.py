@@ -212,7 +212,11 @@ class _Search:
     def _object(self, item: Any, found: str, name: str) -> None:
         """A container, or an object with attributes."""
         kind = type(item)
-        attributes = _attributes(item)
+        attributes: Any = None
+        with contextlib.suppress(AttributeError):
+            attributes = object.__getattribute__(item, "__dict__")
+        if not isinstance(attributes, dict):
+            attributes = None
         if attributes is None or kind.__module__ in _PLAIN or issubclass(kind, (dict, list, set, deque, *_BUFFERS)):
             self._place(item, "", Place(found, name, f"a {kind.__name__}", lambda: _held(item)))
             self._add_all(_held(item), found, name)
@@ -297,13 +301,6 @@ def _value(around: dict[str, Any], name: str) -> list[Any]:
 
 def _pairs(named: dict[str, Any], only: set[str] | None = None) -> list[Any]:
     return [each for pair in list(named.items()) if only is None or pair[0] in only for each in pair]
-
-
-def _attributes(item: Any) -> dict[str, Any] | None:
-    found = None
-    with contextlib.suppress(AttributeError):
-        found = object.__getattribute__(item, "__dict__")
-    return found if isinstance(found, dict) else None
 
 
 def _raw(item: Any) -> bytes:
