@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.budget import Fingerprint, LineState, Preview, PrivacyBudget
+from langchain_dpicl.budget.base import BaseBudget, Fingerprint, LineState, Preview
 from langchain_dpicl.budget.claims import Account, Advance, Charge, read_filter, write_filter
 from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
@@ -21,7 +21,7 @@ from langchain_dpicl.privacy import Line, PlanLine, RenyiFilter, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 
 
-class FilteredBudget(PrivacyBudget):
+class FilteredBudget(BaseBudget):
     """Mechanisms and parameters may be chosen after seeing earlier answers; everything together is (epsilon, delta)-DP.
 
     Feldman and Zrnic's Rényi filter (see `privacy.rdp.RenyiFilter`): looser than a plan that is fixed in advance. The
@@ -37,6 +37,8 @@ class FilteredBudget(PrivacyBudget):
     All callers share it. ``releases`` does not exist here; ``remaining`` counts further releases of a given line.
     """
 
+    is_filtered = True
+
     def __init__(
         self,
         epsilon: float,
@@ -50,20 +52,18 @@ class FilteredBudget(PrivacyBudget):
         **policy: Any,
     ) -> None:
         filter_ = RenyiFilter(epsilon, delta, tuple(orders), failures)
-        self.epsilon, self.delta = filter_.epsilon, filter_.delta
         self.orders, self.failures = filter_.orders, filter_.failures
+        self._names: set[str] = set()
         if policy.get("scope", "shared") != "shared":
             raise InvalidParameter("scope", policy["scope"], '"shared": all callers share one filter')
         if policy.get("soft_limit") is not None:
             raise InvalidParameter("soft_limit", policy["soft_limit"], "None: a filter has no number of releases")
-        self._policy = Policy(**policy)
-        self._start(ledger, name, witness)
+        super().__init__(filter_.epsilon, filter_.delta, Policy(**policy), ledger, name, witness)
 
     def _adopt(self, stored: StoredPlan) -> None:
         if not stored.is_filter:
             raise PlanMismatch(f"the budget {self.name!r} has a plan that is fixed in advance: use PrivacyBudget")
-        frozen = json.loads(stored.content)
-        asked = json.loads(self._content())
+        frozen, asked = json.loads(stored.content), json.loads(self._content())
         self._refuse_other({key: (frozen.get(key), asked[key]) for key in asked})
 
     def _content(self) -> str:
@@ -83,16 +83,7 @@ class FilteredBudget(PrivacyBudget):
         stored = self._find()
         return self._filter(None if stored is None else self._ledger.filter_state(stored.id))
 
-    def declare(
-        self,
-        line: str | None,
-        mechanism: str,
-        rate: float,
-        *,
-        rate_is_explicit: bool = False,
-        owners: int | None = None,
-        options: Mapping[str, float] | None = None,
-    ) -> None:
+    def declare(self, line: str | None, mechanism: str, rate: float, **_: object) -> None:
         """Nothing to declare: a filter's lines are not fixed in advance."""
 
     def line(
@@ -111,7 +102,7 @@ class FilteredBudget(PrivacyBudget):
 
         ``parameter`` is the mechanism's noise parameter and must be given. ``owners`` must be None: a filter keeps no
         rate, so one that follows the number of owners would change with every owner who comes or goes. ``name``
-        (default: the mechanism) is what receipts and counts are kept under.
+        (default: the mechanism) is the name in receipts and counts.
         """
         if parameter is None:
             raise InvalidParameter(
@@ -128,20 +119,17 @@ class FilteredBudget(PrivacyBudget):
             stored = self._find()
             if stored is None:
                 content = self._content()
-                marks = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
-                state = json.dumps(self._filter(None).state())
                 digest = hashlib.sha256(content.encode()).hexdigest()
-                self._ledger.store_plan(self.name, content, digest, {}, fingerprint=marks, filter_state=state)
-                stored = self._find()
-            if stored is None:
-                raise LedgerError("the filter could not be stored")
-            if name not in self._ledger.by_principal(stored.id).get("", {}):
+                state = json.dumps(self._filter(None).state())
+                stored = self._freeze(content, digest, {}, fingerprint, filter_state=state)
+            if name not in self._names:
                 self._ledger.add_line(stored.id, name, UNLIMITED)
-        if self._unmet:
-            self._meet()
+                self._names.add(name)
+        if self._to_remember:
+            self._remember()
         return FilteredLine(self, stored, name, item)
 
-    # -- what is spent and left ----------------------------------------------------------------------------------------
+    # -- spent and left ------------------------------------------------------------------------------------------------
 
     def lines(self, principal: str | None = None) -> dict[str, LineState]:
         """Every line that was used, with its number of releases. A filter has no count in advance."""
@@ -159,16 +147,16 @@ class FilteredBudget(PrivacyBudget):
         return sum(state["spent"] for name, state in counts.items() if line in (None, name))
 
     def remaining(self, line: str | None = None, principal: str | None = None) -> int:
-        """Not known: it depends on what will be asked. See `FilteredLine.remaining`."""
-        raise InvalidParameter("remaining", None, "asked of a line: a filter's releases differ in what they cost")
+        """Not known: it depends on the releases to come. See `FilteredLine.remaining`."""
+        raise InvalidParameter("remaining", None, "asked of a line: a filter's releases differ in cost")
 
     def epsilon_spent(self, principal: str | None = None) -> float:
-        """What the divergence spent so far converts to, at delta; the guarantee for the whole is epsilon."""
+        """The epsilon, at delta, of the divergence spent so far; the guarantee for the whole is epsilon."""
         return self._now().epsilon_spent
 
     def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
         """Not known without a line's parameters: see `FilteredLine.preview`."""
-        raise InvalidParameter("preview", n, "asked of a line: a filter's releases differ in what they cost")
+        raise InvalidParameter("preview", n, "asked of a line: a filter's releases differ in cost")
 
     def __repr__(self) -> str:
         return f"PrivacyBudget.filtered(epsilon={self.epsilon:g}, delta={self.delta:g}, name={self.name!r})"
@@ -181,7 +169,7 @@ class FilteredLine(BudgetLine):
     """
 
     def __init__(self, budget: FilteredBudget, stored: StoredPlan, name: str, item: PlanLine) -> None:
-        super().__init__(budget.name, budget._ledger, stored.id, stored.digest, name, item, budget._policy)
+        super().__init__(budget.name, budget._ledger, budget._policy, stored, name, item)
         self._budget = budget
 
     def _where(self) -> tuple[str, ...]:
@@ -227,7 +215,7 @@ class FilteredLine(BudgetLine):
         return self._budget._now().left(self._line(1))
 
     def preview(self, n: int = 1) -> Preview:
-        """What ``n`` further releases of this kind would cost. Charges nothing."""
+        """The effect of ``n`` further releases of this kind. Charges nothing."""
         filter_ = self._budget._now()
         fits = filter_.spend(self._line(n))
         left = filter_.left(self._line(1))

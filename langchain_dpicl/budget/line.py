@@ -16,15 +16,14 @@ from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claim
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import EligibleOwners, Stale
 from langchain_dpicl.budget.policy import Policy, SoftLimit
-from langchain_dpicl.budget.queries import query_id
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id
-from langchain_dpicl.budget.renewal import assumption
+from langchain_dpicl.budget.renewal import StoredPlan, assumption
+from langchain_dpicl.budget.replay import Waiting, query_id
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import Participants, Tickets
-from langchain_dpicl.budget.waiting import Waiting
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded, UnsafeConfigurationError
-from langchain_dpicl.privacy import PlanLine, checks
+from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
@@ -54,25 +53,27 @@ class BudgetLine:
         self,
         budget_name: str,
         ledger: Ledger,
-        plan_id: int,
-        digest: str,
+        policy: Policy,
+        stored: StoredPlan,
         name: str,
         plan_line: PlanLine,
-        policy: Policy,
+        plan: PrivacyPlan | None = None,
         tickets: Tickets | None = None,
     ) -> None:
         self.name = name
-        self.plan_id = plan_id
+        self.plan = plan
+        """None in a filtered budget."""
+        self.plan_id = stored.id
         self.plan_line = plan_line
         self.mechanism = plan_line.mechanism
         self.rate = plan_line.rate
         self.parameter = plan_line.parameter
         self.count = plan_line.count
         self.options: Mapping[str, float] = plan_line.options
-        self._budget_name = budget_name
+        self._budget_name = budget_name  # not the budget: it holds its lines, and would outlive its last user
         self._ledger = ledger
-        self._digest = digest
         self._policy = policy
+        self._digest = stored.digest
         self._words = plan_line.describe()
         self._key: bytes | None = None
         self._tickets = tickets
@@ -294,7 +295,7 @@ class BudgetLine:
     @property
     def _counts_others(self) -> bool:
         """Whether a receipt needs to know what other lines have spent."""
-        return False
+        return self.plan is not None and len(self.plan.lines) > 1
 
     def _advance(self) -> Advance | None:
         """What else a charge advances in its transaction."""
@@ -406,7 +407,8 @@ class BudgetLine:
         self._ledger.give_up(charge)
 
     def _epsilon_of(self, charge: Charge, spent: int) -> float:
-        raise NotImplementedError
+        assert self.plan is not None
+        return self.plan.spent(self.plan.at_most({**charge.others, self.name: spent}))
 
     def _left_after(self, charge: Charge, spent: int) -> int | None:
         return None if self.has_tickets else self.count - spent
@@ -417,7 +419,8 @@ class BudgetLine:
 
     @property
     def _target(self) -> tuple[float, float]:
-        raise NotImplementedError
+        assert self.plan is not None
+        return self.plan.epsilon, self.plan.delta
 
     def spent(self, principal: str | None = None) -> int:
         """Releases (tokens, on a line that counts them) charged on this line."""

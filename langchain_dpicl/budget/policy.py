@@ -1,4 +1,4 @@
-"""How a budget treats its callers: whose releases it counts, what it replays, when it warns."""
+"""How a budget treats its callers: the counter of each, replay, and the soft limit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ Scope = Literal["shared", "per_principal"]
 Replay = bool | Literal["principal"]
 OnExhausted = Literal["raise", "zero_shot"]
 
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "scope": ("shared", "per_principal"),
+    "on_exhausted": ("raise", "zero_shot"),
+    "replay": (True, False, "principal"),
+    "keep_queries": (True, False),
+}
+
 logger = logging.getLogger("langchain_dpicl.budget")
 
 
 class SoftLimit(TypedDict):
-    """What ``on_soft_limit`` is called with."""
+    """The argument of ``on_soft_limit``."""
 
     budget: str
     line: str
@@ -44,14 +51,10 @@ class Policy:
     on_soft_limit: Callable[[SoftLimit], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.scope not in ("shared", "per_principal"):
-            raise InvalidParameter("scope", self.scope, '"shared" or "per_principal"')
-        if self.on_exhausted not in ("raise", "zero_shot"):
-            raise InvalidParameter("on_exhausted", self.on_exhausted, '"raise" or "zero_shot"')
-        if self.replay != "principal" and not isinstance(self.replay, bool):
-            raise InvalidParameter("replay", self.replay, 'True, False or "principal"')
-        if not isinstance(self.keep_queries, bool):
-            raise InvalidParameter("keep_queries", self.keep_queries, "True or False")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if not any(type(value) is type(choice) and value == choice for choice in choices):
+                raise InvalidParameter(name, value, " or ".join(map(repr, choices)))
         object.__setattr__(self, "replay_patience", checks.real("replay_patience", self.replay_patience, at_least=0.0))
         if self.soft_limit is not None:
             limit = checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0)
@@ -60,35 +63,29 @@ class Policy:
             raise InvalidParameter("on_soft_limit", type(self.on_soft_limit).__name__, "a function of one argument")
 
     def principal(self, principal: str | None) -> str:
-        """Whose counter a request uses: "" where all callers share one. `InvalidParameter` where it is not said."""
+        """The key of a request's counter: "" if all callers share one. `InvalidParameter` if no principal is set."""
         return "" if self.scope == "shared" else _checked(principal, "counts each one's releases")
 
     def caller(self, principal: str | None) -> str:
-        """Who sees what comes of a request: "" where all callers do. `InvalidParameter` where it is not said."""
+        """The caller who sees the answer to a request: "" if all callers do. `InvalidParameter` if none is set."""
         if self.scope == "shared" and self.replay == "principal":
-            return _checked(principal, "replays an answer to whoever asked for it")
+            return _checked(principal, "replays an answer to the caller who asked for it")
         return self.principal(principal)
 
     def warn(self, facts: SoftLimit, before: int) -> None:
-        """At the charge that crosses the soft limit: a warning in the log, and the callback.
+        """Log a warning and call the callback at the charge that crosses the soft limit.
 
-        One charge crosses it, whatever the number of workers, so this happens once per counter; where tokens are
-        counted it happens again if those that were never sampled brought the counter back below. A callback that fails
-        is logged: the charge stands and must be used.
+        One charge crosses it, whatever the number of workers, so this happens once per counter; on a line of tokens it
+        happens again if returned tokens brought the counter back below. A callback that fails is logged: the charge
+        stands and must be used.
         """
         if self.soft_limit is None:
             return
         threshold = max(1, math.ceil(self.soft_limit * facts["count"]))
         if not before < threshold <= facts["spent"]:
             return
-        logger.warning(
-            "the budget %r has spent %d of %d releases of the line %r: %d are left",
-            facts["budget"],
-            facts["spent"],
-            facts["count"],
-            facts["line"],
-            facts["remaining"],
-        )
+        spent = "has spent %(spent)d of %(count)d releases of the line %(line)r: %(remaining)d are left"
+        logger.warning(f"the budget %(budget)r {spent}", facts)
         if self.on_soft_limit is not None:
             try:
                 self.on_soft_limit(facts)

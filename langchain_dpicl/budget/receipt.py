@@ -1,10 +1,11 @@
-"""What a release cost and what is left: public, and kept in the ledger."""
+"""The receipt of a release: its cost and the releases left. Public, and kept in the ledger."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from typing_extensions import TypedDict
 
@@ -21,7 +22,7 @@ class Receipt(TypedDict):
     number: int
     """Which release of its line this is, from 1; on a line that counts tokens the last of the numbers it charged."""
     principal: str | None
-    """Whose releases are counted; None where all callers share one counter."""
+    """The principal whose releases are counted; None if all callers share one counter."""
     assumption: str
     """What the guarantee assumes of the callers, in words."""
     mechanism: str
@@ -32,15 +33,15 @@ class Receipt(TypedDict):
     delta: float
     remaining: int | None
     """Releases (tokens) left on this line just after this one was charged, without the tokens that it never sampled.
-    None where owners pay with tickets: such a line has no end."""
+    None if owners pay with tickets: such a line has no end."""
     tokens: int | None
     """How many tokens it counts for, on a line that counts them."""
     outcome: str
-    """What came of it: "released", or in words what was answered instead."""
+    """"released", or in words the answer that was given instead."""
     replayed: bool
     """Whether this is an earlier release's receipt, whose answer was given once more at no cost."""
     query: str | None
-    """A keyed hash of the query (its text if the deployer keeps queries), where one was given."""
+    """A keyed hash of the query (its text if the deployer keeps queries), if there was one."""
     time: str
     """When it was charged: UTC, ISO 8601, from the machine's clock. Nothing is computed from it."""
 
@@ -54,8 +55,27 @@ class Replayed:
 
 
 def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
-    """What a release is called: a principal's counter stands in for its name."""
+    """The id of a release. It shows a principal's counter instead of its name."""
     return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
+
+
+class ReleaseId(NamedTuple):
+    """The parts of a release's id."""
+
+    budget: str
+    line: str
+    counter: int | None
+    number: int
+
+
+def parse_release_id(text: str) -> ReleaseId | None:
+    """The parts of an id that `release_id` made; None for any other text."""
+    pattern = r"(.*):([^:]*):(?:([0-9]{1,18})\.)?([0-9]{1,18})"
+    found = re.fullmatch(pattern, str(text), re.DOTALL)
+    if found is None:
+        return None
+    budget, line, counter, number = found.groups()
+    return ReleaseId(budget, line, None if counter is None else int(counter), int(number))
 
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:

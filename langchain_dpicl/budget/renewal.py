@@ -1,8 +1,8 @@
-"""One data set, several plans: which of them add up.
+"""Several plans on one data set: which of them add up.
 
 All plans of a ledger count as made on the same data. They share a generation until somebody announces, with a reason,
 that the data were replaced as a whole (`PrivacyBudget.start_afresh`): the plan that is then frozen under the announced
-name opens the next generation. The ledger checks what it can: it keeps a sketch of each plan's owners
+name opens the next generation. The ledger checks this as far as it can: it keeps a sketch of each plan's owners
 (`ExemplarStore.fingerprint`), and refuses a fresh start on data that share an owner with an older plan.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -27,7 +26,7 @@ from langchain_dpicl.store.marks import SKETCH
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A plan as the ledger holds it."""
+    """A plan as the ledger holds it: one row of its table."""
 
     id: int
     name: str
@@ -41,8 +40,13 @@ class StoredPlan:
 
     @property
     def is_filter(self) -> bool:
-        """Whether its parameters are chosen as one goes."""
+        """Whether its mechanisms and parameters are chosen after it is frozen."""
         return bool(json.loads(self.content).get("format") == "filter-1")
+
+    @property
+    def marks(self) -> set[str]:
+        """The sketch of its owners; empty if it has none."""
+        return set(json.loads(self.fingerprint or "[]"))
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,13 @@ class PlanShare(TypedDict):
 
 
 class Total(TypedDict):
-    """What all plans on the same data give away together.
+    """The loss of all plans on the same data together.
 
     ``epsilon`` at ``delta``: the composition of everything released so far, certified if each plan's parameters were
-    chosen without looking at another plan's answers. ``delta`` is the largest of the plans' deltas (their sum, where
+    chosen without looking at another plan's answers. ``delta`` is the largest of the plans' deltas (their sum, if
     failure probabilities alone pass the largest), plus each filter's, whose epsilon adds up as a whole.
-    ``promised_epsilon`` at ``promised_delta``: the sums of what the plans promise; it holds for all releases to come,
-    and also where a later plan was chosen after seeing an earlier one's answers. For plans of scope ``per_principal``
+    ``promised_epsilon`` at ``promised_delta``: the sums of the plans' promises; it holds for all releases to come,
+    and also if a later plan was chosen after seeing an earlier one's answers. For plans of scope ``per_principal``
     both hold for each principal, if callers do not collude.
     """
 
@@ -90,19 +94,17 @@ class Total(TypedDict):
     plans: list[PlanShare]
 
 
-COLLUDING = "all callers may collude: the guarantee holds for all releases together"
-NOT_COLLUDING = "callers do not collude: the guarantee holds for each principal's releases on their own"
-
-
 def assumption(scope: str) -> str:
-    """What a guarantee rests on, in words."""
-    return NOT_COLLUDING if scope == "per_principal" else COLLUDING
+    """The assumption of a guarantee, in words."""
+    if scope == "per_principal":
+        return "callers do not collude: the guarantee holds for each principal's releases on their own"
+    return "all callers may collude: the guarantee holds for all releases together"
 
 
 def enter_generation(
     connection: Connection, name: str, fingerprint: Sequence[str] | None, now: str
 ) -> tuple[int, str | None]:
-    """Which generation a plan that is being frozen belongs to, and its sketch as it is stored.
+    """The generation of a plan that is being frozen, and its sketch as it is stored.
 
     Carries out a fresh start that was announced under its name: `PlanMismatch` if there is no sketch, or if it shares
     an owner with an older plan's.
@@ -119,22 +121,17 @@ def enter_generation(
             f"the budget {name!r} was announced to start afresh, so the store's fingerprint is needed when its plan is "
             "frozen: pass fingerprint=store.fingerprint; nothing was charged"
         )
-    before = sorted({mark for sketch in sketches(connection) for mark in sketch})
+    rows = connection.scalars(sa.select(plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
+    before = sorted({mark for row in rows for mark in json.loads(row)})
     refuse_shared(name, before, fingerprint)
     values = {"generation": latest + 1, "carried_out": now, "before": json.dumps(before), "after": text}
     connection.execute(sa.update(acts).where(acts.c.id == announced).values(values))
     return latest + 1, text
 
 
-def sketches(connection: Connection) -> list[list[str]]:
-    """The sketches of all plans that have one."""
-    rows = connection.scalars(sa.select(plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
-    return [json.loads(text) for text in rows]
-
-
-def refuse_shared(name: str, before: Sequence[str], after: Sequence[str]) -> None:
+def refuse_shared(name: str, before: Iterable[str], after: Iterable[str]) -> None:
     """`PlanMismatch` if two sketches share an owner."""
-    if set(before) & set(after):
+    if not set(before).isdisjoint(after):
         raise PlanMismatch(
             f"the budget {name!r} cannot start afresh: its store shares owners with the data of an older plan in this "
             "ledger, so their losses add up; nothing was charged"
@@ -149,9 +146,9 @@ def holds(connection: Connection, gone: Sequence[str]) -> bool:
 
 
 def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> None:
-    """Take the hashes of an owner who was forgotten out of every sketch.
+    """Remove the hashes of a forgotten owner from every sketch.
 
-    A plan whose sketch had one of them was made on this owner's store, so hashes of those who are ``left`` there take
+    A plan whose sketch had one of them was made on this owner's store, so hashes of the owners ``left`` there take
     their places: a later fresh start finds them as before.
     """
     out = set(gone)
@@ -169,50 +166,42 @@ def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> No
                 connection.execute(sa.update(acts).where(acts.c.id == act.id).values({column: kept}))
 
 
-def neighbours(stored: Sequence[StoredPlan], name: str) -> list[str]:
-    """The names of other plans whose sketch shares an owner with this plan's."""
-    mine = {mark for plan in stored if plan.name == name for mark in json.loads(plan.fingerprint or "[]")}
-    return [plan.name for plan in stored if plan.name != name and mine & set(json.loads(plan.fingerprint or "[]"))]
-
-
 def same_data(stored: Sequence[StoredPlan], generation: int) -> list[StoredPlan]:
-    """The plans of a generation, and those of others that are seen to share an owner with one of them."""
-    chosen = [plan for plan in stored if plan.generation == generation]
-    rest = [plan for plan in stored if plan.generation != generation]
-    while True:
-        marks = {mark for plan in chosen for mark in json.loads(plan.fingerprint or "[]")}
-        more = [plan for plan in rest if marks & set(json.loads(plan.fingerprint or "[]"))]
-        if not more:
-            return sorted(chosen, key=lambda plan: plan.id)
-        chosen += more
-        rest = [plan for plan in rest if plan not in more]
+    """The plans of a generation, and those of others that share an owner with one of them, as far as sketches show."""
+    chosen = {plan.id: plan for plan in stored if plan.generation == generation}
+    more = chosen
+    while more:
+        marks = {mark for plan in chosen.values() for mark in plan.marks}
+        more = {plan.id: plan for plan in stored if plan.id not in chosen and marks & plan.marks}
+        chosen |= more
+    return sorted(chosen.values(), key=lambda plan: plan.id)
 
 
 def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) -> Total:
-    """Compose plans; ``spent`` gives each line's releases (of whoever spent most, in a ``per_principal`` plan)."""
+    """Compose plans; ``spent`` gives each line's releases (the most of any principal in a ``per_principal`` plan)."""
     shares: list[PlanShare] = []
     schedule: list[Line] = []
     deltas: list[float] = []
-    filter_epsilons: list[float] = []
-    filter_deltas: list[float] = []
+    epsilons_of_filters: list[float] = []
+    deltas_of_filters: list[float] = []
     for item in stored:
         counts = dict(spent[item.id])
+        is_used = any(counts.values())
         if item.is_filter:
             content = json.loads(item.content)
             epsilon, delta = content["epsilon"], content["delta"]
-            if any(counts.values()):
-                filter_epsilons.append(epsilon)
-                filter_deltas.append(delta)
+            if is_used:
+                epsilons_of_filters.append(epsilon)
+                deltas_of_filters.append(delta)
         else:
+            plan = PrivacyPlan.from_json(item.content)
+            epsilon, delta = plan.epsilon, plan.delta
             try:
-                plan = PrivacyPlan.from_json(item.content)
-                # Where owners pay with tickets, one has paid for each query at most, and never more than it has.
-                most = {name: min(counts[name], line.count) for name, line in plan.lines.items()}
-                schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items()]
+                most = plan.at_most({name: counts[name] for name in plan.lines})
             except KeyError:
                 raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}") from None
-            epsilon, delta = plan.epsilon, plan.delta
-            if any(counts.values()):
+            schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
+            if is_used:
                 deltas.append(delta)
         shares.append(
             PlanShare(
@@ -225,38 +214,24 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
                 spent=counts,
             )
         )
-    at, together = _compose([line for line in schedule if line.count], deltas)
-    assumed = NOT_COLLUDING if any(item.scope == "per_principal" for item in stored) else COLLUDING
+    at = together = 0.0
+    if schedule:  # at the largest delta if that gives a finite epsilon, else at the sum of all
+        at = max(deltas)
+        together = PLDAccountant().epsilon(schedule, at)
+        if not math.isfinite(together):
+            at = min(0.999, _sum(*deltas))
+            together = PLDAccountant().epsilon(schedule, at)
     return Total(
-        epsilon=_sum(together, *filter_epsilons),
-        delta=_sum(at, *filter_deltas),
+        epsilon=_sum(together, *epsilons_of_filters),
+        delta=_sum(at, *deltas_of_filters),
         promised_epsilon=_sum(*(share["epsilon"] for share in shares)),
         promised_delta=_sum(*(share["delta"] for share in shares)),
-        assumption=assumed,
+        assumption=assumption("per_principal" if any(item.scope == "per_principal" for item in stored) else "shared"),
         plans=shares,
     )
 
 
-def _compose(schedule: Sequence[Line], deltas: Sequence[float]) -> tuple[float, float]:
-    """(delta, epsilon) of these releases, at the largest delta where that is finite, else at their sum."""
-    if not schedule:
-        return 0.0, 0.0
-    largest, together = max(deltas), min(0.999, _sum(*deltas))
-    epsilon = PLDAccountant().epsilon(schedule, largest)
-    if math.isfinite(epsilon):
-        return largest, epsilon
-    return together, PLDAccountant().epsilon(schedule, together)
-
-
 def _sum(*values: float) -> float:
-    """The sum, rounded up where adding rounds at all."""
+    """The sum, rounded up if adding rounds at all."""
     answer = math.fsum(values)
     return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)
-
-
-def users_line() -> int:
-    """The ``stacklevel`` of the caller's warning: the first line that is neither this package's nor LangChain's."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(("langchain_dpicl", "langchain_core")):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 from langchain_dpicl.budget import renewal
-from langchain_dpicl.budget.budget import PrivacyBudget
+from langchain_dpicl.budget.budget import Budget, PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
-from langchain_dpicl.budget.receipt import Receipt, read_receipt, release_id
+from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan
-from langchain_dpicl.budget.tickets import WARNING
+from langchain_dpicl.budget.ticket_report import WARNING
 from langchain_dpicl.errors import InvalidParameter
 
 FIELDS = (
@@ -42,7 +44,7 @@ UNANSWERED = "charged, not answered"
 
 
 class LedgerReport:
-    """Reads a ledger that exists. `LedgerError` where there is none."""
+    """Reads a ledger that exists. `LedgerError` if there is none."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -57,55 +59,25 @@ class LedgerReport:
             raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
         return found
 
+    def _open(self, name: str) -> closing[Budget]:
+        return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
+
     def show(self, name: str | None = None) -> dict[str, Any]:
-        """Every budget as it stands, what those on the same data add up to, and the fresh starts."""
-        chosen = self.chosen(name)
-        totals = []
-        for generation in sorted({plan.generation for plan in chosen}):
+        """Every budget as it stands, the totals of those on the same data, and the fresh starts."""
+        budgets, totals, acts = [], [], []
+        for plan in self.chosen(name):
+            with self._open(plan.name) as budget:
+                budgets.append({**_facts(plan), "epsilon": budget.epsilon, "delta": budget.delta, **_spent(budget)})
+        for generation in sorted({plan.generation for plan in self.chosen(name)}):
             same = renewal.same_data(self.stored, generation)
             spent = {plan.id: self._ledger.most_spent(plan.id) for plan in same}
             totals.append({"generation": generation, **renewal.total(same, spent)})
-        acts = [
-            {
-                "budget": act.name,
-                "reason": act.reason,
-                "announced": act.announced,
-                "carried_out": act.carried_out,
-                "generation": act.generation,
-                "sketches": {"before": _marks(act.before), "after": _marks(act.after)},
-            }
-            for act in self._ledger.acts()
-        ]
-        return {
-            "ledger": self._ledger.shown,
-            "budgets": [*map(self._budget, chosen)],
-            "totals": totals,
-            "acts": acts,
-        }
-
-    def _budget(self, stored: StoredPlan) -> dict[str, Any]:
-        budget = PrivacyBudget.open(stored.name, self._url, witness=UNWATCHED)
-        try:
-            spent_by = budget.principals()
-            entry: dict[str, Any] = {
-                "name": stored.name,
-                "plan": stored.digest[:16],
-                "kind": "filter" if stored.is_filter else "plan",
-                "tickets": bool(stored.tickets),
-                "epsilon": budget.epsilon,
-                "delta": budget.delta,
-                "scope": stored.scope,
-                "assumption": renewal.assumption(stored.scope),
-                "created": stored.created,
-                "generation": stored.generation,
-            }
-            if stored.scope == "shared":
-                return {**entry, "epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
-            each = {who: {"epsilon_spent": budget.epsilon_spent(who), "lines": budget.lines(who)} for who in spent_by}
-            most = max((budget.epsilon_spent(who) for who in spent_by), default=0.0)
-            return {**entry, "epsilon_spent": most, "principals": each, "lines": _empty_lines(budget)}
-        finally:
-            budget.close()
+        for act in self._ledger.acts():
+            row = asdict(act)
+            del row["id"]
+            sketches = {when: json.loads(row.pop(when) or "null") for when in ("before", "after")}
+            acts.append({"budget": row.pop("name"), **row, "sketches": sketches})
+        return {"ledger": self._ledger.shown, "budgets": budgets, "totals": totals, "acts": acts}
 
     def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
         """Every release, budget by budget and counter by counter, in the order of their numbers."""
@@ -129,31 +101,25 @@ class LedgerReport:
                 }
                 if release.receipt is not None:
                     receipt: dict[str, Any] = dict(read_receipt(release.receipt))
-                    row |= {field: receipt.get(field) for field in FIELDS[1:] if field in receipt}
+                    row |= {field: receipt[field] for field in FIELDS[1:] if field in receipt}
                     row["outcome"] = release.outcome or receipt["outcome"]
                 yield row
 
     def receipt(self, id_: str) -> Receipt | None:
-        """The receipt with this id, of whichever budget."""
-        name = id_.rsplit(":", 2)[0]
-        if name not in [plan.name for plan in self.stored]:
+        """The receipt with this id, of any budget."""
+        known = parse_release_id(id_)
+        if known is None or known.budget not in [plan.name for plan in self.stored]:
             return None
-        budget = PrivacyBudget.open(name, self._url, witness=UNWATCHED)
-        try:
+        with self._open(known.budget) as budget:
             return budget.receipt(id_)
-        finally:
-            budget.close()
 
     def tickets(self, name: str) -> dict[str, Any]:
-        """What owners have burnt on the budget of this name, by line and principal. PRIVATE, for the deployer alone.
+        """The used tickets of the budget of this name, by line and principal. PRIVATE, for the deployer alone.
 
-        `InvalidParameter` where there is no such budget, or where owners pay for nothing on it.
+        `InvalidParameter` if there is no such budget, or if its owners pay with no tickets.
         """
-        budget = PrivacyBudget.open(name, self._url, witness=UNWATCHED)
-        try:
+        with self._open(name) as budget:
             found = budget.private_ticket_report()
-        finally:
-            budget.close()
         lines: dict[str, Any] = {}
         for line, by_principal in found.items():
             lines[line] = {}
@@ -167,25 +133,27 @@ class LedgerReport:
         self._ledger.close()
 
 
-def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
-    """Owners by the tickets that they have burnt: from, to, and how many owners.
-
-    At most ``most`` bins of one width for those who have some left, and a last one for those who have none. Private.
-    """
-    width = -(-tickets // most)
-    used = [(int(number), owners) for number, owners in burnt.items()]
-    bins = []
-    for low in range(0, tickets, width):
-        high = min(low + width, tickets) - 1
-        bins.append((low, high, sum(owners for number, owners in used if low <= number <= high)))
-    return [*bins, (tickets, tickets, sum(owners for number, owners in used if number >= tickets))]
-
-
-def _marks(text: str | None) -> list[str] | None:
-    return None if text is None else json.loads(text)
+def _facts(plan: StoredPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "plan": plan.digest[:16],
+        "kind": "filter" if plan.is_filter else "plan",
+        "tickets": bool(plan.tickets),
+        "scope": plan.scope,
+        "assumption": renewal.assumption(plan.scope),
+        "created": plan.created,
+        "generation": plan.generation,
+    }
 
 
-def _empty_lines(budget: PrivacyBudget) -> dict[str, dict[str, Any]]:
-    plan = budget.plan
-    lines = {} if plan is None else plan.lines
-    return {name: {"count": line.count, "mechanism": line.mechanism} for name, line in lines.items()}
+def _spent(budget: Budget) -> dict[str, Any]:
+    """The lines as they stand, and epsilon; in a ``per_principal`` plan by principal, and the largest epsilon."""
+    if budget.scope == "shared":
+        return {"epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
+    principals: dict[str, dict[str, Any]] = {
+        who: {"epsilon_spent": budget.epsilon_spent(who), "lines": budget.lines(who)} for who in budget.principals()
+    }
+    most = max((each["epsilon_spent"] for each in principals.values()), default=0.0)
+    lines = {} if budget.plan is None else budget.plan.lines
+    empty = {name: {"count": line.count, "mechanism": line.mechanism} for name, line in lines.items()}
+    return {"epsilon_spent": most, "principals": principals, "lines": empty}

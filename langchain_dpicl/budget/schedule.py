@@ -1,56 +1,55 @@
-"""What a budget is asked for, before its plan is solved: how many releases of each line, and what each line is."""
+"""The lines of a budget before its plan is solved: its releases, and the declarations of chains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from langchain_dpicl.errors import InvalidParameter, PlanIncomplete, PlanMismatch
-from langchain_dpicl.privacy import MECHANISMS, LineRequest, PlanLine, PrivacyPlan, checks, default_delta0
+from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, checks, default_delta0
 
 Releases = int | Mapping[str, int | LineRequest]
+Declared = tuple[LineRequest, frozenset[str]]
+"""A line and the names of its values that somebody chose: "rate", and options. The others may still change."""
 
 
-@dataclass
-class Declaration:
-    """What is known of a line: its mechanism, its rate, the options that somebody chose, and from how many owners the
-    rate was chosen, if it was."""
+def declared(
+    mechanism: str, rate: float, rate_is_explicit: bool, owners: int | None, options: Mapping[str, float] | None
+) -> Declared:
+    """A declaration, checked. Its count is set when the plan is solved."""
+    chosen = dict(options or {})
+    family = MECHANISMS.get(mechanism) if isinstance(mechanism, str) else None
+    fixed = {} if family is None else family.options
+    needed = {key: option.high for key, option in fixed.items() if option.default is None}
+    request = LineRequest(mechanism, rate, 1, options={**needed, **chosen}, owners=owners)
+    return request, frozenset([*chosen, "rate"] if rate_is_explicit else chosen)
 
-    mechanism: str
-    rate: float
-    rate_is_explicit: bool
-    options: dict[str, float] = field(default_factory=dict)
-    owners: int | None = None
 
-    def __post_init__(self) -> None:
-        family = MECHANISMS.get(self.mechanism) if isinstance(self.mechanism, str) else None
-        if family is None:
-            raise InvalidParameter("mechanism", self.mechanism, f"one of {', '.join(MECHANISMS)}")
-        self.rate = checks.probability("rate", self.rate)
-        needed = {key: option.high for key, option in family.options.items() if option.default is None}
-        checked = family.check_options({**needed, **self.options})
-        self.options = {key: checked[key] for key in self.options}
+def differences(
+    line: LineRequest, asked: LineRequest, chosen: Collection[str], owners: int | None = None
+) -> dict[str, tuple[object, object]]:
+    """The values of a line that are not as asked: each value and the value asked for. Only chosen values are compared.
 
-    def absorb(self, other: Declaration, where: str) -> None:
-        """Take in another declaration of the same line. `PlanMismatch` if both cannot be true."""
-        both = {key: (self.options[key], other.options[key]) for key in self.options.keys() & other.options.keys()}
-        pairs = {"mechanism": (self.mechanism, other.mechanism), **both}
-        if self.rate_is_explicit and other.rate_is_explicit:
-            pairs["rate"] = (self.rate, other.rate)
-        for key, (mine, theirs) in pairs.items():
-            if mine != theirs:
-                raise PlanMismatch(f"{where} was declared with {key} {mine!r} (asked: {theirs!r})")
-        self.options |= other.options
-        if other.rate_is_explicit:
-            self.rate, self.rate_is_explicit, self.owners = other.rate, True, other.owners
+    ``owners``: from how many a chosen rate was computed. A store may have other owners by now, or none.
+    """
+    options = [key for key in asked.options if key in chosen]
+    pairs: dict[str, tuple[object, object]] = {
+        "mechanism": (line.mechanism, asked.mechanism),
+        "options": ({key: line.options.get(key) for key in options}, {key: asked.options[key] for key in options}),
+    }
+    if "rate" in chosen:
+        pairs["rate"] = (line.rate, asked.rate)
+        if owners is not None:
+            pairs["owners"] = (line.owners, owners)
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 class Schedule:
     """The lines of a budget. One number of releases means one line, named after its mechanism once that is known."""
 
     def __init__(self, releases: Releases) -> None:
-        self.asked: dict[str, LineRequest] = {}
-        self._declared: dict[str, Declaration] = {}
+        self._asked: dict[str, LineRequest] = {}
+        self._declared: dict[str, Declared] = {}
         self.counts: dict[str, int] | int
         if not isinstance(releases, Mapping):
             self.counts = checks.whole("releases", releases)
@@ -62,28 +61,24 @@ class Schedule:
             if not isinstance(name, str) or not name or ":" in name or len(name) > 255:
                 raise InvalidParameter("releases", name, 'names of 1 to 255 characters without ":"')
             if isinstance(value, LineRequest):
-                self.asked[name] = value
-                self._declared[name] = _declared(value)
+                self._asked[name] = value
+                self._declared[name] = value, frozenset([*value.options, "rate"])
                 self.counts[name] = value.count
             else:
                 self.counts[name] = checks.whole(f"releases[{name!r}]", value)
 
     @property
     def names(self) -> list[str]:
-        """The lines' names; none before one unnamed line's mechanism is known."""
+        """The lines' names; none while the mechanism of one unnamed line is not known."""
         return list(self._declared) if isinstance(self.counts, int) else list(self.counts)
 
-    def mechanism(self, name: str) -> str | None:
-        """What a line is, if somebody said so."""
-        known = self._declared.get(name)
-        return None if known is None else known.mechanism
-
-    def count(self, name: str) -> int:
-        """Releases of a line."""
-        return self.counts if isinstance(self.counts, int) else self.counts[name]
+    def line(self, name: str) -> tuple[int, str | None]:
+        """A line's releases, and its mechanism; None until it is declared."""
+        count = self.counts if isinstance(self.counts, int) else self.counts[name]
+        return count, self._declared[name][0].mechanism if name in self._declared else None
 
     def name_of(self, name: str | None, mechanism: str | None = None) -> str:
-        """Which line is meant. With one line nobody has to say; with several, `InvalidParameter` lists the names."""
+        """The name of the line that is meant. None means the only line; `InvalidParameter` if there are several."""
         if isinstance(self.counts, int):
             expected = next(iter(self._declared), mechanism)
             if name is not None and name != expected and name != mechanism:
@@ -95,21 +90,22 @@ class Schedule:
             raise InvalidParameter("line", name, f"one of this budget's lines: {', '.join(self.counts)}")
         return name
 
-    def declare(self, name: str | None, declaration: Declaration) -> str:
-        """Remember what a line is; the line's name. `PlanMismatch` against a declaration that says otherwise."""
-        name = self.name_of(name, declaration.mechanism)
-        known = self._declared.get(name)
-        if known is not None:
-            known.absorb(declaration, f"the line {name!r}")
-        elif isinstance(self.counts, int) and self._declared:
-            (known,) = self._declared.values()
-            known.absorb(declaration, "the budget's one line")
-        else:
-            self._declared[name] = declaration
-        return name
+    def declare(self, name: str | None, asked: LineRequest, chosen: frozenset[str]) -> None:
+        """Remember a declaration. `PlanMismatch` if it contradicts an earlier declaration."""
+        name = self.name_of(name, asked.mechanism)
+        if name not in self._declared:
+            self._declared[name] = asked, chosen
+            return
+        known, chosen_before = self._declared[name]
+        for key, (mine, theirs) in differences(known, asked, chosen & chosen_before).items():
+            raise PlanMismatch(f"the line {name!r} was declared with {key} {mine!r} (asked: {theirs!r})")
+        latest = asked if "rate" in chosen else known
+        options = {**known.options, **{key: value for key, value in asked.options.items() if key in chosen}}
+        merged = replace(known, rate=latest.rate, owners=latest.owners, options=options)
+        self._declared[name] = merged, chosen | chosen_before
 
     def requests(self, delta: float) -> dict[str, LineRequest]:
-        """Every line, complete. `PlanIncomplete` names those that nobody has declared."""
+        """Every line, complete. `PlanIncomplete` names the lines that nobody has declared."""
         missing = [name for name in self.names if name not in self._declared]
         if missing:
             raise PlanIncomplete(
@@ -117,18 +113,18 @@ class Schedule:
                 "chain before the first release (a DPAggregate declares its line), call budget.declare(line, "
                 "mechanism, rate), or give releases={line: LineRequest(...)}; nothing was charged"
             )
-        tests = sum(known.mechanism == "ptr" for known in self._declared.values())
+        tests = sum(line.mechanism == "ptr" for line, _ in self._declared.values())
         answer = {}
-        for name, known in self._declared.items():
-            count, options = self.count(name), dict(known.options)
-            if known.mechanism == "ptr" and "delta0" not in options:
-                options["delta0"] = default_delta0(delta, known.rate, count, tests)
-            weight = self.asked[name].weight if name in self.asked else 1.0
-            answer[name] = LineRequest(known.mechanism, known.rate, count, weight, options, owners=known.owners)
+        for name, (line, chosen) in self._declared.items():
+            count, _ = self.line(name)
+            options = dict(line.options)
+            if line.mechanism == "ptr" and "delta0" not in chosen:
+                options["delta0"] = default_delta0(delta, line.rate, count, tests)
+            answer[name] = replace(line, count=count, options=options)
         return answer
 
     def differences(self, plan: PrivacyPlan) -> dict[str, tuple[object, object]]:
-        """Where a frozen plan is not what the budget asks for: what, frozen, asked."""
+        """Where a frozen plan is not as this budget asks: the frozen value and the value asked for."""
         frozen = {name: line.count for name, line in plan.lines.items()}
         if isinstance(self.counts, int):
             found: object = next(iter(frozen.values())) if len(frozen) == 1 else frozen
@@ -137,26 +133,8 @@ class Schedule:
         if frozen != asked:
             return {"releases": (frozen, asked)}
         pairs: dict[str, tuple[object, object]] = {}
-        for name, request in self.asked.items():
-            pairs |= against(plan.lines[name], _declared(request))
+        for name, request in self._asked.items():
+            pairs |= differences(plan.lines[name], request, [*request.options, "rate"], request.owners)
             if plan.lines[name].weight != request.weight:
                 pairs["weight"] = (plan.lines[name].weight, request.weight)
         return pairs
-
-
-def _declared(request: LineRequest) -> Declaration:
-    return Declaration(request.mechanism, request.rate, True, dict(request.options), request.owners)
-
-
-def against(line: PlanLine, asked: Declaration) -> dict[str, tuple[object, object]]:
-    """Where a frozen line is not what was declared. Options and a rate that nobody chose are not compared, nor is how
-    many owners there are by now."""
-    pairs: dict[str, tuple[object, object]] = {
-        "mechanism": (line.mechanism, asked.mechanism),
-        "options": ({key: line.options.get(key) for key in asked.options}, asked.options),
-    }
-    if asked.rate_is_explicit:
-        pairs["rate"] = (line.rate, asked.rate)
-        if asked.owners is not None:
-            pairs["owners"] = (line.owners, asked.owners)
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -59,22 +59,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
-from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import LOST, PAGE, EligibleOwners, OwnerIndex, hashed_marks, written
 from langchain_dpicl.budget.schema import burns, counters, hashed, pages, stub_digest, stubs
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers, PrivateStore
-
-if TYPE_CHECKING:
-    from langchain_dpicl.budget.line import BudgetLine
 
 FOLD_AFTER = 512
 """So many burns are added up into the pages at a time."""
@@ -206,26 +202,6 @@ def begin_anew(connection: Connection, counter_id: int) -> None:
     connection.execute(sa.insert(stubs).values(**row, marks=hashed_marks(), before=digest, digest=digest))
 
 
-class LineTickets(TypedDict):
-    """The tickets of one line, and principal where each has a counter. PRIVATE."""
-
-    private: str
-    tickets: int
-    """What every owner has."""
-    owners: int
-    """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
-    without: int
-    """Of these, how many have none left: they are left out."""
-    burnt: dict[str, int]
-    """How many of these have burnt how many tickets: by number, ascending."""
-
-
-TicketReport = dict[str, dict[str, LineTickets]]
-"""By line, and by principal ("" where all share one counter)."""
-
-WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, published, or used to choose public numbers"
-
-
 class Tickets:
     """The tickets of one line: T for every owner (and principal, where each has a counter)."""
 
@@ -315,26 +291,6 @@ class Tickets:
                 return _grown(mine.used, int(taken.max(initial=-1)) + 1)[taken]
 
         return self._ledger.run(read, "note")
-
-
-def ticket_report(ledger: Ledger, plan_id: int, lines: Mapping[str, BudgetLine]) -> TicketReport:
-    """How many owners have burnt how many tickets. PRIVATE."""
-    answer: TicketReport = {}
-    for name, line in lines.items():
-        counters = ledger.counters(plan_id, name)
-        answer[name] = {who: _of_counter(line.tickets_used(counter), line.count) for who, counter in counters.items()}
-    return answer
-
-
-def _of_counter(used: NDArray[np.int64], count: int) -> LineTickets:
-    numbers, owners = np.unique(used, return_counts=True)
-    return {
-        "private": WARNING,
-        "tickets": count,
-        "owners": len(used),
-        "without": int((used >= count).sum()),
-        "burnt": {str(number): int(many) for number, many in zip(numbers, owners, strict=True)},
-    }
 
 
 def _numbers(page: bytes) -> NDArray[np.int64]:

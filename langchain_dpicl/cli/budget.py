@@ -197,7 +197,6 @@ def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dic
 
     The loss is an upper bound on epsilon, with the moment of every change and of the latest charge.
     """
-    from langchain_dpicl.budget.planned import at_most
     from langchain_dpicl.privacy import PrivacyPlan
 
     known = PrivacyPlan.from_json(plan.content)
@@ -212,7 +211,7 @@ def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dic
         paid = None
         for moment, line, units in sorted(made):
             counts[line] += units
-            if (now := at_most(known, counts)) != paid:
+            if (now := known.at_most(counts)) != paid:
                 paid, loss = now, known.spent(now)
                 steps += [(moment, loss)] if not steps or steps[-1][1] != loss else []
         found[who] = [*steps, (moment, steps[-1][1])], counts
@@ -273,7 +272,7 @@ def _cell(value: object) -> object:
 
 
 def _tickets(options: argparse.Namespace) -> int:
-    from langchain_dpicl.budget.report import ticket_bins
+    from langchain_dpicl.budget.ticket_report import ticket_bins
 
     with _open(options) as report:
         found = report.tickets(options.name)

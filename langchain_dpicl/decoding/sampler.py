@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.utils import AddableDict
 
-from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.budget.filtered import FilteredBudget
+from langchain_dpicl.budget import Budget
 from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.batch import aone_by_one, one_by_one
 from langchain_dpicl.decoding.model import LogitsModel
@@ -93,7 +92,7 @@ class DPSampler(SamplerSteps, AnyRelease):
         self,
         model: LogitsModel,
         selector: PoissonExampleSelector,
-        budget: PrivacyBudget,
+        budget: Budget,
         *,
         template: DemonstrationTemplate | None = None,
         max_tokens: int = 25,
@@ -112,7 +111,7 @@ class DPSampler(SamplerSteps, AnyRelease):
             raise InvalidParameter("model", type(model).__name__, "a LogitsModel")
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
-        if not isinstance(budget, PrivacyBudget) or isinstance(budget, FilteredBudget):
+        if not isinstance(budget, Budget) or budget.is_filtered:
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
         if selector.threshold is not None or budget.tickets:
             raise InvalidParameter("threshold", selector.threshold, "None for a DPSampler: every owner may be asked")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import Flow, arun, run
 from langchain_dpicl.decoding.answer import Failed, PrivateAnswer, Settings, Writer, guarded
@@ -82,7 +82,7 @@ class SamplerSteps:
         self,
         model: LogitsModel,
         selector: PoissonExampleSelector,
-        budget: PrivacyBudget,
+        budget: Budget,
         template: DemonstrationTemplate,
         settings: Settings,
         pad: bool,

@@ -1,20 +1,20 @@
 """When a noisy count of abstentions may say that the members abstain: a threshold from public numbers alone.
 
-Of N members A abstain. The release says "the members abstain" only where A + X >= t, X being discrete Gaussian noise of
-scale sigma. It says so falsely where fewer than half abstained, A <= a = (N - 1) // 2 (rounded down). Then
+Of N members A abstain. The release says "the members abstain" only if A + X >= t, X being discrete Gaussian noise of
+scale sigma. It says so falsely if fewer than half abstained, A <= a = (N - 1) // 2 (rounded down). Then
 
     P(A + X >= t) = P(X >= t - A) <= P(X >= t - a),
 
-since the tail falls in its argument. So t = a + u, where u is the least whole number with P(X >= u) <= `FALSE_RATE`,
+since the tail falls in its argument. Let u be the least whole number with P(X >= u) <= `FALSE_RATE`. Then t = a + u
 bounds the rate of false reports by `FALSE_RATE`, whatever A <= a is, for every division of the other votes, and for
 every further condition (such as "and no label has more"), which only makes the event smaller. t depends on N and sigma,
-never on the outputs: what is released stays a function of the noisy counts.
+never on the outputs: the release stays a function of the noisy counts.
 
 The tail is summed exactly up to sigma = `_EXACT`; above, P(X >= u) <= P(Gaussian >= u - 1) (Canonne, Kamath and Steinke
 2020, proposition 25), which costs one count.
 
-The price is that few members cannot be heard over much noise: where all N abstain, P(N + X >= t) is what
-`told_probability` gives, and below `TOLD` a release does not count as telling. For sigma of 2 or more that takes about
+The price is that few members cannot be heard over much noise: if all N abstain, P(N + X >= t) is
+`told_probability`, and below `TOLD` a release does not count as telling. For sigma of 2 or more that takes about
 12 sigma members.
 """
 
@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 FALSE_RATE = 1e-6
-"""How often a release may say that the members abstain where fewer than half do."""
+"""How often a release may say that the members abstain although fewer than half do."""
 
 TOLD = 0.9
-"""How likely a release must say so, where all members abstain, for the budget to be protected by that alone."""
+"""How likely a release must say so, if all members abstain, for the budget to be protected by that alone."""
 
 _EXACT = 1000.0
 
@@ -39,7 +39,7 @@ _EXACT = 1000.0
 def abstention_threshold(members: int, sigma: float, unit: int = 1) -> int:
     """t: the least noisy count of abstentions that may be reported, for N members at noise of scale sigma.
 
-    ``unit``: where the count is taken in steps of 1 / unit members (as `EmbeddingMean` does), how many make a member;
+    ``unit``: if the count is taken in steps of 1 / unit members (as `EmbeddingMean` does), how many make a member;
     t is in these steps.
     """
     return (members - 1) // 2 * unit + tail_reach(sigma * unit)
@@ -47,13 +47,13 @@ def abstention_threshold(members: int, sigma: float, unit: int = 1) -> int:
 
 @lru_cache(maxsize=256)
 def told_probability(members: int, sigma: float, labels: int, unit: int = 1) -> float:
-    """How likely a release says that the members abstain where all N of them do.
+    """How likely a release says that the members abstain if all N of them do.
 
     The noisy count reaches t and beats the noise on every one of ``labels`` counts that are zero (0: no such counts).
     Noise of more than 1000 steps is taken in steps of a thousandth of its scale, which is exact to two digits.
     """
     scale = max(1.0, sigma * unit / _EXACT)
-    support, weights = _law(sigma * unit / scale)
+    support, weights = discrete_gaussian(sigma * unit / scale)
     below = np.concatenate([[0.0], np.cumsum(weights)])  # P(X < support[i])
     reached = support * scale >= abstention_threshold(members, sigma, unit) - members * unit
     at = np.clip(support - int(support[0]) + round(min(members * unit / scale, support.size)), 0, support.size)
@@ -70,17 +70,17 @@ def tail_reach(sigma: float) -> int:
     """The least u with P(X >= u) <= `FALSE_RATE`; above sigma = 1000 at most two more."""
     if sigma > _EXACT:
         return math.ceil(-NormalDist().inv_cdf(FALSE_RATE) * sigma * (1.0 + 1e-9)) + 1
-    support, weights = _law(sigma)
+    support, weights = discrete_gaussian(sigma)
     tails = np.cumsum(weights[::-1])[::-1]  # P(X >= support[i]); rounding errors are below one part in 1e9
     return int(support[np.flatnonzero(tails * (1.0 + 1e-9) <= FALSE_RATE)[0]])
 
 
-def _law(sigma: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def discrete_gaussian(sigma: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The discrete Gaussian: its support, but for less than 1e-30 on either side, and its probabilities.
 
-    Scale 0 (a study's vote without noise) is all at 0, as every scale below .01 is.
+    Scale 0 (a study's vote without noise) is all at 0, as every scale below .01 is. Beyond a million the support ends.
     """
-    half = math.ceil(12.0 * sigma) + 2
+    half = math.ceil(min(12.0 * sigma, 1e6)) + 2
     support = np.arange(-half, half + 1)
     weights = np.exp(-0.5 * (support / max(sigma, 0.01)) ** 2)
     return support, weights / weights.sum()

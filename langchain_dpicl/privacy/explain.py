@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, told_probability
+from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, discrete_gaussian, told_probability
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import positive, real, whole
 from langchain_dpicl.privacy.lines import PlanLine
@@ -46,21 +45,13 @@ def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
     sigma = positive("sigma", sigma)
     margin = whole("margin", margin, at_least=0)
     labels = whole("labels", labels, at_least=2)
-    weights, tails = _noise(sigma)
-    level = np.arange(weights.size) + margin  # where a rival's noise draws level with the winner's
+    _, weights = discrete_gaussian(sigma)
+    tails = np.append(np.minimum(np.cumsum(weights[::-1])[::-1], 1.0), 0.0)  # sums from the right
+    level = np.arange(weights.size) + margin  # a rival's noise draws level here with the winner's
     lost = 0.5 * (tails[np.minimum(level, tails.size - 1)] + tails[np.minimum(level + 1, tails.size - 1)])
     with np.errstate(divide="ignore"):
         any_lost = -np.expm1((labels - 1) * np.log1p(-lost))
     return float(min(1.0, (weights * any_lost).sum()))
-
-
-@lru_cache(maxsize=32)
-def _noise(sigma: float) -> tuple[Any, Any]:
-    """The discrete Gaussian's probabilities around 0, and their sums from the right (with a 0 at the end)."""
-    half = math.ceil(min(12.0 * sigma, 1e6)) + 1
-    weights = np.exp(-0.5 * (np.arange(-half, half + 1) / sigma) ** 2)
-    weights /= weights.sum()
-    return weights, np.append(np.minimum(np.cumsum(weights[::-1])[::-1], 1.0), 0.0)
 
 
 def explain_line(

@@ -62,6 +62,10 @@ class LineRequest:
         profile = self.family.profile(parameter, **self.options)
         return Line(profile, self.rate, self.count if count is None else count)
 
+    def with_noise(self, parameter: float) -> PlanLine:
+        """The frozen line."""
+        return PlanLine(**{**vars(self), "parameter": parameter})
+
 
 @dataclass(frozen=True)
 class PlanLine(LineRequest):

@@ -55,14 +55,8 @@ class PrivacyPlan:
             delta0 = line.options.get("delta0", 0.0)
             if delta0 >= delta:
                 raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
-        parameters = solve(epsilon, delta, list(lines.values()), list(lines))
-        solved = {
-            name: PlanLine(
-                line.mechanism, line.rate, line.count, line.weight, line.options, parameter, owners=line.owners
-            )
-            for (name, line), parameter in zip(lines.items(), parameters, strict=True)
-        }
-        return cls(epsilon, delta, solved)
+        found = zip(lines.items(), solve(epsilon, delta, lines), strict=True)
+        return cls(epsilon, delta, {name: line.with_noise(parameter) for (name, line), parameter in found})
 
     @cached_property
     def certified_epsilon(self) -> float:
@@ -104,6 +98,11 @@ class PrivacyPlan:
             return 0.0
         rounded = tuple(min(line.count, _rung(n)) for n, line in zip(used, self.lines.values(), strict=True))
         return _step(self, rounded[0]) if len(used) == 1 else _spent(self, rounded)
+
+    def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """These counts, none above its line's. If owners pay with tickets, this bounds the releases of any owner: it
+        pays for each query once at most, and never more than it has."""
+        return {name: min(count, self.lines[name].count) for name, count in counts.items()}
 
     def numbers(
         self,
@@ -190,7 +189,7 @@ class PrivacyPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content, as hex: what a ledger compares."""
+        """SHA-256 of the content, as hex. A ledger compares it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 

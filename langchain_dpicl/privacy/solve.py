@@ -7,35 +7,36 @@ certified epsilon was computed and is at most the target (a root is never rounde
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.roots import crossing
 
-WASTE = 3e-3
+_WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""
 
 Levels = Callable[[float], list[float]]
 
 
-def solve(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Sequence[str]) -> list[float]:
+def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> list[float]:
     """Noise parameters of the lines whose certified epsilon together is at most `epsilon`, at `delta`.
 
     `InfeasiblePlan` if the most noise that the mechanisms allow still costs too much.
     """
-    at, low, high = _path(epsilon, delta, lines)
+    requests = list(lines.values())
+    at, low, high = _path(epsilon, delta, requests)
 
-    def certified(parameters: list[float]) -> float:
-        return PLDAccountant().epsilon(_schedule(lines, parameters), delta)
+    def schedule(parameters: list[float]) -> list[Line]:
+        return [line.line(parameter) for line, parameter in zip(requests, parameters, strict=True)]
 
     def approximate(level: float) -> float:
-        return max(c.approximate_epsilon(delta) for c in compositions(_schedule(lines, at(level))))
+        return max(c.approximate_epsilon(delta) for c in compositions(schedule(at(level))))
 
     best: list[float] | None = None
     best_epsilon = -1.0
-    goal = math.log1p(-WASTE / 3.0)
+    goal = math.log1p(-_WASTE / 3.0)
     safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
     guess, aim, stride = 0.0, epsilon, 0.02
     for attempt in range(80):
@@ -43,43 +44,34 @@ def solve(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Seq
             guess = _crossing(approximate, aim, guess, low, high)
         if attempt >= 3 or not safe[0] < guess < unsafe[0]:  # the approximation is no help: bracket, then close in
             stride *= 3.0
-            guess = _next_level(safe, unsafe, goal, stride, attempt)
+            (a, below), (b, above) = safe, unsafe
+            if not math.isfinite(a):
+                guess = b - stride
+            elif not math.isfinite(b):
+                guess = a + stride
+            else:  # the secant or, every third time, the middle
+                share = 0.5 if attempt % 3 == 2 else min(max((goal - below) / (above - below), 0.05), 0.95)
+                guess = a + share * (b - a)
         guess = min(max(guess, low), high)
         parameters = at(guess)
-        reached = certified(parameters)
+        reached = PLDAccountant().epsilon(schedule(parameters), delta)
         if best_epsilon < reached <= epsilon:
             best, best_epsilon = parameters, reached
         excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
-        enough = (1.0 - WASTE) * epsilon <= reached <= epsilon
-        if enough or (guess >= high and reached <= epsilon) or (guess <= low and reached > epsilon):
-            break
         if reached <= epsilon:
             safe = (guess, excess)
+            if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
+                break
         else:
             unsafe = (guess, excess)
+            if guess <= low:
+                break
         if unsafe[0] - safe[0] < 1e-6:
             break
         aim *= math.exp(min(max(goal - excess, -0.7), 0.7))
     if best is None:
-        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines, names))
+        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
     return best
-
-
-def _schedule(lines: Sequence[LineRequest], parameters: list[float]) -> list[Line]:
-    return [line.line(parameter) for line, parameter in zip(lines, parameters, strict=True)]
-
-
-def _next_level(
-    safe: tuple[float, float], unsafe: tuple[float, float], goal: float, stride: float, attempt: int
-) -> float:
-    """Where to look next: a stride beyond an open end; between two ends the secant or, every third time, the middle."""
-    (a, below), (b, above) = safe, unsafe
-    if not math.isfinite(a):
-        return b - stride
-    if not math.isfinite(b):
-        return a + stride
-    share = 0.5 if attempt % 3 == 2 else min(max((goal - below) / (above - below), 0.05), 0.95)
-    return a + share * (b - a)
 
 
 def _path(epsilon: float, delta: float, lines: Sequence[LineRequest]) -> tuple[Levels, float, float]:
@@ -134,10 +126,10 @@ def _crossing(
     return crossing(gap, a, b, 1e-4)
 
 
-def _why_infeasible(epsilon: float, delta: float, lines: Sequence[LineRequest], names: Sequence[str]) -> str:
-    """Which line is too expensive, and why."""
+def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> str:
+    """The line that is too expensive, and the reason."""
     costs = []
-    for name, line in zip(names, lines, strict=True):
+    for name, line in lines.items():
         item = line.line(line.family.at_coordinate(line.family.loudest))
         infinite = max(composition.infinity for composition in compositions([item]))
         costs.append((infinite, PLDAccountant().epsilon([item], delta), name, line))

@@ -12,8 +12,7 @@ from langchain_core.runnables.config import ensure_config, get_config_list, get_
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import Charge, PrivacyBudget, Receipt
-from langchain_dpicl.budget.filtered import FilteredBudget
+from langchain_dpicl.budget import Budget, Charge, Receipt
 from langchain_dpicl.errors import (
     InvalidParameter,
     PrivacyBudgetExceeded,
@@ -59,7 +58,7 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
     def __init__(
         self,
         aggregator: Aggregator[T],
-        budget: PrivacyBudget,
+        budget: Budget,
         *,
         line: str | None = None,
         noise: float | None = None,
@@ -67,11 +66,11 @@ class DPAggregate(Runnable[Any, Any], Generic[T]):
     ) -> None:
         if not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote")
-        if not isinstance(budget, PrivacyBudget):
+        if not isinstance(budget, Budget):
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
         self.aggregator = aggregator
         self.budget = budget
-        if (noise is not None) != isinstance(budget, FilteredBudget):
+        if (noise is not None) != budget.is_filtered:
             raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
         if budget.on_exhausted == "zero_shot" and not return_receipt:
             raise InvalidParameter(

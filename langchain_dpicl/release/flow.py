@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.aggregators.base import Aggregator, PublicCalls
-from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import arun, run
 from langchain_dpicl.errors import (
@@ -135,7 +135,7 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
     streams and errors nothing but the request and what is released.
     """
 
-    budget: PrivacyBudget
+    budget: Budget
     selector: PoissonExampleSelector
     line_name: str | None
     """As the user gave it; None where the budget has one line."""
@@ -198,7 +198,7 @@ class ReleaseSteps(AnyRelease):
         self,
         ensemble: PrivateEnsemble,
         aggregator: Aggregator[Any],
-        budget: PrivacyBudget,
+        budget: Budget,
         line_name: str | None,
         noise: float | None,
     ) -> None:
@@ -473,7 +473,7 @@ class ReleaseSteps(AnyRelease):
         return answer, query.line.unreleased_receipt(query.principal)
 
 
-def check_pays(selector: PoissonExampleSelector, budget: PrivacyBudget) -> None:
+def check_pays(selector: PoissonExampleSelector, budget: Budget) -> None:
     """`InvalidParameter` where owners pay for what they are eligible for, and nothing says who is.
 
     From now on, who is forgotten loses its tickets too.
@@ -484,7 +484,7 @@ def check_pays(selector: PoissonExampleSelector, budget: PrivacyBudget) -> None:
     budget.watch(selector.store)
 
 
-def check_owners(selector: PoissonExampleSelector, budget: PrivacyBudget, stacklevel: int) -> None:
+def check_owners(selector: PoissonExampleSelector, budget: Budget, stacklevel: int) -> None:
     """What the number of owners decides when a chain is built: a refusal, or a warning.
 
     Before the budget is frozen: whether the selector can sample as asked. From then on the only number of owners that

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.budget.tickets import Participants
 from langchain_dpicl.calls.flow import run
@@ -74,7 +74,7 @@ class ReleasedThreshold:
 def release_threshold(
     store: PrivateStore,
     queries: Sequence[str],
-    budget: PrivacyBudget,
+    budget: Budget,
     *,
     eligible: int,
     grid: Sequence[float] = GRID,
@@ -151,16 +151,14 @@ def _steps(grid: Sequence[float]) -> tuple[float, ...]:
     return tuple(steps)
 
 
-def _line(store: PrivateStore, budget: PrivacyBudget, name: str | None, noise: float | None) -> BudgetLine:
+def _line(store: PrivateStore, budget: Budget, name: str | None, noise: float | None) -> BudgetLine:
     """The budget's line. `PlanMismatch` unless all owners take part in it."""
-    from langchain_dpicl.budget.filtered import FilteredBudget
-
-    if not isinstance(budget, PrivacyBudget):
+    if not isinstance(budget, Budget):
         raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
     alone = "every caller meets the threshold: give it a small budget of its own"
     if budget.scope != "shared":
         raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
-    if (noise is not None) != isinstance(budget, FilteredBudget):
+    if (noise is not None) != budget.is_filtered:
         raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
     how: dict[str, Any] = {} if noise is None else {"parameter": noise}
     budget.watch(store)

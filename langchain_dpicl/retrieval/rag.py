@@ -15,7 +15,7 @@ from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregators import Aggregator
-from langchain_dpicl.budget import PrivacyBudget
+from langchain_dpicl.budget import Budget
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private.boundary import current_bucket
@@ -58,7 +58,7 @@ def wrap_rag(
     chain: Any,
     source: PrivateStore | VectorStore | VectorStoreRetriever,
     aggregator: Aggregator[Any],
-    budget: PrivacyBudget,
+    budget: Budget,
     *,
     members: int = 10,
     rate: float | None = None,

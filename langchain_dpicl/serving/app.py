@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.budget.filtered import FilteredBudget
+from langchain_dpicl.budget import Budget, PrivacyBudget
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.flow import AnyRelease, releases_in
 from langchain_dpicl.serving.config import LOOPBACK, Settings, read
@@ -131,7 +130,7 @@ def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
     budget = releases[0].budget
     facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
     facts["tickets"] = budget.tickets
-    if isinstance(budget, FilteredBudget) or budget.plan is not None:
+    if not isinstance(budget, PrivacyBudget) or budget.plan is not None:
         return {**facts, "frozen": budget.plan is not None, "lines": _lines(releases, budget)}
     with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder:
         where, tickets = f"sqlite:///{folder}/plan.db", budget.tickets
@@ -149,7 +148,7 @@ def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
             trial.close()
 
 
-def _lines(releases: Iterable[AnyRelease], budget: PrivacyBudget) -> list[dict[str, Any]]:
+def _lines(releases: Iterable[AnyRelease], budget: Budget) -> list[dict[str, Any]]:
     shared = budget.scope == "shared"
     found = []
     for line in {line.name: line for line in (release.line() for release in releases)}.values():

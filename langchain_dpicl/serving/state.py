@@ -14,10 +14,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.budget.filtered import FilteredBudget
+from langchain_dpicl.budget import Budget, PrivacyBudget
 from langchain_dpicl.budget.ledger import Release
-from langchain_dpicl.budget.planned import at_most
 from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
@@ -103,20 +101,19 @@ def release_history(releases: Sequence[AnyRelease], principal: str | None, last:
     return {"releases": [_past(release) for release in found], "total": total}
 
 
-def _budgets(releases: Sequence[AnyRelease]) -> list[PrivacyBudget]:
+def _budgets(releases: Sequence[AnyRelease]) -> list[Budget]:
     if not releases:
         raise InvalidParameter("releases", [], "at least one release")
     return list({id(each.budget): each.budget for each in releases}.values())
 
 
-def _state(budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
-    filtered = isinstance(budget, FilteredBudget)
-    lines = _filtered_lines(budget, releases) if filtered else _planned_lines(budget, releases, principal)
-    if filtered:
+def _state(budget: Budget, releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
+    lines = _filtered_lines(budget, releases) if budget.is_filtered else _planned_lines(budget, releases, principal)
+    if budget.is_filtered:
         spent = budget.epsilon_spent()
     else:  # of the counts that are shown
         plan, counts = budget.plan, {name: line["spent"] for name, line in lines.items()}
-        spent = 0.0 if plan is None else plan.spent(at_most(plan, counts) if budget.tickets else counts)
+        spent = 0.0 if plan is None else plan.spent(plan.at_most(counts) if budget.tickets else counts)
     return {
         "name": budget.name,
         "epsilon": budget.epsilon,
@@ -134,9 +131,7 @@ def _state(budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str
     }
 
 
-def _planned_lines(
-    budget: PrivacyBudget, releases: Sequence[AnyRelease], principal: str | None
-) -> dict[str, LineBudget]:
+def _planned_lines(budget: Budget, releases: Sequence[AnyRelease], principal: str | None) -> dict[str, LineBudget]:
     line = _endless_line if budget.tickets else _line
     states, plan = budget.lines(principal), budget.plan
     if plan is not None:
@@ -144,13 +139,13 @@ def _planned_lines(
         return {
             name: line(item["mechanism"], item["count"], item["spent"], words[name]) for name, item in states.items()
         }
-    if isinstance(budget.releases, int):  # one line, which takes its mechanism's name when the plan is frozen
+    if isinstance(budget, PrivacyBudget) and isinstance(budget.releases, int):
         mechanism = releases[0].mechanism
         return {mechanism: line(mechanism, budget.releases, 0)}
     return {name: line(item["mechanism"], item["count"], item["spent"]) for name, item in states.items()}
 
 
-def _filtered_lines(budget: PrivacyBudget, releases: Sequence[AnyRelease]) -> dict[str, LineBudget]:
+def _filtered_lines(budget: Budget, releases: Sequence[AnyRelease]) -> dict[str, LineBudget]:
     """A filter has no count in advance, and what is left of a line depends on the noise of the release that asks."""
     used = {name: state["spent"] for name, state in budget.lines().items()}
     asked = {each.line_name or each.mechanism: each for each in releases}

@@ -19,7 +19,6 @@ from langchain_dpicl import (
     PrivacyWarning,
     release_threshold,
 )
-from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.privacy import PLDAccountant
 from langchain_dpicl.store.marks import sketch_hash
 
@@ -177,7 +176,7 @@ def test_a_place_names_no_user_and_no_password(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     ledger = budget_on("sqlite:///here.db", "one")._ledger
     assert ledger.place == f"sqlite:///{tmp_path}/here.db"
-    monkeypatch.setattr(Ledger, "is_sqlite", False)
+    monkeypatch.setattr(ledger, "is_sqlite", False)
     ledger.url = make_url("postgresql+psycopg://alice:secret@host:1/budgets?password=secret&sslmode=require")
     assert ledger.place == "postgresql+psycopg://host:1/budgets"
 

@@ -1,4 +1,4 @@
-"""`budget/queries.py` and the claims of `budget/line.py`: an equal query costs nothing twice."""
+"""`budget/replay.py` and the claims of `budget/line.py`: an equal query costs nothing twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_dpicl import InvalidParameter, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
-from langchain_dpicl.budget.queries import query_id
+from langchain_dpicl.budget.replay import query_id
 
 Make = Callable[..., PrivacyBudget]
 ANSWER = '{"b": 1, "a": "\\u00e9 \U0001f600"}'

@@ -1,0 +1,277 @@
+"""The part that budgets with a plan and filtered budgets share: their ledger, their stores and their receipts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from typing_extensions import TypedDict
+
+from langchain_dpicl.budget import renewal
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Release, Where
+from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope
+from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt
+from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
+from langchain_dpicl.budget.ticket_report import TicketReport
+from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
+from langchain_dpicl.privacy import PrivacyPlan, checks
+from langchain_dpicl.private.markers import Closed
+from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.file import OpenedBudget
+
+_LIBRARIES = ("langchain_dpicl", "langchain_core")
+
+Fingerprint = Callable[[bytes], tuple[str, ...]]
+
+
+class LineState(TypedDict):
+    """A line of the budget as it stands."""
+
+    count: int
+    """Its releases in all; if owners pay with tickets, the tickets of each owner."""
+    spent: int
+    remaining: int | None
+    """None if owners pay with tickets: the line has no end."""
+    mechanism: str | None
+
+
+class Preview(TypedDict):
+    """The effect of ``n`` further releases."""
+
+    releases: int
+    fits: bool
+    epsilon_after: float
+    remaining_after: int | None
+
+
+class BaseBudget(Closed):
+    """A target (epsilon, delta) and the durable ledger that enforces it.
+
+    `PrivacyBudget` and `FilteredBudget` are the two kinds. ``policy`` holds the checked choices that are not part of a
+    plan; ``ledger``, ``name`` and ``witness`` are as in `PrivacyBudget`.
+    """
+
+    is_filtered: ClassVar[bool]
+    """Whether each release names its own noise, because no plan has fixed it in advance."""
+    tickets: bool = False
+    """Whether owners pay, each for itself."""
+
+    def __init__(self, epsilon: float, delta: float, policy: Policy, ledger: str, name: str, witness: Where) -> None:
+        if not isinstance(name, str) or not name or len(name) > 255:
+            raise InvalidParameter("name", name, "a string of 1 to 255 characters")
+        self.epsilon = epsilon
+        self.delta = delta
+        self.name = name
+        self._policy = policy
+        self._ledger = Ledger(ledger, create=False) if witness is UNWATCHED else Ledger(ledger, witness=witness)
+        self._lock = threading.RLock()
+        self._plan: PrivacyPlan | None = None
+        self._stored: StoredPlan | None = None
+        self._owner_index: OwnerIndex | None = None
+        self._watching = threading.Lock()
+        self._watched: WeakSet[PrivateStore] = WeakSet()
+        self._to_remember: list[PrivateStore] = []
+        self._find()
+
+    @property
+    def scope(self) -> Scope:
+        """One counter for all callers (``"shared"``), or one for each of them (``"per_principal"``)."""
+        return self._policy.scope
+
+    @property
+    def on_exhausted(self) -> OnExhausted:
+        """The action of a chain when the releases are spent."""
+        return self._policy.on_exhausted
+
+    @property
+    def replay(self) -> Replay:
+        """Whether equal queries are answered from the ledger: for everybody, or for the principal who asked."""
+        return self._policy.replay
+
+    @property
+    def keep_queries(self) -> bool:
+        """Whether receipts hold the queries' texts."""
+        return self._policy.keep_queries
+
+    @property
+    def plan(self) -> PrivacyPlan | None:
+        """The frozen plan; None before the first use, and in a filtered budget."""
+        self._find()
+        return self._plan
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the ledger holds this budget. Its content is then fixed, however a store grows or shrinks."""
+        return self._find() is not None
+
+    @property
+    def public_owners(self) -> int | None:
+        """The number of owners from which the frozen plan's rates were chosen, the most of all lines; None if it does
+        not say."""
+        plan = self.plan
+        return None if plan is None else max(line.owners or 0 for line in plan.lines.values()) or None
+
+    # -- freezing ------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> StoredPlan | None:
+        """The budget as the ledger holds it, perhaps since another worker froze it; None before the first use."""
+        if self._stored is None:
+            with self._lock:
+                stored = self._ledger.find_plan(self.name) if self._stored is None else None
+                if stored is not None:
+                    self._adopt(stored)
+                    self._stored = stored
+        return self._stored
+
+    def _adopt(self, stored: StoredPlan) -> None:
+        """Take the content of the ledger. `PlanMismatch` if this budget asks for something else."""
+        raise NotImplementedError
+
+    def _freeze(
+        self, content: str, digest: str, allowed: Mapping[str, int], fingerprint: Fingerprint | None, **more: Any
+    ) -> StoredPlan:
+        """Store the plan, or take the one that another worker stored first."""
+        marks = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
+        stored = self._ledger.store_plan(
+            self.name, content, digest, allowed, scope=self.scope, fingerprint=marks, **more
+        )
+        self._adopt(stored)
+        self._stored = stored
+        return stored
+
+    def _refuse_other(self, pairs: Mapping[str, tuple[object, object]]) -> None:
+        different = [
+            f"{key} {frozen!r} (asked: {asked!r})" for key, (frozen, asked) in pairs.items() if frozen != asked
+        ]
+        if different:
+            raise PlanMismatch(
+                f"the budget {self.name!r} was frozen at first use with {', '.join(different)}; "
+                "use another name for another plan (both then count: their losses add up)"
+            )
+
+    def principals(self) -> dict[str, dict[str, int]]:
+        """The releases of each principal on each line; empty if all callers share one counter."""
+        stored = self._find()
+        found = {} if stored is None else self._ledger.by_principal(stored.id)
+        return {principal: spent for principal, spent in sorted(found.items()) if principal}
+
+    def private_ticket_report(self) -> TicketReport:
+        """How many owners have used how many tickets. PRIVATE, for the deployer alone: no part of it may be shown to
+        callers, published, or used to choose anything that is public."""
+        raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
+
+    # -- stores --------------------------------------------------------------------------------------------------------
+
+    def watch(self, store: PrivateStore) -> None:
+        """Use this budget with a store: an owner whom the store forgets from now on leaves the ledger too, with its
+        tickets and its hashes.
+
+        A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
+        remembers the budget, and a `PrivacyWarning` names others that were opened on the same data.
+        """
+        with self._watching:
+            if store in self._watched:
+                return
+            self._watched.add(store)
+            self._to_remember.append(store)
+        key = self._ledger.key("fingerprint_key")
+        if self.tickets:
+            store.on_owner_forgotten(key, self._forget)
+        store.on_fingerprint_forgotten(key, self._ledger.forget_prints)
+
+    def _forget(self, mark: bytes) -> None:
+        if self._find() is not None and self._owner_index is not None:
+            self._owner_index.forget(mark)
+
+    def _remember(self) -> None:
+        """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
+        with self._watching:
+            stores, self._to_remember = self._to_remember, []
+        place = self._ledger.place
+        if place is None or not stores:
+            return
+        plans = self._ledger.plans()
+        mine = next(plan for plan in plans if plan.name == self.name)
+        names = {f"{plan.name!r} in this ledger" for plan in plans if plan is not mine and mine.marks & plan.marks}
+        opened = OpenedBudget(self._ledger.identity, place, self.name)
+        others = {other for store in stores for other in store.remember_budget(opened)}
+        if not any(act.name == self.name and act.generation == mine.generation for act in self._ledger.acts()):
+            names |= {
+                f"{each.name!r} in {'this ledger' if each.ledger == opened.ledger else each.url}" for each in others
+            }
+        if names:
+            level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
+            while frame.f_back is not None and frame.f_globals["__name__"].startswith(_LIBRARIES):
+                level, frame = level + 1, frame.f_back
+            warnings.warn(
+                f"the budget {self.name!r} is used with data on which other budgets were opened: "
+                f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
+                "owner one budget, or read PrivacyBudget.total() for those of one ledger",
+                PrivacyWarning,
+                stacklevel=level,
+            )
+
+    # -- receipts ------------------------------------------------------------------------------------------------------
+
+    def receipt(self, release_id: str, principal: str | None = None) -> Receipt | None:
+        """The receipt of an earlier release of this budget, from the ledger; None if there is none.
+
+        With ``principal`` only if it is that principal's; a shared budget does not keep whose it is, so with
+        ``replay="principal"`` it refuses to say (`InvalidParameter`).
+        """
+        if principal is not None and self.scope == "shared" and self.replay == "principal":
+            raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
+        stored, known = self._find(), parse_release_id(release_id)
+        if stored is None or known is None or known.budget != self.name:
+            return None
+        found = self._ledger.receipt(stored.id, known.line, known.number, known.counter)
+        if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
+            return None
+        return read_receipt(found[0])
+
+    def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[Release], int]:
+        """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
+        counter = self._policy.principal(principal)
+        stored = self._find()
+        return ([], 0) if stored is None else self._ledger.latest(stored.id, counter, checks.whole("last", last))
+
+    # -- other plans on the same data ----------------------------------------------------------------------------------
+
+    def total(self) -> Total:
+        """The loss of all plans of this ledger on the same data together, since the last fresh start."""
+        plans = self._ledger.plans()
+        stored = self._find()
+        generation = max((plan.generation for plan in plans), default=1) if stored is None else stored.generation
+        same = renewal.same_data(plans, generation)
+        return renewal.total(same, {plan.id: self._ledger.most_spent(plan.id) for plan in same})
+
+    def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
+        """Declare that the data were replaced as a whole, so that this budget's plan, not frozen yet, adds up with no
+        older plan of the ledger. An act for the record: it is kept with its reason, the times, and both sketches.
+
+        The ledger checks it when the plan is frozen (and here already, if ``fingerprint`` is given): `PlanMismatch`
+        if the plan is frozen already, if no fingerprint is given by then, or if the new store is seen to share an
+        owner with an older plan's. A sketch finds shared owners for certain in stores of up to 128 owners, and with
+        probability 1 - (1 - s)^128 if a share s of all owners is in both.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidParameter("reason", reason, "why the data are new, in words, for the record")
+        if self._find() is not None:
+            raise PlanMismatch(f"the budget {self.name!r} is frozen already: a fresh start needs a new name")
+        if fingerprint is not None:
+            marks = fingerprint(self._ledger.key("fingerprint_key"))
+            renewal.refuse_shared(self.name, [mark for plan in self._ledger.plans() for mark in plan.marks], marks)
+        self._ledger.announce(self.name, reason)
+
+    def acts(self) -> list[Act]:
+        """Every fresh start of this ledger, announced or carried out."""
+        return self._ledger.acts()
+
+    def close(self) -> None:
+        """Close the ledger's connections, and give back unused permits, as the end of the process does."""
+        self._ledger.close()
