@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from langchain_dpicl.privacy.explain import Calls
     from langchain_dpicl.privacy.gate import Gate
 
+_TICKETS = (
+    "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
+    "for, is a theorem of this library: tickets apply to neither of them."
+)
+
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
@@ -52,6 +57,7 @@ def add_parser(commands: Any) -> None:
     bill.add_argument("--prompt-tokens", type=float, help="tokens of one member's prompt")
     bill.add_argument("--answer-tokens", type=float, default=0.0, help="tokens of one member's answer")
     add_prices(bill)
+    parser.add_argument("--verify", action="store_true", help="ask prv-accountant and dp-accounting too (minutes)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the trade-offs between epsilon, releases and noise")
 
 
@@ -72,6 +78,13 @@ def run(options: argparse.Namespace) -> int:
         if warnings := _delta_warning(options):
             (numbers["warning"],) = warnings
         text = words(numbers)
+    if options.verify:
+        verified = (gate.solve(gate.rate, gate.tickets) if options.gated else plan).verify()
+        numbers["verification"] = verified.to_dict()
+        text += f"\n\n{verified}"
+        if options.gated:
+            numbers["verification"]["note"] = _TICKETS
+            text += f"\n{_TICKETS}"
     if options.plot:
         panels = plan_gated.panels(gate) if options.gated else panels_of(plan, options)
         draw_panels(panels, options.plot)

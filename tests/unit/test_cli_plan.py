@@ -68,6 +68,20 @@ def test_every_mechanism_as_json(
     assert [point["releases"] for point in line["curve"]] == [1, 10, 100, 1000, 10_000]
 
 
+def test_a_plan_is_verified_by_other_accountants(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --verify"
+    found = answer(line, capsys)
+    ours, prv, google = found["verification"]["plan"]
+    assert found["verification"]["lines"] == {"vote": [ours, prv, google]}
+    assert ours["epsilon"] == found["certified_epsilon"]
+    assert prv["epsilon"] == pytest.approx(ours["epsilon"], rel=0.02)
+    assert google["epsilon"] == pytest.approx(ours["epsilon"], rel=0.01)
+    assert run(line) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in ("langchain-dpicl", "prv-accountant", "dp-accounting"))
+    assert "verification" not in answer(line.removesuffix(" --verify"), capsys)
+
+
 def test_the_bill(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(f"{TARGET} --prompt-tokens 400 --answer-tokens 2 --price-in 0.5 --price-out 1", capsys)
     line = found["lines"]["vote"]

@@ -263,3 +263,12 @@ def test_a_picture_that_cannot_be_written_is_a_refusal(tmp_path: Path, monkeypat
     monkeypatch.setattr(Gate, "noise", lambda *_: 2.0)  # what is drawn plays no part here
     with pytest.raises(InvalidParameter, match="can be written"):
         run(f"{TARGET} --plot {tmp_path}/no/such/folder.png")
+
+
+def test_other_accountants_know_releases_and_no_tickets(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --gated --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --eligible 500 --verify"
+    found = answer(line, capsys)["verification"]
+    assert "tickets apply to neither of them" in found["note"]
+    assert found["plan"][1]["epsilon"] == pytest.approx(found["plan"][0]["epsilon"], rel=0.02)
+    assert run(line) == 0
+    assert found["note"] in capsys.readouterr().out
