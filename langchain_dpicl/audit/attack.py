@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from langchain_dpicl.audit.bounds import choose_region
 from langchain_dpicl.audit.cases import MECHANISMS, Case, Setting, cases_of
 from langchain_dpicl.audit.worlds import BlockRandomness, OwnerWorld, SyntheticWorld
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.plots.audit import draw_bounds
 from langchain_dpicl.privacy import MECHANISMS as FAMILIES
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
@@ -221,3 +223,60 @@ def _statistics(pairs: Sequence[_Pair], releases: int, trials: int, bar: Any) ->
                 answer[:, i] += pair.ratios()
         bar.update(2)
     return answer[0], answer[1]
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+_HEAD = ("mechanism", "noise", "claimed", "at least", "share", "neighbours", "true/false positives", "trials")
+
+
+def table(results: Sequence[AuditResult]) -> str:
+    """One line a mechanism, and below it the case and the event."""
+    rows = [_HEAD]
+    for result in results:
+        noise = [f"{name} {value:.4g}" for name, value in result.parameters.items()]
+        rows.append(
+            (
+                result.mechanism,
+                noise[0] if len(noise) == 1 else f"{len(noise)} lines",
+                f"{result.epsilon:.4g}",
+                f"{result.lower_bound:.3f}",
+                f"{result.share:.0%}",
+                f"owner {'removed' if result.direction == 'remove' else 'added'}",
+                f"{result.true_positives}/{result.false_positives}",
+                str(result.trials),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines += ["", *(f"{result.mechanism}: {result.case}. Event: {result.event}." for result in results)]
+    return "\n".join(lines)
+
+
+def headline(results: Sequence[AuditResult]) -> str:
+    """The settings that the results share, in one line."""
+    first = results[0]
+    what = "worst-case member outputs" if first.canary == "outputs" else "an inserted owner among real members"
+    many = "one release" if first.releases == 1 else f"{first.releases} releases"
+    return (
+        f"lower bounds on epsilon ({first.confidence:.4g} confidence each) beside the claim, at delta {first.delta:g}, "
+        f"rate {first.rate:g}, {many}; canary: {what}"
+    )
+
+
+def violated(results: Sequence[AuditResult]) -> list[str]:
+    """The mechanisms whose lower bound lies above the claim."""
+    return [result.mechanism for result in results if result.lower_bound > result.epsilon]
+
+
+def draw(results: Sequence[AuditResult], path: str | Path) -> None:
+    """Draw two bars for each mechanism: the claim, and what the attack proves. Raises as `save_figure`."""
+    several = len({result.epsilon for result in results}) > 1
+    bars = [
+        (f"{r.mechanism}\nepsilon {r.epsilon:g}" if several else r.mechanism, r.epsilon, r.lower_bound) for r in results
+    ]
+    first = results[0]
+    many = "1 release" if first.releases == 1 else f"{first.releases} releases"
+    title = f"Audit at delta {first.delta:g}, rate {first.rate:g}, {many}, canary: {first.canary}"
+    draw_bounds(bars, title, f"proved by the attack ({first.confidence:.4g} confidence)", path)

@@ -69,8 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Attack, print and draw. Returns 1 if a bound lies above its claim."""
-    from langchain_dpicl.audit.attack import ATTACKED, audit
-    from langchain_dpicl.audit.report import draw, headline, table, violated
+    from langchain_dpicl.audit.attack import ATTACKED, audit, draw, headline, table, violated
 
     known = (*ATTACKED, "all", "membership")
     if options.mechanism not in known:
