@@ -54,11 +54,12 @@ def check_batch(sealed: Any) -> None:
 def test_12_a_batch_charged_as_one_is_caught(sealed_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = sealed_of(lambda _: "Positive")
     check_batch(sealed)
-    charge: Any = BudgetLine.charge
+    charging: Any = BudgetLine.charging
 
-    def once(self: BudgetLine, count: int, principal: str | None, queries: Sequence[Any], **options: Any) -> list[Any]:
-        return [*charge(self, 1, principal, queries[:1], texts=options["texts"][:1])] * count
+    def once(self: BudgetLine, transaction: Any, count: int, principal: Any, queries: Any, **options: Any) -> Any:
+        entries = yield from charging(self, transaction, 1, principal, queries[:1], texts=options["texts"][:1])
+        return list(entries) * count
 
-    monkeypatch.setattr(BudgetLine, "charge", once)
+    monkeypatch.setattr(BudgetLine, "charging", once)
     with pytest.raises(AssertionError, match="is charged"):
         check_batch(sealed)
