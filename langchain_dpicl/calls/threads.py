@@ -98,7 +98,7 @@ class _Executor(ThreadPoolExecutor):
 
 
 def separate(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep private calls out of a loop's own threads, where the loop shows which executor it has (uvloop does not)."""
+    """Keep private calls out of a loop's own threads, if the loop shows which executor it has (uvloop does not)."""
     before: Any = getattr(loop, "_default_executor", loop)
     if before is not loop and not isinstance(before, _Executor):
         loop.set_default_executor(_Executor(before))
