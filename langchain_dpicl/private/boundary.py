@@ -30,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -43,8 +43,6 @@ from langchain_dpicl.private.silence import ain_private as ain_private
 from langchain_dpicl.private.silence import check_loop as check_loop
 from langchain_dpicl.private.silence import check_surroundings as check_surroundings
 from langchain_dpicl.private.silence import in_private as in_private
-
-T = TypeVar("T")
 
 _GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
 _log = logging.getLogger("langchain_dpicl")
@@ -331,24 +329,17 @@ def probe(
 
     The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
-    found = run_private(member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=_class_of)
-    return _failure(found)
+    found: Any = run_private(member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=type)
+    failure: type[BaseException] | None = TimeoutError if found[0] is ABSTAIN else found[0]
+    return failure
 
 
 async def aprobe(
     member: Runnable[Any, Any], request: Request, check: Callable[[object], None], timeout: float | None = None
 ) -> type[BaseException] | None:
     """`probe` with the member's ``ainvoke``."""
-    found = await arun_private(
-        member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=_class_of
+    found: Any = await arun_private(
+        member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=type
     )
-    return _failure(found)
-
-
-def _class_of(error: BaseException) -> type[BaseException]:
-    return type(error)
-
-
-def _failure(outputs: list[Any]) -> type[BaseException] | None:
-    failure: type[BaseException] | None = TimeoutError if outputs[0] is ABSTAIN else outputs[0]
+    failure: type[BaseException] | None = TimeoutError if found[0] is ABSTAIN else found[0]
     return failure
