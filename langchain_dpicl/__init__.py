@@ -49,11 +49,9 @@ if TYPE_CHECKING:
     from langchain_dpicl.members.downstream import keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
-    from langchain_dpicl.release.ensemble import PrivateEnsemble
-    from langchain_dpicl.release.flow import acting_for
+    from langchain_dpicl.release.base import acting_for, as_tool
+    from langchain_dpicl.release.sealed import DPAggregate, PrivateEnsemble, SealedRelease
     from langchain_dpicl.release.threshold import release_threshold
-    from langchain_dpicl.release.tool import as_tool
     from langchain_dpicl.retrieval import DPRetriever, wrap_rag
     from langchain_dpicl.selection.selector import PoissonExampleSelector
     from langchain_dpicl.selection.share import ShareThreshold
@@ -65,7 +63,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "release.aggregate": ("DPAggregate", "SealedRelease"),
+    "release.sealed": ("DPAggregate", "PrivateEnsemble", "SealedRelease"),
     "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
     "budget": ("PrivacyBudget", "Receipt"),
     "decoding": (
@@ -78,7 +76,6 @@ _HOMES = {
         "synthesize_demonstrations",
     ),
     "members.downstream": ("keywords_to_answer",),
-    "release.ensemble": ("PrivateEnsemble",),
     "errors": (
         "AccountingError",
         "BudgetError",
@@ -103,7 +100,7 @@ _HOMES = {
         "UnsafeConfigurationError",
     ),
     "privacy": ("LineRequest", "PrivacyPlan"),
-    "release.flow": ("acting_for",),
+    "release.base": ("acting_for", "as_tool"),
     "release.threshold": ("release_threshold",),
     "selection.share": ("ShareThreshold",),
     "selection.suggest": ("suggest_threshold",),
@@ -113,7 +110,6 @@ _HOMES = {
     "serving": ("add_dp_routes",),
     "store": ("ExemplarStore",),
     "store.postgres": ("PostgresExemplarStore",),
-    "release.tool": ("as_tool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

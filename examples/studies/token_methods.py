@@ -22,7 +22,7 @@ from langchain_dpicl.evaluation.token_scores import Decoder, DecodingNumbers, Mi
 from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.release.sealed import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 

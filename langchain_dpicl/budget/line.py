@@ -105,6 +105,14 @@ class BudgetLine:
         found = (None if query is None else known.get(query) for query in queries)
         return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found]
 
+    def ahead(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
+        """`replayed`, before public calls are made for the others: `PrivacyBudgetExceeded` if fewer are left now."""
+        known = self.replayed(queries, principal)
+        fresh = [query for query, answer in zip(queries, known, strict=True) if answer is None]
+        if fresh and not self.has_tickets:
+            self.check(len(set(fresh) - {None}) + fresh.count(None), principal)
+        return known
+
     def _where(self) -> tuple[str, ...]:
         return self._digest, self.name
 

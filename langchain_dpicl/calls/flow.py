@@ -1,10 +1,10 @@
 """One flow of work for threads and for event loops: a generator that yields what is to be done.
 
-A flow yields its effects and gets each one's result, or its error, back. It never blocks and never awaits, so the same
-code serves ``invoke`` and ``ainvoke``:
+A flow yields its effects and gets each one's result, or its error, back, so the same code serves ``invoke`` and
+``ainvoke``. It always runs in a thread and may block, but it never awaits:
 
-* a function without arguments blocks for a moment (the ledger, a draw). `run` calls it. `arun` calls it in a thread,
-  and goes on there until the flow yields something else: consecutive functions take one change of thread.
+* a function without arguments is called where the flow runs. It is a point at which the flow may be cancelled. `arun`
+  goes on in one thread until the flow yields something else: consecutive functions take one change of thread.
 * an `Either` can be done in two ways: `run` calls the one, `arun` awaits the other.
 * a `Chunk` is a part of the answer. `stream` and `astream` hand it out, `run` and `arun` pass over it.
 
@@ -22,6 +22,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from concurrent.futures import wait
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,10 @@ class Chunk:
     value: Any
 
 
+class FlowClosed(BaseException):
+    """A ``GeneratorExit`` within a flow: ``yield from`` would not let the inner generator answer that one."""
+
+
 Effect = Callable[[], Any] | Either | Chunk
 Flow = Generator[Effect, Any, T]
 
@@ -64,7 +69,9 @@ def together(flows: Sequence[Flow[Any]], at_once: int | None = None) -> Either:
 
     def here() -> list[Any]:
         with get_executor_for_config({"max_concurrency": at_once}) as executor:
-            return list(executor.map(run, flows))
+            futures = [executor.submit(run, flow) for flow in flows]
+            wait(futures)  # an error ends none of the others
+            return [future.result() for future in futures]
 
     async def awaited() -> list[Any]:
         gate = asyncio.Semaphore(at_once or max(1, len(flows)))
@@ -99,15 +106,20 @@ def run(flow: Flow[T]) -> T:
 
 
 def stream(flow: Flow[T]) -> Generator[Any, None, T]:
-    """Run a flow here, yield its chunks and return its result. Closing this ends the flow with a ``GeneratorExit``."""
+    """Run a flow here, yield its chunks and return its result. Closing this ends the flow with a `FlowClosed`."""
     held: list[Any] = [None]
     resume: Callable[[Any], Any] = flow.send
     while True:
+        closed = False
         try:
             held.append(resume(held.pop()))
         except StopIteration as end:
             result: T = end.value
             return result
+        except FlowClosed:
+            closed = True
+        if closed:
+            raise GeneratorExit
         resume = flow.send
         try:
             if type(held[0]) is Chunk:
@@ -117,7 +129,7 @@ def stream(flow: Flow[T]) -> Generator[Any, None, T]:
                 held.append(held[0].here() if type(held[0]) is Either else held[0]())
                 del held[0]
         except BaseException as error:
-            held[:] = [error]
+            held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
             resume = flow.throw
 
 
@@ -130,7 +142,7 @@ async def arun(flow: Flow[T]) -> T:
 
 
 async def astream(flow: Flow[Any]) -> AsyncGenerator[Any, None]:
-    """Run a flow from an event loop and yield its chunks. Closing this ends the flow with a ``GeneratorExit``."""
+    """Run a flow from an event loop and yield its chunks. Closing this ends the flow with a `FlowClosed`."""
     driver = _Driver(flow)
     while not await driver.advance():
         try:
@@ -187,7 +199,7 @@ class _Driver(Generic[T]):
 
     def throw(self, error: BaseException) -> None:
         """Let the flow go on with an error in the place of its effect's result."""
-        self._held[:] = [error]
+        self._held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
         self._resume = self._flow.throw
 
     def result(self) -> T:
@@ -195,6 +207,8 @@ class _Driver(Generic[T]):
         error, self._error = self._error, None
         if error is None:
             return self._result
+        if isinstance(error, FlowClosed):
+            error = GeneratorExit()
         try:
             raise error
         finally:

@@ -7,16 +7,18 @@ leaves this module in a release, and a service must not show it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from langchain_dpicl.aggregators import NoisyVote
-from langchain_dpicl.budget import Charge, Receipt
-from langchain_dpicl.budget.line import IN_TRANSACTION
-from langchain_dpicl.calls.flow import run
+from langchain_dpicl.budget import Receipt
+from langchain_dpicl.budget.line import RELEASED
+from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.private.boundary import check_surroundings, run_private
-from langchain_dpicl.release.aggregate import SealedRelease
+from langchain_dpicl.private.boundary import run_private
+from langchain_dpicl.release.sealed import SealedRelease
+from langchain_dpicl.release.transaction import Charged, Request, transact
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,41 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> Comparison:
     vote = sealed.aggregator
     if not isinstance(vote, NoisyVote) or vote.scores:
         raise InvalidParameter("sealed", vote, "a release by NoisyVote(labels) without scores")
-    request = sealed.ensemble.check_request(values)
-    check_surroundings()
-    line = sealed.line()
-    query = sealed.ensemble.selector.embed_query(request)
-    (charge,) = run(line.charging(IN_TRANSACTION))
-    assert isinstance(charge, Charge)
-    outputs = sealed.ensemble.run(request, line.rate, vote, query)
-    release = vote.aggregate(outputs, line.parameter, sealed._randomness)
-    receipt = line.record(charge)
-    counts = vote.counts(outputs)[:-1]
-    majority = vote.labels[int(counts.argmax())] if counts.max() > 0 else None
+    compared = object.__new__(_Compared)
+    vars(compared).update(vars(sealed))
+    (release, majority), receipt = run(transact(compared, values))
     return Comparison(
         private=release if isinstance(release, str) else None,
         receipt=receipt,
         ensemble_not_private=majority,
-        zero_shot=zero_shot(sealed, request),
+        zero_shot=zero_shot(sealed, sealed.ensemble.check_request(values)),
     )
+
+
+class _Compared(SealedRelease):
+    """The same release, never replayed, with the plain majority of its members beside it."""
+
+    def check(self, values: Any) -> Request:
+        """A question that is charged each time."""
+        return replace(super().check(values), id=None)
+
+    def work(self, charged: Charged) -> Flow[Any]:
+        """The vote, and the majority of the same members."""
+        (vote, vector), line = charged.ready, charged.request.line
+        values, who = charged.request.asked, charged.participants
+        outputs = yield from self.ensemble.outputs(values, line.rate, vote, vector, who)
+        counts = vote.counts(outputs)[:-1]
+        release = yield partial(vote.aggregate, outputs, line.parameter, self._randomness)
+        return release, vote.labels[int(counts.argmax())] if counts.max() > 0 else None
+
+    def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
+        """Abstention is an answer here."""
+        return RELEASED, None, 0
+
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
+        """Both."""
+        yield from ()
+        return release
 
 
 def zero_shot(sealed: SealedRelease, values: Mapping[str, Any]) -> str | None:

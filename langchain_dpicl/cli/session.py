@@ -20,7 +20,7 @@ from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.cli.compare import compare
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.release.aggregate import SealedRelease
+from langchain_dpicl.release.sealed import SealedRelease
 from langchain_dpicl.store.base import PrivateStore
 
 

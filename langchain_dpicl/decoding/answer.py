@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,9 +13,7 @@ from langchain_dpicl.decoding.mixing import FloatArray, IntArray, base_scores, c
 from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel
 from langchain_dpicl.decoding.rows import Rows
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.private import boundary
 
-T = TypeVar("T")
 Terms = Callable[[FloatArray, FloatArray], IntArray]
 """(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""
 
@@ -32,23 +29,6 @@ class Settings:
     temperature: float
     cap: float
     stop: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A private step that raised: what is left of it is the kind of an interrupt."""
-
-    interrupt: type[BaseException] | None = None
-
-
-def guarded(function: Callable[..., T], *arguments: object) -> T | Failed:
-    """Run on the private side. Every exception ends here, so that no traceback refers to what is private."""
-    try:
-        return boundary.in_private(function, *arguments)
-    except Exception:
-        return Failed()
-    except BaseException as interrupt:
-        return Failed(type(interrupt))
 
 
 def choose(

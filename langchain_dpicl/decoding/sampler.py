@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextvars import copy_context
-from functools import partial
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.utils import AddableDict
 
 from langchain_dpicl.budget import Budget
+from langchain_dpicl.calls.flow import Chunk, Flow, arun, astream, run, stream
 from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.batch import aone_by_one, one_by_one
 from langchain_dpicl.decoding.model import LogitsModel
-from langchain_dpicl.decoding.steps import Note, SamplerSteps
+from langchain_dpicl.decoding.steps import SamplerRelease
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.flow import AnyRelease, check_owners
+from langchain_dpicl.release.base import check_budget
+from langchain_dpicl.release.transaction import checked, transact
 from langchain_dpicl.selection.selector import PoissonExampleSelector
-
-if TYPE_CHECKING:
-    pass
 
 Input = str | Mapping[str, Any]
 
 
-class DPSampler(SamplerSteps, AnyRelease):
+class DPSampler(SamplerRelease):
     """Writes an answer whose every token is drawn privately from the mixed opinions of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
@@ -113,12 +109,9 @@ class DPSampler(SamplerSteps, AnyRelease):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
         if not isinstance(budget, Budget) or budget.is_filtered:
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
+        check_budget(budget, return_receipt=bool(return_receipt))
         if selector.threshold is not None or budget.tickets:
             raise InvalidParameter("threshold", selector.threshold, "None for a DPSampler: every owner may be asked")
-        if budget.on_exhausted == "zero_shot" and not return_receipt:
-            raise InvalidParameter(
-                "return_receipt", return_receipt, 'True where on_exhausted="zero_shot": the receipt marks such answers'
-            )
         if template is not None and not isinstance(template, DemonstrationTemplate):
             raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
         template = DemonstrationTemplate.of(selector.store) if template is None else template
@@ -138,10 +131,7 @@ class DPSampler(SamplerSteps, AnyRelease):
         super().__init__(model, selector, budget, template, settings, bool(pad), slots, line)
         self.return_receipt = bool(return_receipt)
         self.name = "DPSampler"
-        check_owners(selector, budget, stacklevel=3)
-        if line is not None:
-            explicit = selector.rate_is_explicit
-            budget.declare(line, "tokens", selector.rate, rate_is_explicit=explicit, owners=selector.owners)
+        self._use_budget(stacklevel=3)
 
     @property
     def InputType(self) -> Any:
@@ -154,16 +144,6 @@ class DPSampler(SamplerSteps, AnyRelease):
         return dict[str, Any] if self.return_receipt else str
 
     @property
-    def mechanism(self) -> str:
-        """Each token is one."""
-        return "tokens"
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """None: what else decides a token's distribution costs no privacy."""
-        return {}
-
-    @property
     def query_key(self) -> str:
         """The store's ``input_key``, under which a string goes in."""
         return self.selector.store.input_key
@@ -172,22 +152,15 @@ class DPSampler(SamplerSteps, AnyRelease):
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One answer."""
-        return self._call_with_config(self._invoke, input, config)
+        return self._call_with_config(lambda value: self._told(*run(transact(self, value))), input, config)
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One answer. A cancelled call keeps its charge."""
-        return await self._acall_with_config(self._ainvoke, input, config)
 
-    def _invoke(self, input: Input) -> Any:
-        query, note = self._query(input), Note()
-        text = "".join(self._pieces(query, self._charge(query), note))
-        return self._answer(text, note)
+        async def one(value: Input) -> Any:
+            return self._told(*await arun(transact(self, value)))
 
-    async def _ainvoke(self, input: Input) -> Any:
-        query, note = await asyncio.to_thread(self._query, input), Note()
-        pieces = self._pieces(query, await self._acharge(query), note)
-        text = "".join([piece async for piece in _aside(pieces)])
-        return self._answer(text, note)
+        return await self._acall_with_config(one, input, config)
 
     def batch(
         self,
@@ -226,7 +199,10 @@ class DPSampler(SamplerSteps, AnyRelease):
     def _check_all(self, inputs: Sequence[Input]) -> None:
         """Raise what a request would raise before its charge. Each is checked again when its turn comes."""
         for value in inputs:
-            self._query(value)
+            request = checked(self, value)
+            known = self.calls_public(request) and request.line.replayed([request.id], request.principal)
+            if known == [None] and request.line.remaining(request.principal):
+                run(self.prepare(request))
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """The answer's text as its tokens are drawn; with ``return_receipt`` mappings, the receipt last.
@@ -256,27 +232,19 @@ class DPSampler(SamplerSteps, AnyRelease):
             yield chunk
 
     def _transform(self, input: Iterator[Input]) -> Iterator[Any]:
-        query, note = self._query(_joined(list(input))), Note()
-        with contextlib.closing(self._pieces(query, self._charge(query), note)) as pieces:
-            for piece in pieces:
-                yield self._chunk(piece)
-        if self.return_receipt:
-            yield AddableDict(receipt=note.receipt)
+        yield from stream(self._pieces(_joined(list(input))))
 
     async def _atransform(self, input: AsyncIterator[Input]) -> AsyncIterator[Any]:
         whole = _joined([part async for part in input])
-        query, note = await asyncio.to_thread(self._query, whole), Note()
-        async with contextlib.aclosing(_aside(self._pieces(query, await self._acharge(query), note))) as pieces:
+        async with contextlib.aclosing(astream(self._pieces(whole))) as pieces:
             async for piece in pieces:
-                yield self._chunk(piece)
+                yield piece
+
+    def _pieces(self, values: Any) -> Flow[None]:
+        """An answer, whose last chunk is the receipt if that is wanted."""
+        _, receipt = yield from transact(self, values)
         if self.return_receipt:
-            yield AddableDict(receipt=note.receipt)
-
-    def _chunk(self, piece: str) -> Any:
-        return AddableDict(answer=piece) if self.return_receipt else piece
-
-    def _answer(self, text: str, note: Note) -> Any:
-        return {"answer": text, "receipt": note.receipt} if self.return_receipt else text
+            yield Chunk(AddableDict(receipt=receipt))
 
     def __repr__(self) -> str:
         return f"DPSampler(model={self.model.name!r}{self.selector.shown_rate}, {self.settings!r})"
@@ -304,29 +272,3 @@ def _joined(parts: list[Input]) -> Any:
     if parts and all(isinstance(part, str) for part in parts):
         return "".join(str(part) for part in parts)
     return parts[0] if len(parts) == 1 else None
-
-
-async def _aside(pieces: Generator[str, None, None]) -> AsyncGenerator[str, None]:
-    """An iterator's pieces, each made in a thread. However it ends, the iterator is closed, after a piece under way."""
-    running: asyncio.Future[str | None] | None = None
-    try:
-        while True:
-            # No task, which a loop that ends would cancel while its thread is still in the iterator.
-            step = partial(copy_context().run, next, pieces, None)
-            running = asyncio.get_running_loop().run_in_executor(None, step)
-            piece = await asyncio.shield(running)
-            if piece is None:
-                return
-            yield piece
-    finally:
-        if running is not None and not running.done():
-            running.add_done_callback(lambda done: _close_late(done, pieces))
-        else:
-            await asyncio.to_thread(pieces.close)
-
-
-def _close_late(done: asyncio.Future[str | None], pieces: Generator[str, None, None]) -> None:
-    """The loop may be closing, so: a thread."""
-    if not done.cancelled():
-        done.exception()
-    Thread(target=pieces.close).start()

@@ -23,7 +23,6 @@ other. Similarities are floats, but each is computed from its own row, so no own
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -34,17 +33,15 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
-from langchain_dpicl.budget.line import IN_TRANSACTION
-from langchain_dpicl.budget.tickets import Participants
-from langchain_dpicl.calls.flow import run
-from langchain_dpicl.errors import InvalidParameter, LedgerError, ReleaseFailed
+from langchain_dpicl.budget import Budget, Receipt, Replayed
+from langchain_dpicl.budget.line import RELEASED
+from langchain_dpicl.calls.flow import Flow, run
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.sampling import choose_exponential
-from langchain_dpicl.private import boundary, silence
-from langchain_dpicl.release.flow import acting_principal
-from langchain_dpicl.release.paying import Payment, pay
+from langchain_dpicl.release.base import check_budget
+from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.selection.suggest import public_texts
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.intake import Vectors
@@ -119,26 +116,13 @@ def release_threshold(
     if not isinstance(store, PrivateStore):
         raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
     asked, wanted, steps = public_texts("queries", queries), checks.whole("eligible", eligible), _steps(grid)
-    chosen_line = _line(store, budget, line, noise)
-    request = {"queries": asked, "eligible": wanted, "grid": list(steps)}
-    known = None
-    if budget.replay or budget.keep_queries:
-        known = chosen_line.query_id(request, f"{MECHANISM} {store.dimension}", acting_principal())
-    (answered,) = chosen_line.replayed([known])
-    if answered is not None:
-        return _again(answered, wanted)
-    chosen_line.check(1)
-    vectors = [store.embed_query(text) for text in asked]
-    text = json.dumps(request, ensure_ascii=False) if budget.keep_queries else ""
-    silence.keep_silent()
-    if chosen_line.has_tickets:
-        (entry,) = pay(Payment(chosen_line, store, [partial(_everybody, store)], None, [known], [text]))
-    else:
-        (entry,) = run(chosen_line.charging(IN_TRANSACTION, 1, None, [known], texts=[text]))
-    if isinstance(entry, Replayed):
-        return _again(entry, wanted)
-    drawn = _draw(store, vectors, steps, wanted, chosen_line.parameter, entry.participants)
-    return _settle(chosen_line, entry, wanted, drawn)
+    check_budget(budget, noise)
+    if budget.scope != "shared":
+        alone = "every caller meets the threshold: give it a small budget of its own"
+        raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
+    budget.watch(store)
+    released, receipt = run(transact(_Draw(store, budget, line, noise), (asked, wanted, steps)))
+    return ReleasedThreshold(released, wanted, receipt)
 
 
 def _steps(grid: Sequence[float]) -> tuple[float, ...]:
@@ -151,46 +135,74 @@ def _steps(grid: Sequence[float]) -> tuple[float, ...]:
     return tuple(steps)
 
 
-def _line(store: PrivateStore, budget: Budget, name: str | None, noise: float | None) -> BudgetLine:
-    """The budget's line. `PlanMismatch` unless all owners take part in it."""
-    if not isinstance(budget, Budget):
-        raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
-    alone = "every caller meets the threshold: give it a small budget of its own"
-    if budget.scope != "shared":
-        raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
-    if (noise is not None) != budget.is_filtered:
-        raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
-    how: dict[str, Any] = {} if noise is None else {"parameter": noise}
-    budget.watch(store)
-    return budget.line(
-        MECHANISM, 1.0, name=name, rate_is_explicit=True, options={}, fingerprint=store.fingerprint, **how
-    )
+class _Draw(Release):
+    """The steps of a threshold's release. A request is its queries, the wanted number and the grid."""
 
+    def __init__(self, store: PrivateStore, budget: Budget, line_name: str | None, noise: float | None) -> None:
+        self._store = store
+        self.budget = budget
+        self._line_name = line_name
+        self._chosen: dict[str, Any] = {} if noise is None else {"parameter": noise}
+        self._randomness: Randomness = SecureRandomness()
 
-# -- private: count the owners, draw. Every exception ends here, so that no traceback refers to what is private. -------
+    @property
+    def store(self) -> PrivateStore:
+        """The private exemplars."""
+        return self._store
 
+    def check(self, values: tuple[list[str], int, tuple[float, ...]]) -> Request:
+        """`PlanMismatch` unless all owners take part in the budget's line."""
+        queries, wanted, steps = values
+        store = self._store
+        line = self.budget.line(
+            MECHANISM,
+            1.0,
+            name=self._line_name,
+            rate_is_explicit=True,
+            options={},
+            fingerprint=store.fingerprint,
+            **self._chosen,
+        )
+        content = {"queries": queries, "eligible": wanted, "grid": list(steps)}
+        return self.request(values, line, content, f"{MECHANISM} {store.dimension}", content)
 
-def _everybody(store: PrivateStore) -> Numbers:
-    with store.reading() as view:
-        return view.owners_at(np.arange(view.places))
+    def calls_public(self, request: Request) -> bool:
+        """The store's model embeds the queries."""
+        return True
 
+    def prepare(self, request: Request) -> Flow[list[Vectors]]:
+        """The queries' embeddings."""
+        yield from ()
+        return [self._store.embed_query(text) for text in request.asked[0]]
 
-def _draw(
-    store: PrivateStore,
-    vectors: Sequence[Vectors],
-    steps: Sequence[float],
-    wanted: int,
-    eps0: float,
-    participants: Participants | None = None,
-) -> float | type[BaseException]:
-    """The threshold, or the kind of error to raise instead. Where owners pay, ``participants`` are those who did."""
-    randomness = SecureRandomness()
-    try:
-        return steps[boundary.in_private(_choose, store, vectors, steps, wanted, eps0, randomness, participants)]
-    except Exception:
-        return ReleaseFailed
-    except BaseException as interrupt:
-        return type(interrupt)
+    def eligible(self, ready: Any) -> Find | None:
+        """Every owner."""
+
+        def everybody() -> Numbers:
+            with self._store.reading() as view:
+                return view.owners_at(np.arange(view.places))
+
+        return None if ready is None else everybody
+
+    def work(self, charged: Charged) -> Flow[float]:
+        """Count the owners, and draw."""
+        (_, wanted, steps), eps0 = charged.request.asked, charged.request.line.parameter
+        drawn = partial(_choose, self._store, charged.ready, steps, wanted, eps0, self._randomness)
+        return float(steps[(yield partial(drawn, charged.participants))])
+
+    def kept(self, charged: Charged, release: float) -> tuple[str, str | None, int]:
+        """A threshold is always released."""
+        return RELEASED, json.dumps({"threshold": release}), 0
+
+    def answer(self, charged: Charged, release: float, receipt: Receipt) -> Flow[float]:
+        """The threshold."""
+        yield from ()
+        return release
+
+    def replay(self, request: Request, known: Replayed) -> Flow[float]:
+        """The threshold that was released before."""
+        yield from ()
+        return float(json.loads(known.answer)["threshold"])
 
 
 def _choose(
@@ -200,22 +212,21 @@ def _choose(
     wanted: int,
     eps0: float,
     randomness: Randomness,
-    participants: Participants | None = None,
+    paid: Numbers | None = None,
 ) -> int:
-    """A position in the grid, by the exponential mechanism."""
-    found = _found(store, vectors, steps, participants)
+    """A position in the grid, by the exponential mechanism. Private."""
+    found = _found(store, vectors, steps, paid)
     losses = [abs(number - wanted * len(vectors)) for number in found]
     return choose_exponential([1] * len(steps), losses, _rate(eps0, len(vectors)), randomness)
 
 
 def _found(
-    store: PrivateStore, vectors: Sequence[Vectors], steps: Sequence[float], participants: Participants | None = None
+    store: PrivateStore, vectors: Sequence[Vectors], steps: Sequence[float], paid: Numbers | None = None
 ) -> list[int]:
     """For each threshold, ascending, how many owners all queries together find eligible. Private.
 
     Where owners pay with tickets: how many of those who paid.
     """
-    paid = None if participants is None else participants.take()
     totals = np.zeros(len(steps), np.int64)
     with store.reading() as view:
         for query in vectors:
@@ -232,21 +243,3 @@ def _rate(eps0: float, queries: int) -> float:
     """eps0 / (2 m), for losses that are m times the utility. Rounded down: towards less leakage."""
     rate = eps0 / (2 * queries)
     return rate if Fraction(rate) * 2 * queries <= Fraction(eps0) else math.nextafter(rate, 0.0)
-
-
-# -- public again ------------------------------------------------------------------------------------------------------
-
-
-def _settle(line: BudgetLine, charge: Charge, wanted: int, drawn: float | type[BaseException]) -> ReleasedThreshold:
-    """Record the release. The charge stands whatever happened."""
-    if isinstance(drawn, type):
-        with contextlib.suppress(LedgerError):
-            line.give_up(charge)
-        raise drawn()
-    receipt = line.record(charge, answer=json.dumps({"threshold": drawn}))
-    return ReleasedThreshold(drawn, wanted, receipt)
-
-
-def _again(answered: Replayed, wanted: int) -> ReleasedThreshold:
-    """What was released before: post-processing."""
-    return ReleasedThreshold(json.loads(answered.answer)["threshold"], wanted, answered.receipt)

@@ -24,8 +24,8 @@ from langchain_dpicl.private.limits import Timeout
 from langchain_dpicl.private.markers import OwnBucket
 from langchain_dpicl.private.reach import is_named, is_one, reachable
 from langchain_dpicl.private.sharing import MadeUp
-from langchain_dpicl.release.aggregate import DPAggregate, SealedRelease
-from langchain_dpicl.release.flow import AnyRelease
+from langchain_dpicl.release.base import AnyRelease
+from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore

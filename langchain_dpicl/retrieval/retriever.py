@@ -14,7 +14,7 @@ from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private.markers import Released
-from langchain_dpicl.release.flow import AnyRelease, releases_in
+from langchain_dpicl.release.base import AnyRelease, releases_in
 
 
 class DPRetriever(Released, BaseRetriever):

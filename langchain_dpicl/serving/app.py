@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.budget import Budget, PrivacyBudget
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release.flow import AnyRelease, releases_in
+from langchain_dpicl.release.base import AnyRelease, releases_in
 from langchain_dpicl.serving.config import LOOPBACK, Settings, read
 from langchain_dpicl.serving.failures import failure_of, of_http
 from langchain_dpicl.serving.keys import Keys

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.release.flow import acting_for, releases_in
+from langchain_dpicl.release.base import acting_for, releases_in
 from langchain_dpicl.serving.failures import UNAUTHORIZED, ErrorAnswer, Refused, failure_of
 from langchain_dpicl.serving.limits import Limits, read_body, read_json
 from langchain_dpicl.serving.service import Service

@@ -25,7 +25,7 @@ from langchain_dpicl.serving.limits import Limits, Slots
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from langchain_dpicl.release.flow import AnyRelease
+    from langchain_dpicl.release.base import AnyRelease
 
 
 class Service:

@@ -21,7 +21,7 @@ from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.flow import AnyRelease
+from langchain_dpicl.release.base import AnyRelease
 
 MOST = 1000
 """The most releases that `release_history` gives."""

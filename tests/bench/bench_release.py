@@ -29,7 +29,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.release.aggregate import SealedRelease
+from langchain_dpicl.release.sealed import SealedRelease
 
 LABELS = ["red", "blue"]
 TEXT = "a ticket of ordinary length, about a hundred characters long, as people write them in a hurry"

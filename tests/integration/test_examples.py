@@ -22,7 +22,7 @@ from replies import PUBLIC_REPLIES, PUBLIC_WORDS
 from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
 from langchain_dpicl.local.embeddings import LocalEmbeddings
-from langchain_dpicl.release.tool import SPENT
+from langchain_dpicl.release.base import SPENT
 from langchain_dpicl.store.records import read_records
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ from langchain_dpicl import (
     DPAggregate, ExemplarStore, NoisyVote, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
 )
 from langchain_dpicl.serving import add_dp_routes
-from langchain_dpicl.release.tool import as_tool
+from langchain_dpicl.release.base import as_tool
 
 CANARY, folder, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 

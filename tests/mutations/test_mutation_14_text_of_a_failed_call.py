@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import MembersAbstained, NoisyVote, ReleaseFailed
-from langchain_dpicl.release.flow import Begun, Private, ReleaseSteps
+from langchain_dpicl.private.guarded import Released
+from langchain_dpicl.release import transaction
+from langchain_dpicl.release.members import MembersRelease
+from langchain_dpicl.release.transaction import Charged
 
 Patch = pytest.MonkeyPatch
 Make = Callable[..., Any]
@@ -55,34 +58,34 @@ def check(sealed_of: Make, budget_of: Make, canary: str, canary_free: Callable[.
         canary_free(error, frames=True)
 
 
-def the_error_passes(self: ReleaseSteps, begun: Begun) -> Private:
+def the_error_passes(work: Any) -> Any:
     """The mutant: whatever is raised on the private side goes to the caller."""
-    outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, begun.ready.aggregator, begun.ready.vector)
-    return Private(self._aggregate(begun, outputs))
+    return Released((yield from work))
 
 
-def the_error_is_the_cause(self: ReleaseSteps, begun: Begun) -> Private:
+def the_error_is_the_cause(work: Any) -> Any:
     """The mutant: a constant error, raised from the private one."""
     try:
-        return the_error_passes(self, begun)
+        return Released((yield from work))
     except Exception as error:
         raise ReleaseFailed from error
 
 
-def within_the_except_block(self: ReleaseSteps, begun: Begun) -> Private:
+def within_the_except_block(work: Any) -> Any:
     """The mutant: a constant error that hides its context, and has it all the same."""
     try:
-        return the_error_passes(self, begun)
+        return Released((yield from work))
     except Exception:
         raise ReleaseFailed from None
 
 
-def a_members_own_answer(self: ReleaseSteps, begun: Begun) -> Private:
+def a_members_own_answer(self: MembersRelease, charged: Charged) -> Any:
     """The mutant: where no label can be released, what a member said."""
-    outputs = self.ensemble.run(begun.query.values, begun.query.line.rate, query=begun.ready.vector)  # not encoded
-    release = self._aggregate(begun, outputs)
+    (aggregator, vector), line = charged.ready, charged.request.line
+    outputs = yield from self.ensemble.outputs(charged.request.asked, line.rate, query=vector)  # not encoded
+    release = aggregator.aggregate(outputs, line.parameter, self._randomness)
     said = [output for output in outputs if isinstance(output, str)]
-    return Private(max(said, key=len) if release is None and said else release)  # a bucket may be empty, not all
+    return max(said, key=len) if release is None and said else release  # a bucket may be empty, not all
 
 
 MUTANTS = [
@@ -95,7 +98,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("mutant", "says"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_14_a_private_text_of_a_failed_call_is_caught(
-    mutant: Callable[[ReleaseSteps, Begun], Private],
+    mutant: Callable[..., Any],
     says: str,
     sealed_of: Make,
     budget_of: Make,
@@ -104,6 +107,9 @@ def test_14_a_private_text_of_a_failed_call_is_caught(
     monkeypatch: Patch,
 ) -> None:
     check(sealed_of, budget_of, canary, canary_free)
-    monkeypatch.setattr(ReleaseSteps, "_private", mutant)
+    if mutant is a_members_own_answer:
+        monkeypatch.setattr(MembersRelease, "work", mutant)
+    else:
+        monkeypatch.setattr(transaction, "guarded", mutant)
     with pytest.raises(AssertionError, match=says):
         check(sealed_of, budget_of, canary, canary_free)

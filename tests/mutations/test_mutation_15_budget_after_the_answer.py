@@ -10,8 +10,9 @@ from ears import Ears
 
 from langchain_dpicl import PrivacyBudgetExceeded
 from langchain_dpicl.budget import Charge
-from langchain_dpicl.release.aggregate import SealedRelease
-from langchain_dpicl.release.flow import Begun
+from langchain_dpicl.calls.flow import run
+from langchain_dpicl.release.sealed import SealedRelease
+from langchain_dpicl.release.transaction import Charged, charge, checked
 
 MEMBERS, RELEASES = 4, 2
 
@@ -36,18 +37,17 @@ def check(sealed_of: Callable[..., Any]) -> None:
 
 def charged_at_the_end(self: SealedRelease, values: Any) -> Any:
     """The mutant: the release is made, then charged; over budget the answer is withheld."""
-    query = self._query(values)
-    unpaid: Any = None
-    private = self._private(Begun(query, self._prepared(query), unpaid))
-    (begun,) = self._begin([query])
-    assert isinstance(begun.entry, Charge)
-    return self._answer(*self._finish(query, private, begun.entry))
+    request, unpaid = checked(self, values), Any
+    found = run(self.work(Charged(request, run(self.prepare(request)), unpaid)))
+    (charged,) = run(charge(self, [request]))
+    assert isinstance(charged.entry, Charge)
+    outcome, answer, _ = self.kept(charged, found)
+    return self._told(found, request.line.record(charged.entry, outcome, answer))
 
 
 def looked_at_first_and_charged_at_the_end(self: SealedRelease, values: Any) -> Any:
     """The mutant: refuses where nothing is left, and still lets whatever happens in between go unpaid."""
-    query = self._query(values)
-    query.line.check(1)
+    self.line().check(1)
     return charged_at_the_end(self, values)
 
 

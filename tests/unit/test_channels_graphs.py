@@ -38,7 +38,7 @@ from langgraph.prebuilt import ToolNode
 
 from langchain_dpicl import PrivacyBudget, SealedRelease, UnsafeConfigurationError
 from langchain_dpicl.errors import MembersAbstained
-from langchain_dpicl.release.tool import as_tool
+from langchain_dpicl.release.base import as_tool
 
 MEMBERS = 3
 MODES = ["values", "updates", "messages", "custom", "checkpoints", "tasks", "debug"]

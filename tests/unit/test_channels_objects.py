@@ -31,9 +31,11 @@ from langchain_core.runnables import RunnablePassthrough
 from pydantic_core import PydanticSerializationError
 
 from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote, PrivacyBudget, UnsafeConfigurationError
+from langchain_dpicl.calls.flow import run
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.release.flow import Private
-from langchain_dpicl.release.tool import as_tool
+from langchain_dpicl.private.guarded import Failed, guarded
+from langchain_dpicl.release.base import as_tool
+from langchain_dpicl.release.transaction import charge, checked
 
 MEMBERS = 3
 
@@ -57,10 +59,10 @@ def release(store: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 def objects(release: Any) -> dict[str, Any]:
     """Everything on the way of a release that a user, a debugger or an error reporter may hold."""
     ensemble, selector = release.ensemble, release.ensemble.selector
-    query = release._query(QUESTION)
-    (begun,) = release._begin([query])
-    private = release._private(begun)
-    _, receipt = release._finish(query, private, begun.entry)
+    request = checked(release, QUESTION)
+    (charged,) = run(charge(release, [request]))
+    private = run(guarded(release.work(charged)))
+    receipt = request.line.record(charged.entry, *release.kept(charged, private.value)[:2])
     return {
         "store": selector.store,
         "the owners": selector.store.owners,
@@ -80,11 +82,11 @@ def objects(release: Any) -> dict[str, Any]:
         "tool": as_tool(release, "ask", "Asks."),
         "budget": release.budget,
         "line": release.line(),
-        "query": query,
-        "begun": begun,
-        "charge": begun.entry,
+        "request": request,
+        "charged": charged,
+        "charge": charged.entry,
         "private": private,
-        "failed": Private(failed=True),
+        "failed": Failed(),
         "receipt": receipt,
         "abstention": ABSTAIN,
     }

@@ -355,7 +355,7 @@ def test_a_read_only_ledger_releases_nothing(what: str, tmp_path: Path) -> None:
         done = run_python(
             """
             import sqlalchemy.dialects.sqlite
-            import langchain_dpicl.release.aggregate
+            import langchain_dpicl.release.sealed
             if os.getuid() == 0:
                 os.setgroups([])
                 os.setgid(65534)

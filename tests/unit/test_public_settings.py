@@ -43,7 +43,7 @@ from langchain_dpicl import (
 from langchain_dpicl.cli.session import delta_of, frozen_plan
 from langchain_dpicl.decoding.draws import slots_for
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.release.flow import AnyRelease
+from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.serving.app import plans
 
 # Each kind of release has a budget of its own on the same owners, which warns.

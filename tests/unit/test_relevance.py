@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -32,8 +33,10 @@ from langchain_dpicl import (
     release_threshold,
     suggest_threshold,
 )
+from langchain_dpicl.calls.flow import run
 from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Line, PLDAccountant, PrivacyPlan, SecureRandomness
 from langchain_dpicl.release import threshold as release
+from langchain_dpicl.release.transaction import Charged, checked
 from langchain_dpicl.store.intake import Vectors
 
 FALSE_ALARM = 1e-8
@@ -290,10 +293,12 @@ def drawn_first(
     store: ExemplarStore, queries: Sequence[str], budget: PrivacyBudget, *, eligible: int, grid: Any
 ) -> Any:
     """The mutant: counts and draws, then charges."""
-    line = release._line(store, budget, None, None)
-    drawn = release._draw(store, [store.embed_query(text) for text in queries], grid, eligible, line.parameter)
-    (charge,) = line.charge(1)
-    return release._settle(line, charge, eligible, drawn)
+    draw = release._Draw(store, budget, None, None)
+    request = checked(draw, (list(queries), eligible, tuple(sorted(grid))))
+    unpaid: Any = None
+    drawn = run(draw.work(Charged(request, run(draw.prepare(request)), unpaid)))
+    (charge,) = request.line.charge(1)
+    return release.ReleasedThreshold(drawn, eligible, request.line.record(charge))
 
 
 def check_order(asked: Callable[..., Any], budget_of: Callable[..., PrivacyBudget]) -> None:
@@ -321,13 +326,15 @@ def test_it_is_charged_before_anybody_is_counted(budget_of: Callable[..., Privac
         check_order(drawn_first, budget_of)
 
 
-def grid_of_the_data(store: ExemplarStore, vectors: Any, steps: Any, wanted: int, eps0: float, _: Any) -> Any:
+def grid_of_the_data(self: Any, charged: Charged) -> Any:
     """The mutant: the similarities that occur are the grid."""
+    store, vectors, (queries, wanted, steps) = self.store, charged.ready, charged.request.asked
     held = np.unique(store.similarity(np.arange(len(store)), vectors[0]).astype(float).clip(-1.0, 1.0))
-    return DRAW(store, vectors, held.tolist() or steps, wanted, eps0)
+    request = replace(charged.request, asked=(queries, wanted, held.tolist() or steps))
+    return WORK(self, replace(charged, request=request))
 
 
-DRAW = release._draw
+WORK = release._Draw.work
 
 
 def check_support(budget_of: Callable[..., PrivacyBudget]) -> None:
@@ -346,7 +353,7 @@ def test_the_grid_is_the_given_one_whatever_the_store_holds(
     budget_of: Callable[..., PrivacyBudget], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_support(budget_of)
-    monkeypatch.setattr(release, "_draw", grid_of_the_data)
+    monkeypatch.setattr(release._Draw, "work", grid_of_the_data)
     with pytest.raises(AssertionError, match="a store of 1 owners has a grid of its own"):
         check_support(budget_of)
 

@@ -29,7 +29,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     keywords_to_answer,
 )
-from langchain_dpicl.release.flow import releases_in
+from langchain_dpicl.release.base import releases_in
 
 QUESTION = "which words?"
 DOMAIN = ["pharmacy", "billing", "porch", "ledger"]

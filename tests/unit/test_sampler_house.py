@@ -34,8 +34,7 @@ from langchain_dpicl import (
     wrap_rag,
 )
 from langchain_dpicl.decoding.steps import CUT
-from langchain_dpicl.release.flow import releases_in
-from langchain_dpicl.release.tool import SPENT, UNAVAILABLE, as_tool
+from langchain_dpicl.release.base import SPENT, UNAVAILABLE, as_tool, releases_in
 
 WORD = "hello"
 ALPHABET = ["h", "e", "l", "o", "."]

@@ -12,7 +12,7 @@ from langchain.agents import create_agent
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage
 
-from langchain_dpicl.release.tool import SPENT, as_tool
+from langchain_dpicl.release.base import SPENT, as_tool
 from langchain_dpicl.serving import add_dp_routes
 
 ASKED = {"messages": [{"type": "human", "content": "go"}]}

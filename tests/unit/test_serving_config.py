@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableLambda
 import langchain_dpicl
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
 from langchain_dpicl.cli import main
-from langchain_dpicl.release.flow import acting_for, releases_in
+from langchain_dpicl.release.base import acting_for, releases_in
 from langchain_dpicl.serving import app as serving_app
 from langchain_dpicl.serving.app import create_app, freeze, plans
 from langchain_dpicl.serving.config import read

@@ -18,7 +18,7 @@ from table_model import TableModel
 from langchain_dpicl import DPSampler, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.steps import CUT
-from langchain_dpicl.release.flow import releases_in
+from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving import add_dp_routes
 from langchain_dpicl.serving.app import create_app, plans, warm
 from langchain_dpicl.serving.config import read

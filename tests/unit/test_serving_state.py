@@ -10,8 +10,8 @@ import pytest
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
 from langchain_dpicl import InvalidParameter, NoisyVote, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
-from langchain_dpicl.release.aggregate import DPAggregate
-from langchain_dpicl.release.flow import acting_for, releases_in
+from langchain_dpicl.release.base import acting_for, releases_in
+from langchain_dpicl.release.sealed import DPAggregate
 from langchain_dpicl.serving.state import budget_state, release_history
 
 Make = Callable[..., Any]

@@ -24,6 +24,7 @@ from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, Pr
 from langchain_dpicl.decoding import DemonstrationTemplate, answer, draws, mixing, steps
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
+from langchain_dpicl.release.transaction import Request
 
 EPSILONS = [-0.5, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
 RATE, BOUND = 0.3, 1.25
@@ -50,11 +51,11 @@ def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
 
 
 def one_answer(sampler: DPSampler) -> str:
-    query = steps.Query("?", sampler.line(), None, None, "")
-    private = sampler._private(query)
+    request = Request("?", sampler.line(), None, None, "")
+    private = sampler._private(request.line)
     entry: Any = object()
     tokens: list[int] = []
-    private.open(query.shared, sampler._sampling(query, entry, sampler.settings.max_tokens))
+    private.open(request.asked, sampler._sampling(request, entry, sampler.settings.max_tokens))
     while len(tokens) < sampler.settings.max_tokens and not set(tokens) & sampler.model.end_tokens:
         tokens.append(private.token(tokens))
     return " ".join(map(str, tokens))

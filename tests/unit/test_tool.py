@@ -27,7 +27,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     acting_for,
 )
-from langchain_dpicl.release.tool import ABSTAINED, SPENT, UNAVAILABLE, as_tool
+from langchain_dpicl.release.base import ABSTAINED, SPENT, UNAVAILABLE, as_tool
 
 
 class Script(FakeMessagesListChatModel):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from langchain_dpicl.budget import Receipt
+from langchain_dpicl.budget import Charge
+from langchain_dpicl.calls.flow import run
 from langchain_dpicl.decoding.sampler import DPSampler, Input
-from langchain_dpicl.decoding.steps import Begun, Note
 from langchain_dpicl.decoding.synthesis.demonstrations import (
     RECEIPT,
     DemonstrationReceipt,
@@ -25,7 +25,8 @@ from langchain_dpicl.decoding.synthesis.demonstrations import (
 )
 from langchain_dpicl.decoding.synthesis.journal import Journal
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning, ReleaseFailed
-from langchain_dpicl.release.flow import acting_principal
+from langchain_dpicl.release.base import acting_principal
+from langchain_dpicl.release.transaction import Request, transact
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _checked(sampler: DPSampler, public_inputs: object) -> list[_Request]:
     requests: dict[str, _Request] = {}
     for position, given in enumerate(inputs):
         try:
-            values, shared = sampler._asked(given)
+            values, shared = sampler.asked(given)
             kept = {name: values[name] for name in sampler.template.query_keys}
             if not all(isinstance(value, (str, int, float)) and _is_json(value) for value in kept.values()):
                 raise InvalidParameter("input", "(not shown)", "texts and numbers, which a line of JSON can hold")
@@ -228,19 +229,10 @@ class _Job:
 
     def _line(self, request: _Request) -> dict[str, Any] | None:
         """An answer as a line of the file; None if the budget is spent."""
-        journal, note, begun = self.journal, Note(), None
+        journal = self.journal
+        progress = None if journal is None else _Progress(journal, request.mark)
         try:
-            query = self.sampler._query(request.kept, None if journal is None else journal.name)
-            if journal is None:
-                entry = self.sampler._charge(query)
-            else:  # on the charge that the answer has, or on a new one
-                journal.begin(request.mark)
-                reopened = query.line.reopen(query.id, query.principal, text=query.text)
-                entry = self.sampler._charge(query) if reopened is None else reopened
-                begun = Begun(journal.tokens(request.mark, reopened=reopened is not None), journal.keep)
-            if entry is None:
-                return None
-            text = "".join(self.sampler._pieces(query, entry, note, begun))
+            text, receipt = run(transact(self.sampler.for_job(progress), request.kept))
         except PrivacyBudgetExceeded:
             return None
         except ReleaseFailed:
@@ -248,6 +240,29 @@ class _Job:
                 raise
             fault = journal.fault
         else:
-            receipt = {**cast("Receipt", note.receipt), "settings": self.settings}
-            return {**request.kept, _output_key(self.sampler): text.strip(), RECEIPT: receipt}
+            told = {**receipt, "settings": self.settings}
+            return {**request.kept, _output_key(self.sampler): text.strip(), RECEIPT: told}
         raise journal.refused(f"a file that can be written ({fault})")
+
+
+class _Progress:
+    """One answer of a job, whose tokens are in the journal."""
+
+    def __init__(self, journal: Journal, mark: str) -> None:
+        self.name = journal.name
+        self._journal, self._mark, self._is_reopened = journal, mark, False
+
+    def reopened(self, request: Request) -> Charge | None:
+        """Note that this answer is under way; its charge, if it has one."""
+        self._journal.begin(self._mark)
+        charge = request.line.reopen(request.id, request.principal, text=request.text)
+        self._is_reopened = charge is not None
+        return charge
+
+    def tokens(self) -> list[int]:
+        """What was handed out on a charge that was reopened."""
+        return self._journal.tokens(self._mark, reopened=self._is_reopened)
+
+    def keep(self, token: int) -> None:
+        """Write a token down."""
+        self._journal.keep(token)

@@ -1,0 +1,292 @@
+"""What every release is: a Runnable on a budget, for one acting principal, and as an agent's tool."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from langchain_core.runnables import Runnable
+from pydantic import Field, create_model
+
+from langchain_dpicl.aggregators import ReleasedKeywords
+from langchain_dpicl.budget import Budget, BudgetLine
+from langchain_dpicl.calls.flow import Either, Flow, arun, run
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    MembersAbstained,
+    ModelUnavailable,
+    PrivacyBudgetExceeded,
+    PrivacyWarning,
+    UnsafeConfigurationError,
+)
+from langchain_dpicl.private.markers import Closed, Released
+from langchain_dpicl.private.reach import is_one, reachable
+from langchain_dpicl.selection.selector import PoissonExampleSelector
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
+_ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_TAKEN = {"self", "config", "run_manager", "callbacks", "args", "kwargs", "model_config"}
+
+SPENT = (
+    "The privacy budget of this tool is spent. It will not answer again, however it is asked: "
+    "go on without it, and say so."
+)
+"""What an agent reads when nothing is left."""
+
+ABSTAINED = "This tool found no answer to this; the attempt counts. Trying again later, or asking otherwise, may help."
+"""What an agent reads when the release is that the members abstain."""
+
+UNAVAILABLE = "The model behind this tool does not answer now. Trying again later may help."
+
+_principal: contextvars.ContextVar[str | None] = contextvars.ContextVar("dpicl_principal", default=None)
+
+
+@contextlib.contextmanager
+def acting_for(principal: str) -> Iterator[None]:
+    """Count the releases made within this block for an authenticated caller.
+
+    For budgets with ``scope="per_principal"``; a shared one counts all callers together. The name must come from
+    authentication, never from the request: a caller who may choose it has as many budgets as names. It reaches what
+    runs within the block, threads and tasks that LangChain starts included, and nothing else.
+    """
+    if not isinstance(principal, str) or not principal:
+        raise InvalidParameter("principal", principal, "the authenticated caller, a non-empty string")
+    token = _principal.set(principal)
+    try:
+        yield
+    finally:
+        _principal.reset(token)
+
+
+def acting_principal() -> str | None:
+    """The caller whom `acting_for` names here; None outside of such a block."""
+    return _principal.get()
+
+
+class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
+    """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
+
+    A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
+    before charging for it (`InvalidParameter` for "input"), charges for `acting_principal`, and shows callbacks,
+    streams and errors nothing but the request and what is released.
+    """
+
+    budget: Budget
+    selector: PoissonExampleSelector
+    line_name: str | None
+    """As the user gave it; None where the budget has one line."""
+    return_receipt: bool
+    comes_in_pieces: bool = False
+    """Whether a stream gives parts of an answer before the whole is made."""
+    noise: float | None = None
+    """The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone."""
+    _bound: tuple[object, BudgetLine] | None = None
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> str:
+        """The mechanism that its line counts."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Mapping[str, float]:
+        """The mechanism's options that somebody chose."""
+
+    @property
+    @abstractmethod
+    def query_key(self) -> str:
+        """Under which key a question goes in, as far as that is known."""
+
+    def line(self) -> BudgetLine:
+        """The budget's line of this release; solves and freezes the plan at first use.
+
+        It is looked up once, and again if the budget or the selector's rate is another one.
+        """
+        selector = self.selector
+        asked = (self.budget, self.line_name, selector.rate, selector.rate_is_explicit, selector.owners)
+        if self._bound is None or self._bound[0] != asked:
+            chosen: dict[str, float] = {} if self.noise is None else {"parameter": self.noise}
+            found = self.budget.line(
+                self.mechanism,
+                selector.rate,
+                name=self.line_name,
+                rate_is_explicit=selector.rate_is_explicit,
+                owners=selector.owners,
+                options=self.options,
+                fingerprint=selector.store.fingerprint,
+                **chosen,
+            )
+            self._bound = asked, found
+        return self._bound[1]
+
+    def _use_budget(self, stacklevel: int) -> None:
+        """At the end of every constructor: check the budget with the selector's owners, and declare its line.
+
+        From now on, an owner whom the store forgets loses its tickets too. The owners are checked before the budget is
+        frozen. From then on the only number of owners that counts is the plan's, whatever the store holds by now.
+        """
+        budget, selector = self.budget, self.selector
+        budget.watch(selector.store)
+        if budget.is_frozen:
+            owners = budget.public_owners
+        else:
+            selector.check_owners()
+            owners = selector.store.owner_count
+        if owners is not None and budget.delta >= 1 / owners:
+            warnings.warn(
+                f"delta={budget.delta:g} is not below 1/owners={1 / owners:g}: "
+                "such a delta would allow one owner's records to be published outright",
+                PrivacyWarning,
+                stacklevel=stacklevel + 1,
+            )
+        if self.line_name is not None:
+            budget.declare(
+                self.line_name,
+                self.mechanism,
+                selector.rate,
+                rate_is_explicit=selector.rate_is_explicit,
+                owners=selector.owners,
+                options=self.options,
+            )
+
+    def _told(self, answer: Any, receipt: Any) -> Any:
+        """What a caller gets."""
+        return {"answer": answer, "receipt": receipt} if self.return_receipt else answer
+
+    def with_receipt(self) -> Self:
+        """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
+        copied = copy.copy(self)
+        copied.return_receipt = True
+        return copied
+
+    def as_tool(  # type: ignore[override]
+        self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
+    ) -> BaseTool:
+        """This release as an agent's tool: `langchain_dpicl.as_tool`."""
+        return as_tool(self, name, description, inputs=inputs)
+
+    def with_fallbacks(
+        self,
+        fallbacks: Sequence[Runnable[Any, Any]],
+        *,
+        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
+        exception_key: str | None = None,
+    ) -> Any:
+        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
+
+        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
+        """
+        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
+        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
+            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
+
+
+def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:
+    """Every release that a chain can make."""
+    return [part for part in reachable(chain) if is_one(part, AnyRelease)]
+
+
+def check_budget(budget: Budget, noise: float | None = None, return_receipt: bool = True) -> None:
+    """What a release asks of its budget. Raises `InvalidParameter`."""
+    if not isinstance(budget, Budget):
+        raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
+    if (noise is not None) != budget.is_filtered:
+        raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
+    if budget.on_exhausted == "zero_shot" and not return_receipt:
+        bound = 'True where on_exhausted="zero_shot": the receipt marks such answers'
+        raise InvalidParameter("return_receipt", return_receipt, bound)
+
+
+def as_tool(
+    release: Runnable[Any, Any], name: str, description: str, *, inputs: Mapping[str, str] | None = None
+) -> BaseTool:
+    """A LangChain tool that makes one release a call: for `create_agent`, or for a ``ToolNode``.
+
+    Parameters
+    ----------
+    release
+        A sealed release, a `DPSampler`, or a chain with one in it. It must answer a mapping.
+    name, description
+        What the agent reads.
+    inputs
+        The tool's arguments, strings, with what each means: the keys of the release's input. Default: what the
+        release's selector is ``nearest_to``, else "input"; of a sampler its store's ``input_key``.
+
+    The tool's message is the answer as text; of a release by itself its artifact is the receipt. A spent budget
+    (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
+    text that it can act on, at no cost; so do members that abstain, which is a release and charged like one. What else
+    goes wrong is raised.
+    """
+    from langchain_core.tools import StructuredTool, ToolException
+
+    found = releases_in(release)
+    if not found:
+        raise InvalidParameter("release", type(release).__name__, "a release, or a chain with one in it")
+    if not isinstance(name, str) or not name:
+        raise InvalidParameter("name", name, "a non-empty string")
+    if not isinstance(description, str) or not description:
+        raise InvalidParameter("description", description, "a non-empty string, for the agent")
+    arguments = {found[0].query_key: "the question"} if inputs is None else dict(inputs)
+    for argument, meaning in arguments.items():
+        named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
+        if not named or not isinstance(meaning, str):
+            bound = "names of letters, digits and _ that LangChain leaves free, in words"
+            raise InvalidParameter("inputs", argument, bound)
+    if not arguments:
+        raise InvalidParameter("inputs", arguments, "at least one argument")
+    fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
+    runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
+
+    def asked(*alone: str, **values: str) -> Flow[tuple[str, Any]]:
+        """LangChain gives the only argument of a tool without its name if the tool was asked so."""
+        given = {**dict(zip(arguments, alone, strict=False)), **values}
+        said = None
+        try:
+            answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
+        except (PrivacyBudgetExceeded, ModelUnavailable) as error:
+            said = _message(error)
+        if said is not None:
+            raise ToolException(said)
+        return _told(answer)
+
+    def call(*alone: str, **values: str) -> tuple[str, Any]:
+        return run(asked(*alone, **values))
+
+    async def acall(*alone: str, **values: str) -> tuple[str, Any]:
+        return await arun(asked(*alone, **values))
+
+    return StructuredTool.from_function(
+        call,
+        acall,
+        name=name,
+        description=description,
+        args_schema=create_model(f"{name}_arguments", **fields),
+        response_format="content_and_artifact",
+        handle_tool_error=True,
+    )
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, PrivacyBudgetExceeded):
+        return SPENT
+    return ABSTAINED if isinstance(error, MembersAbstained) else UNAVAILABLE
+
+
+def _told(answer: Any) -> tuple[str, Any]:
+    """The answer as text for the agent, and the receipt where there is one."""
+    receipt = None
+    if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
+        answer, receipt = answer["answer"], answer["receipt"]
+    if isinstance(answer, ReleasedKeywords):
+        answer = ", ".join(answer)
+    return str(answer), receipt

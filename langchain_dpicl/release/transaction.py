@@ -1,0 +1,229 @@
+"""The transaction of a release: its steps in the one order that keeps the guarantee.
+
+1. Check the surroundings, the store and the request.
+2. Look into the ledger: an equal query is answered from it, and a spent budget refused, before any public call.
+3. Do the public work: embed the query, ask for candidates, check the model.
+4. CHARGE, durably. Where owners pay with tickets, who is eligible is found and charged on the private side.
+5. Do the private work: sample, call, draw. Every exception ends in `guarded`.
+6. Record the release and its receipt, or give the charge up. The charge stands either way.
+
+An error before the charge costs nothing. From the charge on nothing is refunded. Sealed releases, private answers and
+thresholds are `Release`s: each fills in its steps, and `transact` alone puts them in order. No other code may charge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
+from langchain_dpicl.budget.line import IN_TRANSACTION
+from langchain_dpicl.calls.flow import Flow, together
+from langchain_dpicl.errors import DPICLError, LedgerError, PrivacyBudgetExceeded
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.guarded import Failed, guarded
+from langchain_dpicl.release.base import acting_principal
+from langchain_dpicl.store.base import Numbers, PrivateStore
+
+Find = Callable[[], Numbers]
+"""Finds the owners who are eligible for a query. Private."""
+
+Entries = list[Charge | Replayed]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request, and how the ledger knows it again. Public."""
+
+    asked: Any
+    line: BudgetLine
+    principal: str | None
+    id: str | None
+    text: str
+
+    @property
+    def caller(self) -> str:
+        """Who sees what comes of it: the principal, or "" where callers share what they see."""
+        return self.line.caller(self.principal)
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A request from its charge on. ``ready`` is what the public work gave; None where the ledger has the answer."""
+
+    request: Request
+    ready: Any
+    entry: Charge | Replayed
+
+    @property
+    def participants(self) -> Numbers | None:
+        """The owners who paid, where owners pay. Private, and given once."""
+        paid = self.entry.participants if isinstance(self.entry, Charge) else None
+        return None if paid is None else paid.take()
+
+
+class Release(ABC):
+    """What a kind of release does in each step of its transaction."""
+
+    budget: Budget
+    units: int = 1
+    """How many of its line one release may use at most: an answer's tokens. It takes fewer if fewer are left."""
+
+    @property
+    @abstractmethod
+    def store(self) -> PrivateStore:
+        """The private exemplars."""
+
+    @abstractmethod
+    def check(self, values: Any) -> Request:
+        """The request, checked: see `request`. Raises `InvalidParameter`, and what the budget's line raises."""
+
+    def request(self, asked: Any, line: BudgetLine, content: Mapping[str, Any], variant: str, text: Any) -> Request:
+        """A request by the acting principal. ``content`` and ``variant`` decide which requests are equal; ``text`` is
+        what receipts keep where the deployer keeps queries."""
+        principal, known = acting_principal(), None
+        if self.budget.replay or self.budget.keep_queries:
+            known = line.query_id(content, variant, principal)
+        kept = json.dumps(text, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
+        return Request(asked, line, principal, known, kept)
+
+    @abstractmethod
+    def calls_public(self, request: Request) -> bool:
+        """Whether the public work makes calls, so that the ledger is looked into before."""
+
+    @abstractmethod
+    def prepare(self, request: Request) -> Flow[Any]:
+        """The public work. Nothing is charged yet."""
+
+    def eligible(self, ready: Any) -> Find | None:
+        """What finds the owners who pay for a request with tickets. Public: it has not looked so far."""
+        return None
+
+    def reopened(self, request: Request) -> Charge | None:
+        """A charge that this very request has already, and that may be used; None for none."""
+        return None
+
+    @abstractmethod
+    def work(self, charged: Charged) -> Flow[Any]:
+        """The private work. It runs in `guarded`, and returns what is released."""
+
+    @abstractmethod
+    def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
+        """For the receipt: the outcome, the answer as JSON text (None: not to be replayed), and the unused units."""
+
+    @abstractmethod
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
+        """The answer, once its receipt is recorded."""
+
+    @abstractmethod
+    def replay(self, request: Request, known: Replayed) -> Flow[Any]:
+        """An answer that was released before: post-processing."""
+
+    def failed(self, charged: Charged, failure: Failed) -> bool:
+        """The private work failed, which is public to its caller. Returns whether the charge is given up."""
+        return True
+
+    def unreleased(self, request: Request) -> Flow[tuple[Any, Receipt]] | None:
+        """The public answer to a request for which nothing is left, if the deployer asked for it."""
+        return None
+
+
+def transact(release: Release, values: Any) -> Flow[tuple[Any, Receipt]]:
+    """One release, from the request to its answer and receipt."""
+    request = checked(release, values)
+    try:
+        (charged,) = yield from charge(release, [request])
+    except PrivacyBudgetExceeded:
+        unreleased = release.unreleased(request)
+        if unreleased is None:
+            raise
+    else:
+        return (yield from settle(release, charged))
+    return (yield from unreleased)
+
+
+def checked(release: Release, values: Any) -> Request:
+    """Step 1, which blocks where it solves a plan or reads a store's file."""
+    boundary.check_surroundings()
+    release.store.refresh()  # a file that cannot be followed is known before anything is charged
+    return release.check(values)
+
+
+def charge(release: Release, requests: Sequence[Request], at_once: int | None = None) -> Flow[list[Charged]]:
+    """Steps 2 to 4 for requests of one line and principal: all are charged, or none."""
+    line, principal = requests[0].line, requests[0].principal
+    ids = [request.id for request in requests]
+    known: Sequence[Replayed | None] = [None] * len(requests)
+    if release.calls_public(requests[0]):
+        known = line.ahead(ids, principal)
+    fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
+    made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once)) if fresh else []
+    rest = iter(made)
+    ready = [None if answer is not None else next(rest) for answer in known]
+    entries = yield from _charged(release, requests, ready)
+    return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
+
+
+def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]) -> Flow[Entries]:
+    """Step 4."""
+    line, principal, units = requests[0].line, requests[0].principal, release.units
+    ids, texts = [request.id for request in requests], [request.text for request in requests]
+    if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
+        return [open_charge]
+    pay = partial(line.charging, IN_TRANSACTION, len(requests), principal, ids, texts=texts)
+    if line.has_tickets:
+        find = [None if each is None else release.eligible(each) for each in ready]
+        found = yield from guarded(_paid(line, release.store, find, pay), (DPICLError,))
+        if isinstance(found, Failed):
+            raise found.error(_not_charged)
+        return found.value
+    while True:
+        try:
+            return (yield from pay(units=units))
+        except PrivacyBudgetExceeded:
+            left = line.remaining(principal) if units > 1 else 0
+            if not left:
+                raise
+        units = min(units, left)
+
+
+def _paid(
+    line: BudgetLine, store: PrivateStore, find: Sequence[Find | None], pay: Callable[..., Flow[Entries]]
+) -> Flow[Entries]:
+    """Find each query's eligible owners, and charge them. Private."""
+
+    def eligible() -> list[Any]:
+        return [None if each is None else line.ask(store, each()) for each in find]
+
+    return (yield from pay(owners=(yield eligible)))
+
+
+def _not_charged() -> LedgerError:
+    return LedgerError("the owners of a query could not be charged: nothing was released")
+
+
+def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
+    """Steps 5 and 6: the answer and its receipt. What the ledger had is replayed."""
+    request, entry = charged.request, charged.entry
+    if isinstance(entry, Replayed):
+        return (yield from release.replay(request, entry)), entry.receipt
+    found = yield from guarded(release.work(charged))
+    if isinstance(found, Failed):
+        if release.failed(charged, found):
+            give_up(charged)
+        raise found.error()
+    outcome, answer, unused = release.kept(charged, found.value)
+    receipt = request.line.record(entry, outcome, answer, unused=unused)  # no cancellation comes between
+    return (yield from release.answer(charged, found.value, receipt)), receipt
+
+
+def give_up(charged: Charged) -> None:
+    """There will be no answer: whoever waits for the same query may go on. The charge stands."""
+    if isinstance(charged.entry, Charge):
+        with contextlib.suppress(LedgerError):
+            charged.request.line.give_up(charged.entry)
