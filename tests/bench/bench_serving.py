@@ -47,8 +47,8 @@ from langchain_dpicl import (
 LABELS = ["red", "blue"]
 MEMBERS, CLIENTS, RELEASES, OWNERS = 10, 20, 100_000, 10_000
 TARGET_MS = 10.0
-STEPS = ("_query", "_abegin", "arun", "_aggregate", "_finish")
-NAMES = dict(zip(STEPS, ("check", "charge", "sample and members", "count and noise", "receipt"), strict=True))
+NAMES = {"check": "check", "claim": "charge", "sample": "sample", "aggregate": "count and noise", "record": "receipt"}
+STEPS = tuple(NAMES)
 
 
 # -- the servers, in processes of their own ----------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def timed(method: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
         if isinstance(first, dict) and first["input"].startswith("before"):
             return  # the load that warms up
         model = first.get("seconds", 0.0) if isinstance(first, dict) else 0.0
-        times.append(time.perf_counter() - started - (0.0 if method.__name__ == "_query" else model))
+        times.append(time.perf_counter() - started - (0.0 if method.__name__ == "check" else model))
 
     if asyncio.iscoroutinefunction(method):
 
@@ -111,8 +111,10 @@ def timed(method: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
 
 def watched(release: Any, times: dict[str, list[float]]) -> Any:
     """Keep the time of every step, and of the whole."""
+    ledger = release.budget._ledger
+    holders = {"check": release, "claim": ledger, "sample": release.selector, "aggregate": release.aggregator}
     for name in STEPS:
-        holder = release.ensemble if name == "arun" else release
+        holder = holders.get(name, ledger)
         setattr(holder, name, timed(getattr(holder, name), times.setdefault(name, [])))
     release._arelease = timed(release._arelease, times.setdefault("whole", []))
     return release
