@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from langchain_core.runnables.utils import AddableDict
 
 from langchain_dpicl.budget import Budget, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED, BudgetLine
-from langchain_dpicl.calls.flow import Chunk, Flow
+from langchain_dpicl.calls.flow import Chunk, Flow, FlowClosed
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, Writer
 from langchain_dpicl.decoding.draws import Draw, Keys, draw_steps, slots_for
 from langchain_dpicl.decoding.model import Demonstration, LogitsModel
@@ -241,12 +242,12 @@ class SamplerRelease(AnyRelease, Release):
         return text
 
     def failed(self, charged: Charged, failure: Failed) -> bool:
-        """Doubt the model, unless somebody interrupted it. A charge that can be resumed stays open."""
+        """Doubt the model, unless the reader left. A charge that can be resumed stays open."""
         self._doubt(charged.request, failure)
         return self.progress is None
 
     def _doubt(self, request: Request, failure: Failed) -> None:
-        if failure.interrupt is None:
+        if failure.interrupt not in (FlowClosed, CancelledError):
             self._doubts.of(request.caller).suspected = True
 
     def unreleased(self, request: Request) -> Flow[tuple[Any, Receipt]] | None:
