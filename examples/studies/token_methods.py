@@ -154,14 +154,12 @@ class Study:
             output_key="output",
             vectors=np.zeros((len(self.private), 1), np.float32),  # nothing is looked for by similarity
         )
+        prompt = _prompt_of(self.decoder.template)
+        model, max_tokens = self.options.model, self.options.max_tokens
         selector = PoissonExampleSelector(store, _MEMBERS, shots=_MEMBER_SHOTS)
 
-        def prompt(values: dict[str, Any]) -> str:
-            template = self.decoder.template
-            return "".join(template.show(example) for example in values["examples"]) + template.ask(values)
-
         def chain(temperature: float) -> Runnable[Any, str]:
-            llm = local_llm(self.options.model, max_tokens=self.options.max_tokens, temperature=temperature)
+            llm = local_llm(model, max_tokens=max_tokens, temperature=temperature)
             return RunnableLambda(prompt) | llm.bind(stop=["\n"]) | StrOutputParser()
 
         writer = chain(0.9)
@@ -189,3 +187,12 @@ class Study:
         rouge = text_measures(texts, references)["rougeL"]
         meaning = meaning_scores(texts, references, local_embeddings())
         return Outcome(name, texts, rouge, meaning, tokens, seconds, facts, list(weights))
+
+
+def _prompt_of(template: DemonstrationTemplate) -> Callable[[dict[str, Any]], str]:
+    """A member's prompt. The function holds the template alone: a member must not reach the study's records."""
+
+    def prompt(values: dict[str, Any]) -> str:
+        return "".join(template.show(example) for example in values["examples"]) + template.ask(values)
+
+    return prompt

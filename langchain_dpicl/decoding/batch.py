@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list, get_executor_for_config
+from langchain_core.runnables.config import get_config_list
 
+from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import PrivacyBudgetExceeded
 
 Configs = RunnableConfig | list[RunnableConfig] | None
@@ -23,24 +24,10 @@ def one_by_one(
 ) -> list[Any]:
     """Return an answer for each input, in order; with ``return_exceptions`` an error in the place of a missing answer.
 
-    Otherwise no answer begins after an error, and the first is raised when the running ones have ended.
+    Otherwise no answer begins after an error, and the first is raised when the running ones have ended. If it is the
+    end of the budget, it says how many inputs were answered.
     """
-    if not inputs:
-        return []
-    configs, failed = get_config_list(config, len(inputs)), list[Exception]()
-
-    def one(value: Any, config: RunnableConfig) -> Any:
-        if failed and not return_exceptions:
-            return failed[0]
-        try:
-            return ask(value, config)
-        except Exception as error:
-            failed.append(error)
-            return error
-
-    with get_executor_for_config({"max_concurrency": _at_once(configs)}) as executor:
-        answers = list(executor.map(one, inputs, configs))
-    return answers if return_exceptions else _unless(failed, answers)
+    return run(_answers(ask, inputs, config, return_exceptions))
 
 
 async def aone_by_one(
@@ -50,33 +37,29 @@ async def aone_by_one(
     return_exceptions: bool,
 ) -> list[Any]:
     """`one_by_one`, asynchronously."""
+    return await arun(_answers(ask, inputs, config, return_exceptions))
+
+
+def _answers(
+    ask: Callable[[Any, RunnableConfig], Any], inputs: Sequence[Any], config: Configs, return_exceptions: bool
+) -> Flow[list[Any]]:
     if not inputs:
         return []
     configs, failed = get_config_list(config, len(inputs)), list[Exception]()
-    gate = asyncio.Semaphore(_at_once(configs))
 
-    async def one(value: Any, config: RunnableConfig) -> Any:
-        async with gate:
-            if failed and not return_exceptions:
-                return failed[0]
-            try:
-                return await ask(value, config)
-            except Exception as error:
-                failed.append(error)
-                return error
+    def one(value: Any, config: RunnableConfig) -> Flow[Any]:
+        if failed and not return_exceptions:
+            return failed[0]
+        call = partial(ask, value, config)
+        try:
+            return (yield Either(call, call))  # a driver of threads calls it, one of event loops awaits it
+        except Exception as error:
+            failed.append(error)
+            return error
 
-    answers = list(await asyncio.gather(*map(one, inputs, configs)))
-    return answers if return_exceptions else _unless(failed, answers)
-
-
-def _at_once(configs: Sequence[RunnableConfig]) -> int:
-    return configs[0].get("max_concurrency") or AT_ONCE
-
-
-def _unless(failed: Sequence[Exception], answers: list[Any]) -> list[Any]:
-    """Return the answers, or raise the first error; an end of the budget says how many inputs were answered."""
-    if not failed:
-        return answers
+    answers = yield together(list(map(one, inputs, configs)), configs[0].get("max_concurrency") or AT_ONCE)
+    if return_exceptions or not failed:
+        return list(answers)
     if not isinstance(failed[0], PrivacyBudgetExceeded) or len(answers) == 1:
         raise failed[0]
     made = sum(not isinstance(answer, Exception) for answer in answers)

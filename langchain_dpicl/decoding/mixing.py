@@ -6,12 +6,12 @@ lambda_i * (l_i - l0) / temperature with the largest lambda_i <= cap for which m
 
 Why it is private. Let P and P' be the laws of the token without and with one owner's term t. Then log(P'/P) = t minus
 a constant, so over all tokens it lies in an interval of length B: the pair is B-bounded-range in both directions,
-whatever the other terms are. Averaging both laws over the others' coins, and P' over which exemplar the owner shows,
-keeps every privacy profile (it is jointly convex). So one token is what the mechanism "tokens" accounts for, neighbours
-being an owner ADDED or REMOVED.
+for any other terms. Averaging both laws over the others' coins, and P' over the owner's choice of an exemplar, keeps
+every privacy profile (it is jointly convex). So one token is one mechanism "tokens"; neighbours differ by an owner
+ADDED or REMOVED.
 
-That needs sums that do not depend on who else is in them, which floating-point sums do: a term is a vector of whole
-steps, shifted to begin at 0 (a constant changes nothing), and at most floor(B / step) of them.
+The sum of the terms must not depend on their order or on rounding, as floating-point sums do. So a term is a vector of
+whole steps, shifted to begin at 0 (a constant changes nothing), and at most floor(B / step) of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LOWEST = 2.0**40
 def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> IntArray:
     """The ``top_k`` tokens of largest zero-shot logit, in ascending order; of equal ones those of the lowest ids.
 
-    ``barred`` tokens, and those whose logit is no finite number, are out. Public: it reads nothing but public things.
-    Empty where nothing is left.
+    ``barred`` tokens, and those whose logit is no finite number, are left out; the result may be empty. Public: it
+    reads public values only.
     """
     scores = zero_shot.astype(np.float64)
     scores[list(barred)] = -np.inf

@@ -57,7 +57,7 @@ class LogitsSession(Protocol):
         """
 
     def close(self) -> None:
-        """Drop what belongs to this answer alone."""
+        """Drop this answer's own state."""
 
 
 @runtime_checkable
@@ -66,7 +66,7 @@ class LogitsModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Public: part of what makes two answers the same answer."""
+        """Public: part of the identity of an answer."""
 
     @property
     def vocabulary(self) -> int:

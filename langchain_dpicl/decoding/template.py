@@ -1,4 +1,4 @@
-"""How demonstrations and queries read: two public layouts, the demonstration first."""
+"""The text of demonstrations and queries: two public layouts, the demonstration first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from langchain_dpicl.store.base import PrivateStore
 class DemonstrationTemplate:
     """A prompt is one demonstration, then the query: format strings with names in braces, both public.
 
-    ``demonstration`` names an exemplar's keys and should end with whatever parts it from what follows; ``query`` names
-    the keys of the caller's input. The demonstration comes first, so that what a model has read of it serves every
-    query. Raises `InvalidParameter` for a string that is no format, or that names anything but plain keys.
+    ``demonstration`` names an exemplar's keys and should end with a separator; ``query`` names the keys of the caller's
+    input. The demonstration comes first, so that a model's state of it serves every query. Raises `InvalidParameter`
+    for a string that is no format, or that names anything but plain keys.
     """
 
     demonstration: str
@@ -35,10 +35,10 @@ class DemonstrationTemplate:
     def of(
         cls, store: PrivateStore, *, input_name: str | None = None, output_name: str | None = None
     ) -> DemonstrationTemplate:
-        """One ``Name: value`` line for a store's input and one for its output, which the model is to continue.
+        """One ``Name: value`` line for a store's input and one for its output, which the model continues.
 
-        The names default to the store's keys. Names that say what the texts are ("Data", "Description") help a model
-        more than "Input" and "Output": what it finds unlikely without a demonstration, no demonstration brings about.
+        The names default to the store's keys. Descriptive names ("Data", "Description") help a model more than "Input"
+        and "Output": a demonstration cannot make a text likely that the model finds very unlikely without it.
         """
         asked = f"{_line_name('input_name', input_name, store.input_key)}: {{{store.input_key}}}\n"
         if store.output_key is None:
@@ -48,7 +48,7 @@ class DemonstrationTemplate:
 
     @property
     def query_keys(self) -> tuple[str, ...]:
-        """What a caller's input must have."""
+        """The keys that a caller's input must have."""
         return tuple(_names(self.query))
 
     @property
@@ -58,18 +58,18 @@ class DemonstrationTemplate:
 
     @property
     def ending(self) -> str:
-        """The text that follows a demonstration's last field: where a model that goes on with a query is to end."""
+        """The text after a demonstration's last field: a model that continues a query ends there."""
         last: tuple[str, str | None] = ("", None)
         for literal, name, _, _ in string.Formatter().parse(self.demonstration):
             last = (literal, name)
         return last[0] if last[1] is None else ""
 
     def show(self, exemplar: Mapping[str, Any]) -> str:
-        """An exemplar's text. Private; what it raises may be too."""
+        """An exemplar's text. Private, as its errors may be."""
         return _render(self.demonstration, exemplar)
 
     def ask(self, values: Mapping[str, Any]) -> str:
-        """The shared text for a caller's input. `InvalidParameter` where it lacks something; never shows it."""
+        """The shared text for a caller's input. Raises `InvalidParameter`, which never shows it, for a missing key."""
         missing = [name for name in self.query_keys if name not in values]
         if missing:
             raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(self.query_keys)}")

@@ -1,9 +1,8 @@
 """The demonstration's private data: the inbox of an invented clinic, written by this file's grammar.
 
 The clinic sends each message to one of its desks. The desks carry the clinic's own names, which a small model cannot
-guess from a message: asked without examples it is right as often as chance, so what it gets right beyond that it
-learned from private examples. Every message holds what no patient wants to see leak: a name, a date of birth, a
-condition, a drug, an amount.
+guess from a message: without examples it is right as often as chance, so any better result comes from the private
+examples. Every message holds private facts: a name, a date of birth, a condition, a drug, an amount.
 
 Nothing here is copied from anywhere and no person is real. The seed makes the data, not the privacy: the same seed
 gives the same inbox everywhere.

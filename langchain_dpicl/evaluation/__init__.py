@@ -1,1 +1,1 @@
-"""`dpicl evaluate`: what answers from private examples are worth on a task, beside their privacy."""
+"""`dpicl evaluate`: the quality of answers from private examples on a task, beside their privacy."""

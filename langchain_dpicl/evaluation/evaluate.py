@@ -63,7 +63,7 @@ class Evaluation:
     rows, queries, public
         The private examples, the test rows, and public examples (or none).
     folder
-        Keeps what the model said; a stopped evaluation resumes from it.
+        Keeps the model's answers; a stopped evaluation resumes from them.
     samples
         How many samples of owners get each query.
     draws
@@ -135,7 +135,7 @@ class Evaluation:
         return self.methods or default
 
     def run(self) -> list[Score]:
-        """Ask the model what the folder lacks, and score everything."""
+        """Let the model answer everything that the folder lacks, and score it all."""
         if isinstance(self.task, ClassificationTask):
             return self._labels(self.task)
         found: list[Score] = []

@@ -1,4 +1,4 @@
-"""A file of what the model said: a stopped evaluation resumes from it.
+"""A file of the model's answers: a stopped evaluation resumes from it.
 
 One line of JSON for each piece of work, appended and synced when the work is done; the first line holds the settings.
 A line that a stop left half written is dropped, and its work is done again. The file holds members' answers in the
@@ -108,7 +108,7 @@ class PassFile:
         """The error of a model that answers nothing any more."""
         return ModelUnavailable(
             "the model answers no prompt of a query: is it up, is its key right, and do label prompts get "
-            f"log-probabilities? What was done before is kept in {str(self.path)!r}; the same command goes on with it"
+            f"log-probabilities? Earlier answers are kept in {str(self.path)!r}; the same command resumes"
         )
 
     def close(self) -> None:

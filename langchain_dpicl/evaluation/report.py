@@ -62,12 +62,14 @@ def write_report(
         raise InvalidParameter("scores", len(scores), "at least one score with a measure")
     for score in scores:
         if score.epsilon is not None and not 0 < score.epsilon < math.inf:
-            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None for what is not private")
+            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None if it is not private")
         if score.study and (score.study in _RESERVED or not re.fullmatch(r"\w[\w-]*", score.study)):
             raise InvalidParameter("study", score.study, f"a word for a file name, none of {', '.join(_RESERVED)}")
         varied = score.facts.get(score.study, math.nan) if score.study else 0.0
         if not math.isfinite(varied):
-            raise InvalidParameter(f"facts[{score.study!r}]", varied, f"what the {score.method} score varies, a number")
+            raise InvalidParameter(
+                f"facts[{score.study!r}]", varied, f"the number that the {score.method} score varies"
+            )
     drawers = pictures(task.name, scores, costs)
     measure = main_measure(scores)
     main = ordered([score for score in scores if not score.study])

@@ -1,7 +1,7 @@
-"""The papers' tasks: how a member's prompt is written, what it answers with, and what the papers report.
+"""The papers' tasks: the layout of a member's prompt, its possible answers, and the papers' figures.
 
 Everything here is public: instructions, layouts, labels, lengths. A prompt is ``shape.prefix(examples)`` followed by
-``shape.ask(input)``; the prefix is what several queries may share.
+``shape.ask(input)``; several queries may share a prefix.
 
 SST-2, AG News and TREC are worded as by Zhao et al. 2021 ("Calibrate Before Use"), whom Panda et al. 2023 and Wu et al.
 2024 followed; Amazon and SAMSum as in the code that Wu et al. published. The other four (document question answering
@@ -21,23 +21,23 @@ from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 @dataclass(frozen=True)
 class Shape:
-    """How a prompt is written: an instruction, examples with a separator after each, and the query.
+    """The layout of a prompt: an instruction, examples with a separator after each, and the query.
 
-    No text can pass for another example: each run of white space in it becomes one space, so it has no line of its
-    own. With `multiline`, its lines stay but its empty lines go, so it never has the separator's empty line.
+    No text can pass for another example: each run of white space in it becomes one space, so it is one line. With
+    `multiline`, its lines stay but its empty lines go, so it never has the separator's empty line.
 
     Parameters
     ----------
     instruction
         The first lines, "" for none; the separator follows.
     query
-        A template with ``{input}`` once. It ends where the answer begins, without white space at its end.
+        A template with ``{input}`` once. The answer follows it directly; it has no white space at its end.
     answer
-        What follows the query in an example, with ``{output}`` once.
+        The end of an example, after the query, with ``{output}`` once.
     separator
-        What follows the instruction and every example: at least an empty line.
+        Follows the instruction and every example: at least an empty line.
     multiline
-        Whether a text's own lines mean something (the turns of a dialogue).
+        Whether the lines of a text have a meaning (the turns of a dialogue).
     """
 
     instruction: str
@@ -60,11 +60,11 @@ class Shape:
         return self.ask(input) + self.answer.replace("{output}", self.clean(output))
 
     def ask(self, input: str) -> str:
-        """The query: the answer is to follow."""
+        """The query, up to its answer."""
         return self.query.replace("{input}", self.clean(input))
 
     def prefix(self, examples: Sequence[tuple[str, str]]) -> str:
-        """What comes before the query: the instruction, and each example (input, output) with its separator."""
+        """The text before the query: the instruction, and each example (input, output) with its separator."""
         parts = [self.instruction] if self.instruction else []
         parts += [self.example(input, output) for input, output in examples]
         return "".join(part + self.separator for part in parts)
@@ -77,19 +77,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where the Hugging Face hub keeps a task's data.
+    """A task's data on the Hugging Face hub.
 
     Parameters
     ----------
     name, revision, config
-        As ``datasets.load_dataset`` takes them. The revision "refs/convert/parquet" is the hub's own conversion of what
-        lies behind a loading script, which the library runs no longer.
+        As ``datasets.load_dataset`` takes them. The revision "refs/convert/parquet" is the hub's own conversion of data
+        with a loading script, which the library runs no longer.
     splits
         From train, dev, test to the hub's names of the splits that it has.
     columns
         From a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to the hub's columns.
     label_names
-        What the whole numbers in the label column stand for, in order; empty where the column holds words.
+        The labels behind the whole numbers of the label column, in order; empty if the column holds words.
     """
 
     name: str
@@ -111,11 +111,11 @@ class PaperFigure:
     Parameters
     ----------
     source
-        Where it stands, and for which setting, in words.
+        Its place and its setting, in words.
     model, method
         As the paper names them.
     epsilon
-        What the paper claims for all queries together; None for what is not private.
+        The paper's claim for all queries together; None for a method that is not private.
     metric, value
         "ROUGE-1", "accuracy", ...; in per cent.
     """
@@ -135,13 +135,13 @@ class ClassificationTask:
     Parameters
     ----------
     labels
-        The words that the model is asked for.
+        The words that the model may answer with.
     aliases
         From other spellings in the data to a label. Case, spaces and punctuation around a word never matter.
     inputs
-        How a row becomes the input: the first of these templates all of whose keys the row has.
+        Templates for the input; a row uses the first one all of whose keys it has.
     content_free
-        Inputs that say nothing, to measure a model's leaning (Zhao et al. 2021).
+        Inputs without content, to measure a model's bias (Zhao et al. 2021).
     """
 
     name: str
@@ -161,7 +161,7 @@ class ClassificationTask:
                 raise InvalidParameter(f"aliases[{spelling!r}]", label, f"one of {', '.join(self.labels)}")
 
     def label_of(self, spelling: str) -> str | None:
-        """The label that a word in the data stands for; None where it stands for none."""
+        """The label that a word in the data stands for, or None."""
         known = {normal(word): label for word, label in self.aliases.items()}
         known |= {normal(label): label for label in self.labels}
         return known.get(normal(spelling))
@@ -176,13 +176,13 @@ class GenerationTask:
     max_tokens
         The length of an answer, at most.
     keywords
-        Among how many keywords propose-test-release may choose: (least, most).
+        The least and the most keywords that propose-test-release may choose.
     k
         How many keywords the joint exponential mechanism releases.
     stop
         Texts at which an answer ends.
     inputs
-        How a row becomes the input: the first of these templates all of whose keys the row has.
+        Templates for the input; a row uses the first one all of whose keys it has.
     """
 
     name: str
@@ -205,7 +205,7 @@ Task = ClassificationTask | GenerationTask
 
 
 def task(name: str) -> Task:
-    """The task of that name. Raises `InvalidParameter`, which lists them, for a name that is none."""
+    """Return the task of that name. Raises `InvalidParameter`, which lists the names, for any other."""
     if name not in TASKS:
         raise InvalidParameter("task", name, f"one of {', '.join(TASKS)}")
     return TASKS[name]

@@ -1,4 +1,4 @@
-"""One pass of a model over a task with texts as answers: what every member writes, before any aggregation.
+"""One pass of a model over a task with texts as answers: every member's text, before any aggregation.
 
 A pass holds members' answers in the open: for data that are public in truth, or stay with their owner.
 """

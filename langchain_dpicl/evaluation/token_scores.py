@@ -189,7 +189,7 @@ class Decoder:
         return [{"input": asked, "output": text} for asked, text in zip(inputs, made, strict=True) if text]
 
     def prompted(self, name: str, inputs: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return what the model writes after a prompt of ``prompt_shots`` of these pairs, drawn for each input."""
+        """Return the model's texts after prompts of ``prompt_shots`` of these pairs, drawn for each input."""
         from langchain_core.output_parsers import StrOutputParser
         from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 

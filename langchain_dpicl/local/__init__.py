@@ -10,8 +10,8 @@ What the server promises a private ensemble
 *One member's output depends on that member's prompt alone.* Floating-point sums depend on how a prompt was cut into
 batches, so a prompt decoded beside others, or on top of a cached prefix, gets other log-probabilities (measured: up to
 0.8 apart). So the server has ONE slot, decodes one request at a time, never shifts its context, and starts each
-request from an empty cache. Then the log-probabilities of a request are bit-identical whatever ran before or waits
-behind it. More slots bring no speed on a CPU.
+request from an empty cache. Then the log-probabilities of a request are bit-identical, independent of all other
+requests. More slots bring no speed on a CPU.
 
 ``local_llm()`` can still reuse a prefix WITHIN one call: with ``shared_prefix=True`` it sends its prompts in one
 request, after a constant prompt that pushes everything else out of the cache. What is reused is then a function of this
@@ -23,7 +23,7 @@ within a second that a client is gone, but first reads a prompt to its end.
 
 *Prompts stay in memory.* No logs, no slot, property or metric endpoints, no web page, no host cache of old prompts, no
 proxy between client and server. The endpoint listens on 127.0.0.1, on a free port, and wants a random key. The last
-prompt remains in the slot's memory until the next one: whoever can read this process's memory can read it.
+prompt remains in the slot's memory until the next one: anyone with access to this process's memory can read it.
 
 Processes
 ---------

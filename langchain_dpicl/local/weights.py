@@ -144,7 +144,7 @@ def _check(known: KnownModel, parts: list[Path]) -> None:
 
 
 def require(module: str, install: str) -> Any:
-    """The module, or what to install."""
+    """Import the module, or raise `LocalModelError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:

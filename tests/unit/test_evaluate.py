@@ -133,7 +133,7 @@ def test_another_data_set_model_or_wording_needs_another_folder(tmp_path: Path) 
 
 def test_a_model_that_is_gone_in_the_middle_keeps_the_first_half(tmp_path: Path) -> None:
     llm = FakeLLM(words=["Red", "Blue"], fails=lambda prompt: len(llm.calls) > 4 * 6)
-    with pytest.raises(ModelUnavailable, match="the same command goes on"):
+    with pytest.raises(ModelUnavailable, match="the same command resumes"):
         labels(tmp_path, llm).run()
     back = FakeLLM(words=["Red", "Blue"])
     labels(tmp_path, back).run()

@@ -211,7 +211,7 @@ def test_a_model_that_is_gone_keeps_what_was_done_and_the_same_call_goes_on(tmp_
     path = tmp_path / "labels.jsonl"
     gone: list[int] = []
     llm = FakeLLM(words=list(LABELS), fails=lambda prompt: bool(gone) or len(llm.calls) > 7 * len(EXAMPLES) + 3)
-    with pytest.raises(ModelUnavailable, match="the same command goes on with it") as caught:
+    with pytest.raises(ModelUnavailable, match="the same command resumes") as caught:
         read(llm, path)
     assert str(path) in str(caught.value)
     file = PassFile(path, {})

@@ -186,7 +186,7 @@ def test_a_vocabulary_that_is_not_the_servers_is_refused(serve: Callable[..., Fa
 def test_a_server_whose_answers_depend_on_what_it_was_asked_before_is_refused(
     serve: Callable[..., FakeServer],
 ) -> None:
-    with pytest.raises(UnsafeConfigurationError, match="asked before"):
+    with pytest.raises(UnsafeConfigurationError, match="earlier requests"):
         connect(serve("llama.cpp", "remembers"))
 
 

@@ -153,7 +153,7 @@ def test_a_model_that_is_gone_leaves_nothing_of_that_query(file: PassFile) -> No
     llm = FakeLLM(writes=lambda prompt: "a title", fails=lambda prompt: len(llm.calls) > 6)
     prompts = [[("a", "A")], [("b", "B")], [], []]
     write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
-    with pytest.raises(ModelUnavailable, match="the same command goes on with it"):
+    with pytest.raises(ModelUnavailable, match="the same command resumes"):
         write_members(author(llm), prompts, 2, row("other", "x"), file, ("other", 0))
     with pytest.raises(ModelUnavailable):
         write_candidates(author(llm), row("note", "x"), 3, file, "note")

@@ -58,12 +58,12 @@ class ServerLogits(NotCopied):
     api_key
         Sent as a bearer token.
     vocabulary, context
-        The number of tokens, and how many a prompt and an answer may have together. Default: what the server says
-        (llama.cpp says both, vLLM the context).
+        The number of tokens, and how many a prompt and an answer may have together. Default: the server's own numbers
+        (llama.cpp reports both, vLLM the context).
     timeout
         Seconds that a request may take.
 
-    Nothing is kept between answers, so there is nothing to forget here; what the server keeps is its own affair.
+    Nothing is kept between answers, so there is nothing to forget here. The server may keep prompts.
 
     Raises
     ------
@@ -194,7 +194,7 @@ class ServerLogits(NotCopied):
         self.row([*prompt, *self.tokens(" fine today, and")])
         if not np.array_equal(self.row(prompt), row):
             raise UnsafeConfigurationError(
-                "this server's log-probabilities for a prompt depend on what it was asked before: turn its prompt "
+                "this server's log-probabilities for a prompt depend on earlier requests: turn its prompt "
                 "cache off and let it compute one request at a time"
             )
 
