@@ -47,19 +47,20 @@ def _answers(
         return []
     configs, failed = get_config_list(config, len(inputs)), list[Exception]()
 
-    def one(value: Any, config: RunnableConfig) -> Flow[Any]:
+    def one(value: Any, config: RunnableConfig) -> Flow[list[Any]]:
         if failed and not return_exceptions:
-            return failed[0]
+            return [failed[0]]
         call = partial(ask, value, config)
         try:
-            return (yield Either(call, call))  # a driver of threads calls it, one of event loops awaits it
+            return [(yield Either(call, call))]  # a driver of threads calls it, one of event loops awaits it
         except Exception as error:
             failed.append(error)
-            return error
+            return [error]
 
-    answers = yield together(list(map(one, inputs, configs)), configs[0].get("max_concurrency") or AT_ONCE)
+    found = yield together(list(map(one, inputs, configs)), configs[0].get("max_concurrency") or AT_ONCE)
+    answers = [answer for (answer,) in found]
     if return_exceptions or not failed:
-        return list(answers)
+        return answers
     if not isinstance(failed[0], PrivacyBudgetExceeded) or len(answers) == 1:
         raise failed[0]
     made = sum(not isinstance(answer, Exception) for answer in answers)
