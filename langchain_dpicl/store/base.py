@@ -117,12 +117,7 @@ class Forgotten:
 
 
 class PrivateStore(PrivateRecords, ABC):
-    """Private exemplars with their owners, in memory or in a database.
-
-    Vectors are scaled to norm 1 on their way in (a zero vector stays zero), so an inner product is a cosine. Owners are
-    the unit of privacy: all exemplars of one owner enter and leave together. Thread-safe; readers see whole additions
-    and whole removals only.
-    """
+    """Private exemplars with their owners, in memory or in a database."""
 
     def __init__(self, embeddings: Embeddings, keys: RecordKeys, dimension: int) -> None:
         self.embeddings = embeddings

@@ -150,7 +150,8 @@ class SharedFile:
             raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
         self._check_lineage(found, own)
         known = self.state
-        if found.generation > own.generation if known is None else found.edition != known.edition:
+        is_known = found.generation <= own.generation if known is None else found.edition == known.edition
+        if not is_known:
             raise StoreFileChanged(
                 f"{self.path.name!r} was changed by another process (it is generation {found.generation}): nothing was "
                 f"written; {_REFRESH}"

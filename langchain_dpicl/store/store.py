@@ -1,9 +1,6 @@
 """The default store: in memory, with files that several processes may share.
 
-Every save raises the file's generation. A process looks at the file (one ``stat``) whenever a reading begins, so before
-every release, and takes over what is new: owners who were forgotten go here too, and records that came are added. What
-was added here and not saved stays, except the records of an owner who was forgotten in the file: they go with it. See
-`shared` for who may write.
+`ExemplarStore.refresh` says what a process takes over of another's changes, and `shared` who may write.
 """
 
 from __future__ import annotations
@@ -17,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
 from langchain_dpicl.store import intake, takeover
-from langchain_dpicl.store.base import Forgotten, Numbers
+from langchain_dpicl.store.base import Forgotten
 from langchain_dpicl.store.file import Contents, OpenedBudget
 from langchain_dpicl.store.intake import RecordKeys, Vectors
 from langchain_dpicl.store.memory import MemoryStore
@@ -183,23 +179,26 @@ class ExemplarStore(MemoryStore):
         Raises `UnknownOwner`; `StoreFileError` if a file cannot be written: then call it again.
         """
         with self.lock:
-            slot, rest = self._forgotten_in_files(str(owner))
+            slot, rest = self._forget_in_files(str(owner))
             rows = np.flatnonzero(self._held.owner_of == slot)
             ids = self.ids_of(rows)
             identity, is_named = self._identity(slot)
             parts = list(self._sketched_of([slot], rows))
             self._become(rest)
             self._saved()
-            equal = [] if is_named else self._held.texts.equal_to(identity)
-            has_equal = any(not self._is_named(self._held.owner_keys[self._held.owner_of[row]]) for row in equal)
+            held = self._held
+            equal = [] if is_named else held.texts.equal_to(identity)
+            has_equal = any(not self._is_named(held.owner_keys[held.owner_of[row]]) for row in equal)
             if self.owner_key is None:
-                parts = [part for part in parts if not self._held.texts.equal_to(part)]
+                parts = [part for part in parts if not held.texts.equal_to(part)]
             self._tell(Forgotten(ids, None if has_equal else identity, is_named, parts))
         return len(ids)
 
-    def _forgotten_in_files(self, owner: str) -> tuple[int, Contents]:
-        """An owner's slot, and what is left without it: in the files first, because forgetting can be repeated if one
-        of them cannot be written."""
+    def _forget_in_files(self, owner: str) -> tuple[int, Contents]:
+        """An owner's slot, and what is left without it, which all files hold now.
+
+        Files come first, because forgetting can be repeated if one of them cannot be written.
+        """
         for attempt in itertools.count(1):
             self.refresh()
             slot = self._owner_slots.get(owner)
@@ -210,11 +209,10 @@ class ExemplarStore(MemoryStore):
                 for file in self._files.values():
                     if file.path.exists():
                         file.write(rest, scrub=True)
+                return slot, rest
             except StoreFileChanged:  # by another process, just now
                 if attempt == _ATTEMPTS:
                     raise
-            else:
-                return slot, rest
         raise AssertionError
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -260,11 +258,12 @@ class ExemplarStore(MemoryStore):
     def refresh(self) -> bool:
         """Take over what other processes have written to this store's files; whether there was anything.
 
-        Every reading does it, so every release. Owners who were forgotten in a file are forgotten here, with records
-        that were added to them here and not saved; `on_forget` is told. Everything else that was added here stays, and
-        is in the file after the next `save`. A file that is gone changes nothing. Raises `StoreFileChanged` for a file
-        that has become older or another store's, `StoreFileError` for one that cannot be read: until that is mended
-        nothing is released, since nobody can tell who was forgotten.
+        Every reading does it, so every release; it looks at each file (one ``stat``). Owners who were forgotten in a
+        file are forgotten here, with records that were added to them here and not saved; `on_forget` is told. Records
+        that came are added. Everything else that was added here stays, and is in the file after the next `save`. A file
+        that is gone changes nothing. Raises `StoreFileChanged` for a file that has become older or another store's,
+        `StoreFileError` for one that cannot be read: until that is mended nothing is released, since nobody can tell
+        who was forgotten.
         """
         return self._follow(self._files.values())
 
@@ -295,22 +294,24 @@ class ExemplarStore(MemoryStore):
     def _take_over(self, found: Contents, file: SharedFile) -> list[int] | None:
         """Forget and add here what a file has lost and gained. The ids of the exemplars that went; None if an owner
         came into two files of this store separately."""
-        lives = found.row_lives()
-        went = np.isin(self._held.lives, file.row_lives) & ~np.isin(self._held.lives, found.lives)
+        held, lives = self._held, found.row_lives()
+        went = np.isin(held.lives, file.row_lives) & ~np.isin(held.lives, found.lives)
         new = ~file.knows(found.ids, lives)
-        new &= ~np.isin(lives, file.row_lives) | np.isin(
-            lives, self._held.lives
-        )  # not of those who were forgotten here
+        new &= ~np.isin(lives, file.row_lives) | np.isin(lives, held.lives)  # not of owners that were forgotten here
         rows = np.flatnonzero(new)
         owners = found.owner_of[rows]
         names = [found.owner_keys[owner] for owner in owners]
-        if self._is_branch(names, found.lives[owners], went):
-            return None
-        gone: list[int] = self._held.ids[went[self._held.owner_of]].tolist()
-        twice = np.isin(self._held.ids, found.ids[rows]) & ~went[self._held.owner_of]
-        next_id = max(self._held.next_id, found.next_id)
+        for name, life in zip(names, found.lives[owners].tolist(), strict=True):
+            slot = self._owner_slots.get(name)
+            if slot is None or went[slot] or held.lives[slot] == life:
+                continue
+            if any((other.row_lives == held.lives[slot]).any() for other in self._files.values()):
+                return None
+        gone: list[int] = held.ids[went[held.owner_of]].tolist()
+        twice = np.isin(held.ids, found.ids[rows]) & ~went[held.owner_of]
+        next_id = max(held.next_id, found.next_id)
         if gone or twice.any():
-            moved = self._held.ids[twice]
+            moved = held.ids[twice]
             rest = self._without(np.flatnonzero(went))
             for row in np.flatnonzero(np.isin(rest.ids, moved)):  # two processes gave one id away: the file's stands
                 slot = rest.owner_of[row]
@@ -329,16 +330,6 @@ class ExemplarStore(MemoryStore):
         found.texts.wipe()
         found.vectors[:] = 0.0
         return gone
-
-    def _is_branch(self, names: Sequence[str], lives: Numbers, went: NDArray[np.bool_]) -> bool:
-        """Whether one of these owners is in another file under another life."""
-        for name, life in zip(names, lives.tolist(), strict=True):
-            slot = self._owner_slots.get(name)
-            if slot is None or went[slot] or self._held.lives[slot] == life:
-                continue
-            if any((file.row_lives == self._held.lives[slot]).any() for file in self._files.values()):
-                return True
-        return False
 
     # -- budgets ------------------------------------------------------------------------------------------------------
 

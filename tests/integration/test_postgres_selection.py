@@ -274,7 +274,7 @@ def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypa
     with store.reading() as view:
         view.eligible(np.eye(DIMENSION, dtype=np.float32)[0], 0.3)
         ((query, values),) = asked
-        plan = "\n".join(row[0] for row in view._snapshot.ask(f"EXPLAIN {query}", *values))  # type: ignore[attr-defined]
+        plan = "\n".join(row[0] for row in view._ask(f"EXPLAIN {query}", *values))  # type: ignore[attr-defined]
     assert "Filter: (inner_product(embedding" in plan, "row by row"
     assert "_near" not in plan
     assert "Order By" not in plan

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 from pgvector_server import KEY, ask, everyone
 
@@ -165,6 +166,35 @@ def test_an_addition_whose_connection_is_lost_leaves_nothing(
     assert "AdminShutdown" in str(failures[0])
     assert everyone(store) == before
     assert store.add(records(5)[3:]) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (psycopg.OperationalError("server closed the connection unexpectedly"), "last change took place is not known"),
+        (psycopg.errors.AdminShutdown("going"), "last change took place is not known"),
+        (psycopg.errors.SerializationFailure("no"), r"cannot be used: SerializationFailure \(40001\)$"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_commit_without_an_answer_is_said_to_be_unknown(
+    fault: Exception, says: str, shared_store: Any, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shared_store(records(3))
+    execute = psycopg.Connection.execute
+
+    def answers(self: Any, query: Any, *values: Any, **options: Any) -> Any:
+        if query == "COMMIT":
+            raise fault
+        return execute(self, query, *values, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", answers)
+        with pytest.raises(StoreError, match=says) as caught:
+            store.add([{"input": "x", "output": "y", "owner": "o"}])
+        assert caught.value.__context__ is None
+    assert len(store) == 3
+    assert store.add([{"input": "x", "output": "y", "owner": "o"}]) == [3]
 
 
 WORKER = """

@@ -417,6 +417,8 @@ def test_the_last_owner_can_be_forgotten_and_the_store_used_again(records: Any, 
     store.save(tmp_path / "store.npz")
     assert store.forget("owner-0") == 2
     assert len(store) == store.owner_count == len(store.owners) == 0
+    assert store.rows_of(np.array([0]))[0].tolist() == [], "an owner that was eligible just before"
+    assert store.marks(np.array([0]), b"key") == [b""]
     assert repr(store) == "ExemplarStore(0 exemplars of 0 owners, 8 dimensions)"
     reloaded = ExemplarStore.load(tmp_path / "store.npz", store.embeddings)
     assert len(reloaded) == 0

@@ -28,9 +28,9 @@ from langchain_dpicl.store.base import PrivateStore, StoreView
 from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
 from langchain_dpicl.store.owners import Owners, decoded
-from langchain_dpicl.store.postgres import changes, tables
-from langchain_dpicl.store.postgres.connections import Connections, Snapshot
-from langchain_dpicl.store.postgres.tables import Collection
+from langchain_dpicl.store.postgres import collection as tables
+from langchain_dpicl.store.postgres.collection import Collection
+from langchain_dpicl.store.postgres.connections import Ask, Connections
 from langchain_dpicl.store.postgres.view import PostgresView
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class PostgresExemplarStore(PrivateStore):
 
             def work(connection: Any) -> tuple[Collection, int]:
                 made, forgets = tables.make(connection, Collection(name, dimension, keys))
-                changes.insert(connection, made, batch, matrix)
+                tables.insert(connection, made, batch, matrix)
                 return made, forgets
 
             store = cls(embeddings, connections, *connections.run(work))
@@ -160,7 +160,7 @@ class PostgresExemplarStore(PrivateStore):
             raise
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
-        return self._connections.run(lambda connection: changes.insert(connection, self._collection, batch, matrix))
+        return self._connections.run(lambda connection: tables.insert(connection, self._collection, batch, matrix))
 
     # -- reading (the private side) -----------------------------------------------------------------------------------
 
@@ -187,23 +187,23 @@ class PostgresExemplarStore(PrivateStore):
             f"SELECT forgets, (SELECT coalesce(max(number) + 1, 0) FROM {self._collection.owners}) "
             "FROM dpicl_collections WHERE name = %s"
         )
-        with self._connections.snapshot() as snapshot:
-            row = snapshot.ask(query, self._collection.name)
+        with self._connections.snapshot() as ask:
+            row = ask(query, self._collection.name)
             if not row:
                 raise StoreError(f"there is no collection {self._collection.name!r} any more")
             forgets, places = row[0]
-            self._catch_up(snapshot, forgets)
-            yield PostgresView(self._collection, snapshot, places)
+            self._catch_up(ask, forgets)
+            yield PostgresView(self._collection, ask, places)
 
     def _sketched(self) -> Iterator[bytes]:
         queries = [(self._collection.owners, "name", "number", "AND digest IS NULL")]
         if self.owner_key is None:
             queries.append((self._collection.exemplars, "content", "id", ""))
-        with self._connections.snapshot() as snapshot:
+        with self._connections.snapshot() as ask:
             for table, column, order, where in queries:
                 last = -1
                 query = f"SELECT {order}, {column} FROM {table} WHERE {order} > %s {where} ORDER BY {order} LIMIT %s"
-                while found := snapshot.ask(query, last, _BATCH):
+                while found := ask(query, last, _BATCH):
                     last = found[-1][0]
                     for _, part in found:
                         yield part
@@ -222,7 +222,7 @@ class PostgresExemplarStore(PrivateStore):
         what they held until they are recycled. If that matters, encrypt the disk, and let archives expire.
         """
         owner = str(owner)
-        gone, entry = self._connections.run(lambda connection: changes.delete(connection, self._collection, owner))
+        gone, entry = self._connections.run(lambda connection: tables.delete(connection, self._collection, owner))
         try:
             with self._lock:
                 if self._seen == entry - 1:
@@ -232,7 +232,7 @@ class PostgresExemplarStore(PrivateStore):
             self._tidy()
         return len(gone.ids)
 
-    def _catch_up(self, snapshot: Snapshot, forgets: int) -> None:
+    def _catch_up(self, ask: Ask, forgets: int) -> None:
         """Tell the watchers what was forgotten elsewhere. Some may hear of an exemplar twice, none never."""
         with self._lock:
             watchers, last = list(self._watchers), self._seen
@@ -241,7 +241,7 @@ class PostgresExemplarStore(PrivateStore):
             return
         query = f"SELECT ids FROM {self._collection.forgotten} WHERE entry > %s AND entry <= %s ORDER BY entry"
         try:
-            for (ids,) in snapshot.ask(query, last, forgets):
+            for (ids,) in ask(query, last, forgets):
                 for watcher in watchers:
                     watcher(ids)
         except BaseException:

@@ -11,9 +11,8 @@ from langchain_dpicl.errors import StoreError
 from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.intake import Vectors, unpack
 from langchain_dpicl.store.marks import owner_mark
-from langchain_dpicl.store.postgres.changes import array
-from langchain_dpicl.store.postgres.connections import Snapshot
-from langchain_dpicl.store.postgres.tables import Collection
+from langchain_dpicl.store.postgres.collection import Collection, array
+from langchain_dpicl.store.postgres.connections import Ask
 
 _NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
@@ -21,9 +20,9 @@ _NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 class PostgresView(StoreView):
     """One transaction's view of a collection. A row is an exemplar's id."""
 
-    def __init__(self, collection: Collection, snapshot: Snapshot, places: int) -> None:
+    def __init__(self, collection: Collection, ask: Ask, places: int) -> None:
         self._collection = collection
-        self._snapshot = snapshot
+        self._ask = ask
         self._places = places
         self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
@@ -62,7 +61,7 @@ class PostgresView(StoreView):
         return found
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        found = self._snapshot.ask(f"SELECT content {self._at_rows} ORDER BY position", array(rows))
+        found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", array(rows))
         _check_all(len(found), rows)
         return [unpack(content) for (content,) in found]
 
@@ -79,13 +78,13 @@ class PostgresView(StoreView):
             f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
         )
         marks = [b""] * len(owners)
-        for position, name, is_named, content in self._snapshot.ask(query, array(owners)):
+        for position, name, is_named, content in self._ask(query, array(owners)):
             marks[position] = owner_mark(key, name if is_named else content, named=is_named)
         return marks
 
     def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
         """Numbers that the server has packed into one value."""
-        packed: bytes | None = self._snapshot.ask(query, *values)[0][0]
+        packed: bytes | None = self._ask(query, *values)[0][0]
         return np.frombuffer(packed or b"", dtype=kind)
 
 

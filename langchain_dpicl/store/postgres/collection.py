@@ -1,20 +1,30 @@
-"""Tables of the PostgreSQL store: a row in ``dpicl_collections`` for each collection, and three tables of its own.
+"""A collection on PostgreSQL: its tables, and the changes to them.
 
-Names, texts and their hashes are bytes: no encoding or collation makes two owners equal. They are kept out of the
-planner's statistics, which are copies that forgetting would not reach.
+A row in ``dpicl_collections`` and three tables of its own. Names, texts and their hashes are bytes: no encoding or
+collation makes two owners equal. They are kept out of the planner's statistics, which are copies that forgetting would
+not reach.
+
+A change holds the collection's row until it is committed. So changes follow one another, counters have no gaps, and an
+owner has one number whatever process adds to it. Readers wait for nobody.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.errors import InvalidParameter, StoreError
+import numpy as np
+
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
+from langchain_dpicl.store.base import Forgotten, Numbers
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import RecordKeys
+from langchain_dpicl.store.intake import NOT_UNIQUE, Batch, RecordKeys, Vectors
+from langchain_dpicl.store.owners import encoded
 
 if TYPE_CHECKING:
     import psycopg
@@ -170,3 +180,93 @@ def _statements(made: Collection) -> Iterator[str]:
     yield f"ALTER INDEX {owners}_name ALTER COLUMN 1 SET STATISTICS 0"
     if made.dimension <= _BESIDE_THE_TEXT:
         yield f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN"
+
+
+def hold(connection: Connection, collection: Collection) -> tuple[int, int, int]:
+    """Let nobody else change the collection until this transaction ends; its counters."""
+    query = "SELECT next_id, next_number, forgets FROM dpicl_collections WHERE name = %s FOR UPDATE"
+    row = connection.execute(query, [collection.name]).fetchone()
+    if row is None:
+        raise StoreError(f"there is no collection {collection.name!r} any more")
+    return int(row[0]), int(row[1]), int(row[2])
+
+
+def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vectors) -> list[int]:
+    """Add exemplars with their owners; their ids. Raises `InvalidRecords` for an id that is there already."""
+    next_id, next_number, _ = hold(connection, into)
+    ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
+    taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
+    if batch.ids is not None and connection.execute(taken, [array(ids)]).fetchall():
+        raise InvalidRecords(NOT_UNIQUE)
+    names = batch.names(ids)
+    distinct = list(dict.fromkeys(names))
+    query = (
+        "SELECT o.position, w.number FROM unnest(%b::bytea[]) WITH ORDINALITY AS o (name, position) "
+        f"JOIN {into.owners} w ON sha256(w.name) = sha256(o.name)"
+    )
+    found = connection.execute(query, [[encoded(name) for name in distinct]]).fetchall()
+    numbers: dict[str, int] = {distinct[position - 1]: number for position, number in found}
+    new = [name for name in distinct if name not in numbers]
+    numbers |= {name: next_number + i for i, name in enumerate(new)}
+    digests = {} if batch.owners else dict(zip(names, map(_digest_of, batch.contents), strict=True))
+    owners = ((numbers[name], encoded(name), digests.get(name)) for name in new)
+    _copy(connection, f"{into.owners} (number, name, digest)", ["int8", "bytea", "bytea"], owners)
+    head = struct.pack(">HH", matrix.shape[1], 0)
+    exemplars = (
+        (number, numbers[name], content, head + vector.astype(">f4").tobytes())  # the vector as pgvector receives it
+        for number, name, content, vector in zip(ids.tolist(), names, batch.contents, matrix, strict=True)
+    )
+    columns = f"{into.exemplars} (id, owner, content, embedding)"
+    _copy(connection, columns, ["int8", "int8", "bytea", "bytea"], exemplars)
+    connection.execute(
+        "UPDATE dpicl_collections SET next_id = greatest(next_id, %s), next_number = %s WHERE name = %s",
+        [int(ids.max()) + 1, next_number + len(new), into.name],
+    )
+    return [int(i) for i in ids]
+
+
+def _copy(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    with connection.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
+def delete(connection: Connection, collection: Collection, owner: str) -> tuple[Forgotten, int]:
+    """Delete an owner with all exemplars, and count it. Raises `UnknownOwner`."""
+    entry = hold(connection, collection)[2] + 1
+    query = f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)"
+    row = connection.execute(query, [encoded(owner)]).fetchone()
+    if row is None:
+        raise UnknownOwner("the store holds no such owner")
+    number, name, digest = row
+    deleted = connection.cursor(binary=True).execute(
+        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content", [number]
+    )
+    exemplars = sorted(deleted.fetchall())
+    ids = [int(row[0]) for row in exemplars]
+    contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
+    connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
+    connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, ids])
+    connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [entry, collection.name])
+    parts = [bytes(name)] if digest is None else []
+    if collection.keys.owner_key is None:
+        same = f"SELECT DISTINCT content FROM {collection.exemplars} WHERE content = ANY(%b::bytea[])"
+        others = {bytes(content) for (content,) in connection.execute(same, [contents]).fetchall()}
+        parts += [content for content in contents if content not in others]
+    identity: bytes | None = bytes(name)
+    if digest is not None:  # an owner of its own, known by its exemplar
+        query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
+        has_equal = bool(connection.execute(query, [digest]).fetchall())
+        identity = None if has_equal else next(each for each in contents if _digest_of(each) == digest)
+    return Forgotten(ids, identity, digest is None, parts), entry
+
+
+def array(numbers: Numbers) -> str:
+    """Numbers as a value that is cast to ``bigint[]``."""
+    return "{" + ",".join(map(str, numbers.tolist())) + "}"
+
+
+def _digest_of(content: bytes) -> bytes:
+    """The server's ``sha256(content)``."""
+    return hashlib.sha256(content).digest()
