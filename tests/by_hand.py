@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from langchain_dpicl.budget import Charge
+from langchain_dpicl.budget.claims import Account, ChargeRequest, ChargeRule
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import IN_TRANSACTION, BudgetLine
 from langchain_dpicl.calls.flow import arun, run
 
@@ -33,6 +35,15 @@ async def acharge(line: BudgetLine, *given: Any, **options: Any) -> Any:
         return entries
 
     return await arun(flow())
+
+
+def charged(
+    ledger: Ledger, plan: int, line: str = "vote", count: int = 1, *, units: int = 1, rule: ChargeRule | None = None
+) -> list[Any]:
+    """Charge a counter of a ledger itself; nothing if fewer are left."""
+    found = ledger.charge(ChargeRequest(Account(plan, line), [None] * count, units, rule=rule))
+    assert found is None or isinstance(found, list)
+    return found or []
 
 
 BudgetLine.charge = charge  # type: ignore[attr-defined]

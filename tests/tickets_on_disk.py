@@ -1,4 +1,4 @@
-"""How many tickets every owner has burnt, read from a ledger's file by its documented layout alone: an oracle that
+"""How many tickets every owner has used, read from a ledger's file by its documented layout alone: an oracle that
 shares no code with `langchain_dpicl.budget`, except the marks by which a store knows its owners.
 """
 
@@ -27,19 +27,20 @@ def run(url: str, statement: str, *values: object) -> list[tuple[object, ...]]:
 
 
 def marks_in(url: str, plan: str = "default") -> list[bytes]:
-    """The mark in every seat, zeros where its owner was forgotten."""
+    """The mark at every position of the owner index; zeros if its owner was forgotten."""
     found = run(
         url,
-        "SELECT s.marks FROM dpicl_seats s JOIN dpicl_plans p ON p.id = s.plan_id WHERE p.name = ? ORDER BY s.page",
+        "SELECT m.marks FROM dpicl_owner_marks m JOIN dpicl_plans p ON p.id = m.plan_id "
+        "WHERE p.name = ? ORDER BY m.start",
         plan,
     )
-    written = b"".join(bytes(page) for (page,) in found)  # type: ignore[call-overload]
+    written = b"".join(bytes(piece) for (piece,) in found)  # type: ignore[call-overload]
     assert len(written) % 16 == 0
     return [written[start : start + 16] for start in range(0, len(written), 16)]
 
 
 def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "default") -> list[int]:
-    """The tickets that every seat has burnt on a counter."""
+    """The tickets that every position has used on a counter."""
     found = run(
         url,
         "SELECT c.id FROM dpicl_counters c JOIN dpicl_plans p ON p.id = c.plan_id "
@@ -50,20 +51,20 @@ def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "defa
     )
     used = [0] * len(marks_in(url, plan))
     for (counter,) in found:
-        pages = run(url, "SELECT used FROM dpicl_pages WHERE counter_id = ? ORDER BY page", counter)
-        for seat, count in enumerate(array("I", b"".join(bytes(page) for (page,) in pages))):  # type: ignore[call-overload]
+        counts = run(url, "SELECT counts FROM dpicl_usage_counts WHERE counter_id = ?", counter)
+        for position, count in enumerate(array("I", b"".join(bytes(piece) for (piece,) in counts))):  # type: ignore[call-overload]
             if count:
-                used[seat] += count
-        for units, seats in run(url, "SELECT units, seats FROM dpicl_burns WHERE counter_id = ?", counter):
-            for seat in array("I", bytes(seats)):  # type: ignore[call-overload]
-                used[seat] += int(str(units))
+                used[position] += count
+        for units, positions in run(url, "SELECT units, positions FROM dpicl_usage_rows WHERE counter_id = ?", counter):
+            for position in array("I", bytes(positions)):  # type: ignore[call-overload]
+                used[position] += int(str(units))
     return used
 
 
 def burnt(
     url: str, store: PrivateStore, line: str = "vote", principal: str = "", plan: str = "default"
 ) -> dict[str, int]:
-    """The tickets that every owner of a store has burnt; 0 for one without a seat."""
+    """The tickets that every owner of a store has used; 0 for one without a position."""
     ((key,),) = run(url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")
     assert isinstance(store, ExemplarStore)
     numbers = store.owners_at(np.arange(store.owner_count))

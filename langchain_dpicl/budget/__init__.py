@@ -1,7 +1,7 @@
 """The budget: a frozen plan and the durable ledger that counts its releases."""
 
 from langchain_dpicl.budget.budget import Budget, PrivacyBudget
-from langchain_dpicl.budget.ledger import Charge
+from langchain_dpicl.budget.claims import Charge
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.receipt import Receipt, Replayed
 

@@ -12,11 +12,12 @@ from weakref import WeakSet
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import renewal
-from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Release, Where
+from langchain_dpicl.budget.ledger import Ledger, Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope
 from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
+from langchain_dpicl.budget.stored import Release
 from langchain_dpicl.budget.ticket_report import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
@@ -68,7 +69,7 @@ class BaseBudget(Closed):
         self.delta = delta
         self.name = name
         self._policy = policy
-        self._ledger = Ledger(ledger, create=False) if witness is UNWATCHED else Ledger(ledger, witness=witness)
+        self._ledger = Ledger(ledger, witness=witness)
         self._lock = threading.RLock()
         self._plan: PrivacyPlan | None = None
         self._stored: StoredPlan | None = None

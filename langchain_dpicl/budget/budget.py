@@ -8,15 +8,16 @@ from typing import Any
 
 from langchain_dpicl.budget.base import BaseBudget, Fingerprint, LineState, Preview
 from langchain_dpicl.budget.filtered import FilteredBudget
-from langchain_dpicl.budget.ledger import Ledger, Where
+from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.renewal import StoredPlan
 from langchain_dpicl.budget.schedule import Releases, Schedule, declared, differences
 from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.ticket_report import TicketReport, line_tickets
-from langchain_dpicl.budget.tickets import Tickets
+from langchain_dpicl.budget.tickets import TicketLine
 from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanMismatch
 from langchain_dpicl.privacy import PrivacyPlan, checks
 
@@ -121,7 +122,7 @@ class PrivacyBudget(BaseBudget):
         Raises `LedgerError` if there is no ledger, `InvalidParameter` if it has no such plan. With
         ``witness=UNWATCHED`` the budget can only be read, whatever its witness says, and charges nothing.
         """
-        reader = Ledger(ledger, create=False)
+        reader = StoredLedger(ledger)
         try:
             plans = reader.plans()
         finally:
@@ -157,8 +158,8 @@ class PrivacyBudget(BaseBudget):
         index = OwnerIndex(self._ledger, stored.id)  # one for all lines: each of them has tickets of its own
         lines: dict[str, BudgetLine] = {}
         for name, line in plan.lines.items():
-            tickets = Tickets(self._ledger, index, line.count, self.watch) if self.tickets else None
-            lines[name] = BudgetLine(self.name, self._ledger, self._policy, stored, name, line, plan, tickets)
+            about = (self.name, self._ledger, self._policy, stored, name, line, plan)
+            lines[name] = TicketLine(*about, index=index, watch=self.watch) if self.tickets else BudgetLine(*about)
         self._plan, self._owner_index, self._lines = plan, index, lines
 
     def declare(
@@ -318,6 +319,7 @@ class PrivacyBudget(BaseBudget):
                 for principal, counter in self._ledger.counters(stored.id, name).items()
             }
             for name, line in self._lines.items()
+            if isinstance(line, TicketLine)
         }
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""What a charge does within its transaction: advance a counter, write its rows, take the claims on its queries."""
+"""A charge, and the statements of its transaction: advance a counter, write rows, take the claims on queries."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,12 +21,10 @@ from langchain_dpicl.errors import LedgerError
 
 _CHUNK = 500
 
-Advance = Callable[[Connection, int], "tuple[float, int] | None"]
-
 
 @dataclass(frozen=True)
 class Account:
-    """Which counter: a plan's line, and in a ``per_principal`` plan whose ("" where all callers share one)."""
+    """Which counter: a plan's line and, in a ``per_principal`` plan, the principal ("" if all callers share one)."""
 
     plan_id: int
     line: str
@@ -34,8 +32,7 @@ class Account:
 
 
 class Permit:
-    """The units of one charge. What it did not use is given back once, by the process that made the charge: a child
-    of a fork has a copy of it."""
+    """The units of one charge. Its process gives back the unused ones, once. A child of a fork has a copy of it."""
 
     __slots__ = ("process", "units")
 
@@ -51,9 +48,11 @@ class Permit:
 
 @dataclass(frozen=True)
 class Charge:
-    """A durable charge: its plan and line, its number there (from 1; the last of them, where it took several), when it
-    was made, and what the plan's other lines had spent by then (read in the same transaction). ``query`` is the keyed
-    hash of what was asked."""
+    """A durable charge.
+
+    ``number`` is its number on the line (from 1; for several units, the last one), ``others`` what the plan's other
+    lines had spent by then, read in the same transaction, and ``query`` the query's keyed hash.
+    """
 
     plan_id: int
     line: str
@@ -72,11 +71,11 @@ class Charge:
     returned: int = 0
     """How many of the line's tokens had been given back by then."""
     permit: Permit | None = field(default=None, repr=False, compare=False)
-    """Its units, while what it did not use may be given back."""
+    """Its units, while the unused ones may be given back."""
     reopened: bool = field(default=False, compare=False)
     """Made by a process that is gone."""
     participants: Any = field(default=None, repr=False, compare=False)
-    """Where owners pay with tickets: those who paid (`tickets.Participants`). Private."""
+    """Where owners pay with tickets: those who take part (`tickets.Participants`). Private."""
 
     @property
     def all_counts(self) -> bool:
@@ -105,62 +104,93 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Claimed:
-    """What one transaction gave, in the order asked: new charges, and claims that are answered already."""
-
-    entries: list[Charge | Claim]
-
-
-@dataclass(frozen=True)
 class Pending:
-    """Nothing was charged: these queries are charged by somebody who has not answered yet."""
+    """Nothing was charged: other callers have charged these queries and not answered them yet."""
 
     claims: Mapping[str, Claim]
 
 
-def read_filter(connection: Connection, plan_id: int) -> str:
-    """A filter's state, for a transaction that is about to replace it."""
-    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
-    state = connection.scalar(query)
-    if state is None:
-        raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
-    return str(state)
+class DoesNotFit(Exception):
+    """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
 
 
-def write_filter(connection: Connection, plan_id: int, state: str) -> None:
-    """Replace what `read_filter` gave."""
-    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))
+@dataclass(frozen=True)
+class Spent:
+    """What a `ChargeRule` did: the charges it completed, and the ledger's state before and after, for the witness."""
+
+    charges: Sequence[Charge]
+    before: str
+    after: str
+
+
+class ChargeRule:
+    """What a charge costs beside its counter: a filter's divergence, or the tickets of owners."""
+
+    whole_plan = False
+    """Whether the witness keeps one state for all lines of the plan."""
+
+    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
+        """Spend it in the charge's transaction; ``places`` are the charges' places in the request.
+
+        Raises `DoesNotFit`. The transaction may run again after a rollback, so keep nothing of it.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ChargeRequest:
+    """What a line asks a ledger to charge: all of it durably, or nothing.
+
+    Parameters
+    ----------
+    queries
+        One entry for each release: the query's keyed hash, or None for one that is never replayed. Equal queries share
+        one charge. An answered one comes back as its `Claim`, uncharged.
+    units
+        What each new charge counts for.
+    replay
+        False: charge every entry, and leave claims alone.
+    others
+        Each charge says what the plan's other lines have spent. The charges of a plan then wait for each other, so that
+        no two of them miss one another.
+    rule
+        What it costs beside its counter.
+    """
+
+    account: Account
+    queries: Sequence[str | None]
+    units: int = 1
+    replay: bool = True
+    others: bool = False
+    rule: ChargeRule | None = None
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """What entries share a charge by: the query, or its place if it is never replayed."""
+        return [place if query is None or not self.replay else query for place, query in enumerate(self.queries)]
 
 
 def utc_now() -> str:
-    """What the machine's clock says, for the record: nothing is decided by it."""
+    """The time of the machine's clock, for the record: nothing is decided by it."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def at(account: Account) -> sa.ColumnElement[bool]:
-    columns = counters.c
-    return sa.and_(
-        columns.plan_id == account.plan_id, columns.line == account.line, columns.principal == account.principal
-    )
-
-
-def _parameters(account: Account) -> dict[str, object]:
-    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
-
-
 # The statements of a charge, built once: building them anew would take as long as running them.
+
+_HERE = sa.and_(
+    counters.c.plan_id == sa.bindparam("at_plan"),
+    counters.c.line == sa.bindparam("at_line"),
+    counters.c.principal == sa.bindparam("at_principal"),
+)
+_COUNT = sa.bindparam("count", type_=sa.BigInteger)
 _ADVANCE = (
     sa.update(counters)
-    .where(
-        counters.c.plan_id == sa.bindparam("at_plan"),
-        counters.c.line == sa.bindparam("at_line"),
-        counters.c.principal == sa.bindparam("at_principal"),
-        in_use + sa.bindparam("count", type_=sa.BigInteger) <= counters.c.allowed,
-    )
-    .values(spent=counters.c.spent + sa.bindparam("count", type_=sa.BigInteger))
+    .where(_HERE, in_use + _COUNT <= counters.c.allowed)
+    .values(spent=counters.c.spent + _COUNT)
     .returning(counters.c.id, counters.c.spent, counters.c.returned)
 )
 _INSERT = sa.insert(charges)
+_INSERTED = ("counter_id", "number", "charged", "units")
 _BOTH = """
     WITH advanced AS (
         UPDATE dpicl_counters SET spent = spent + %(count)s
@@ -173,7 +203,6 @@ _BOTH = """
     )
     SELECT id, spent, returned FROM advanced
 """
-_INSERTED = ("counter_id", "number", "charged", "units")
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
 _OTHERS = sa.select(counters.c.line, in_use).where(
     counters.c.plan_id == sa.bindparam("at_plan"),
@@ -184,56 +213,61 @@ _CLAIMS = (
     sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
     .join(counters, counters.c.id == queries.c.counter_id)
     .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
-    .where(
-        counters.c.plan_id == sa.bindparam("at_plan"),
-        counters.c.line == sa.bindparam("at_line"),
-        counters.c.principal == sa.bindparam("at_principal"),
-        queries.c.query.in_(sa.bindparam("wanted", expanding=True)),
-    )
+    .where(_HERE, queries.c.query.in_(sa.bindparam("wanted", expanding=True)))
 )
-
 _OPEN = (
     sa.select(charges.c.counter_id, charges.c.number, charges.c.charged, charges.c.units, in_use.label("in_use"))
     .join(counters, counters.c.id == charges.c.counter_id)
     .join(queries, sa.and_(queries.c.counter_id == counters.c.id, queries.c.number == charges.c.number))
-    .where(
-        counters.c.plan_id == sa.bindparam("at_plan"),
-        counters.c.line == sa.bindparam("at_line"),
-        counters.c.principal == sa.bindparam("at_principal"),
-        queries.c.query == sa.bindparam("wanted"),
-        charges.c.outcome.is_(None),
-        charges.c.receipt.is_(None),
-    )
+    .where(_HERE, queries.c.query == sa.bindparam("wanted"))
+    .where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
 )
+
+
+def _parameters(account: Account) -> dict[str, object]:
+    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
+
+
+def at(account: Account) -> sa.ColumnElement[bool]:
+    """The condition for an account's counter."""
+    columns = counters.c
+    return sa.and_(
+        columns.plan_id == account.plan_id, columns.line == account.line, columns.principal == account.principal
+    )
 
 
 @lru_cache
 def _text(statement: sa.Insert | sa.Update, dialect: str) -> str:
     """A statement as its driver takes it, with named parameters."""
-    spoken = sqlite.dialect(paramstyle="named") if dialect == "sqlite" else psycopg.dialect()  # type: ignore[no-untyped-call]
+    known: dict[str, Any] = {"sqlite": sqlite.dialect, "postgresql": psycopg.dialect}
+    spoken = known[dialect](**({"paramstyle": "named"} if dialect == "sqlite" else {}))
     return str(statement.compile(dialect=spoken, column_keys=_INSERTED if statement is _INSERT else None))
 
 
-def _direct(connection: Connection, statement: sa.Insert | sa.Update, values: Mapping[str, object]) -> Any:
-    """Run one of the two statements of every charge by the driver itself, whose errors `Database.run` handles too:
-    SQLAlchemy's own work on each would take longer than a fast disk's commit."""
-    return connection.connection.driver_connection.execute(  # type: ignore[union-attr]
-        _text(statement, connection.dialect.name), values
-    )
+def _direct(connection: Connection, statement: str | sa.Insert | sa.Update, values: Mapping[str, object]) -> Any:
+    """Run a statement of every charge by the driver itself, whose errors `Database.run` handles too: SQLAlchemy's own
+    work on each would take longer than a fast disk's commit."""
+    text = statement if isinstance(statement, str) else _text(statement, connection.dialect.name)
+    driver: Any = connection.connection.driver_connection
+    return driver.execute(text, values)
+
+
+# -- a charge ---------------------------------------------------------------------------------------------------------
 
 
 def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
-    answer, where = {}, _parameters(account)
+    """The latest claims on these queries."""
+    answer, here = {}, _parameters(account)
     for start in range(0, len(wanted), _CHUNK):
-        rows = connection.execute(_CLAIMS, {**where, "wanted": wanted[start : start + _CHUNK]})
+        rows = connection.execute(_CLAIMS, {**here, "wanted": wanted[start : start + _CHUNK]})
         answer.update({name: Claim(*claim) for name, *claim in rows})
     return answer
 
 
 def open_charge(connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
-    """The latest charge for a query, if it is neither answered nor given up. What it says of others is as of now.
+    """The latest charge for a query, if it is neither answered nor given up. ``others`` are as of now.
 
-    Its ``spent`` is all that is in use on the line now, which is what was in use when it was made or more.
+    Its ``spent`` is all that is in use on the line now, at least what was in use when it was made.
     """
     row = connection.execute(_OPEN, {**_parameters(account), "wanted": query}).one_or_none()
     if row is None:
@@ -258,37 +292,31 @@ def _beside(connection: Connection, account: Account) -> dict[str, int]:
     return {line: spent for line, spent in connection.execute(_OTHERS, _parameters(account)).all()}  # noqa: C416
 
 
-def spend(
-    connection: Connection,
-    account: Account,
-    names: Sequence[str | None],
-    now: str,
-    others: bool,
-    advance: Advance | None,
-    units: int,
-) -> list[Charge] | None:
-    """Advance the counter by so many units for each name, and write a row for each; None if they do not fit."""
+def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
+    """Advance the counter by the request's units for each name, and write a row for each. Raises `DoesNotFit`."""
+    account, units, now = request.account, request.units, utc_now()
     count = len(names) * units
-    if not count:
-        return []
-    if others:
+    if request.others:
         connection.execute(_QUEUE, {"at_plan": account.plan_id})
-    extra = (None, None) if advance is None else advance(connection, count)
-    if extra is None:
-        return None
-    row = _advance_and_insert(connection, account, count, now) if len(names) == 1 else None
-    written = row is not None
-    row = row or _advance_counter(connection, account, count)
+    values = {**_parameters(account), "count": count}
+    row = None
+    written = len(names) == 1 and connection.dialect.name == "postgresql"
+    if written:  # both statements in one message to the server
+        row = _direct(connection, _BOTH, {**values, "charged": now}).fetchone()
     if row is None:
-        return None
+        written, row = False, _direct(connection, _ADVANCE, values).fetchone()
+    if row is None and account.principal and _add_principal(connection, account, count):
+        row = connection.execute(_ADVANCE, values).one_or_none()
+    if row is None:
+        raise DoesNotFit
     counter, spent, returned = row
     numbers = range(spent - count + units, spent + 1, units)
     rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
-    if len(names) == 1 and not written:
-        _direct(connection, _INSERT, rows[0])
-    elif not written:
+    if len(rows) > 1:
         connection.execute(_INSERT, rows)
-    beside = _beside(connection, account) if others else {}
+    elif not written:
+        _direct(connection, _INSERT, rows[0])
+    beside = _beside(connection, account) if request.others else {}
     return [
         Charge(
             plan_id=account.plan_id,
@@ -299,8 +327,6 @@ def spend(
             counter_id=counter,
             principal=account.principal,
             query=name,
-            epsilon=extra[0],
-            left=extra[1],
             units=units,
             returned=returned,
             permit=Permit(units),
@@ -309,37 +335,20 @@ def spend(
     ]
 
 
-def _advance_and_insert(connection: Connection, account: Account, count: int, now: str) -> tuple[int, int, int] | None:
-    """On PostgreSQL, one row of a counter that is there: both statements in one message to the server."""
-    if connection.dialect.name != "postgresql":
-        return None
-    values = {**_parameters(account), "count": count, "charged": now}
-    driver = connection.connection.driver_connection
-    row = driver.execute(_BOTH, values).fetchone()  # type: ignore[union-attr]
-    return None if row is None else (row[0], row[1], row[2])
-
-
-def _advance_counter(connection: Connection, account: Account, count: int) -> tuple[int, int, int] | None:
-    """A counter's id, its last number and what was given back; None if they do not fit. Makes a principal's first."""
-    where = _parameters(account)
-    row = _direct(connection, _ADVANCE, {**where, "count": count}).fetchone()
-    if row is not None or not account.principal:
-        return None if row is None else (row[0], row[1], row[2])
+def _add_principal(connection: Connection, account: Account, count: int) -> bool:
+    """Make a principal's first counter, unless it is there; False if so many units do not fit."""
     of_line = sa.select(counters).where(at(Account(account.plan_id, account.line)))
     line = connection.execute(of_line).one_or_none()  # it has spent nothing, unless all of the plan counts as spent
     if line is None or line.spent + count > line.allowed:
-        return None
+        return False
     if connection.scalar(sa.select(counters.c.id).where(at(account))) is None:
-        values = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
+        new = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
+        new |= {"allowed": line.allowed, "spent": line.spent, "lost": line.lost}
         try:
-            start = {"allowed": line.allowed, "spent": line.spent, "lost": line.lost}
-            connection.execute(sa.insert(counters).values(**values, **start))
+            connection.execute(sa.insert(counters).values(new))
         except IntegrityError:  # another worker made this principal's counter just now
             raise TryAgain from None
-    row = connection.execute(
-        _ADVANCE, {**where, "count": count}
-    ).one_or_none()  # it may be there only since the first try
-    return None if row is None else (row[0], row[1], row[2])
+    return True
 
 
 def take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
@@ -359,3 +368,20 @@ def take_claims(connection: Connection, entries: Sequence[Charge], known: Mappin
             connection.execute(sa.insert(queries), fresh)
         except IntegrityError:
             raise TryAgain from None
+
+
+# -- a filter's state ------------------------------------------------------------------------------------------------
+
+
+def read_filter(connection: Connection, plan_id: int) -> str:
+    """A filter's state, for a transaction that is about to replace it."""
+    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
+    state = connection.scalar(query)
+    if state is None:
+        raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
+    return str(state)
+
+
+def write_filter(connection: Connection, plan_id: int, state: str) -> None:
+    """Replace a filter's state."""
+    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))

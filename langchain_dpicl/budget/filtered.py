@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.base import BaseBudget, Fingerprint, LineState, Preview
-from langchain_dpicl.budget.claims import Account, Advance, Charge, read_filter, write_filter
+from langchain_dpicl.budget.claims import Account, Charge, ChargeRule, DoesNotFit, Spent, read_filter, write_filter
 from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
+from langchain_dpicl.budget.owner_index import EligibleOwners
 from langchain_dpicl.budget.policy import Policy
 from langchain_dpicl.budget.renewal import StoredPlan
 from langchain_dpicl.budget.schema import ADVICE, UNLIMITED
@@ -162,11 +164,34 @@ class FilteredBudget(BaseBudget):
         return f"PrivacyBudget.filtered(epsilon={self.epsilon:g}, delta={self.delta:g}, name={self.name!r})"
 
 
+class FilterRule(ChargeRule):
+    """A charge advances the filter by its units."""
+
+    whole_plan = True
+
+    def __init__(self, line: FilteredLine) -> None:
+        self._line = line
+
+    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
+        """Advance the filter, and write its epsilon into each charge."""
+        line, units = self._line, sum(charge.units for charge in charges)
+        before = read_filter(connection, line.plan_id)
+        filter_ = line._budget._filter(before)
+        if not filter_.spend(line._line(units)):
+            raise DoesNotFit
+        after = json.dumps(filter_.state())
+        write_filter(connection, line.plan_id, after)
+        epsilon, left = filter_.epsilon_spent, filter_.left(line._line(1))
+        return Spent([replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after)
+
+
 class FilteredLine(BudgetLine):
     """Releases of one kind, charged to a filter.
 
     Tokens may be charged as ``units``, which the filter advances by. It gives none back: ``unused`` must be 0.
     """
+
+    reopens = False
 
     def __init__(self, budget: FilteredBudget, stored: StoredPlan, name: str, item: PlanLine) -> None:
         super().__init__(budget.name, budget._ledger, budget._policy, stored, name, item)
@@ -180,15 +205,9 @@ class FilteredLine(BudgetLine):
     def _line(self, count: int) -> Line:
         return self.plan_line.line(self.parameter, checks.whole("count", count, at_most=MAX_COUNT))
 
-    def _advance(self) -> Advance:
-        def advance(connection: Connection, count: int) -> tuple[float, int] | None:
-            filter_ = self._budget._filter(read_filter(connection, self.plan_id))
-            if not filter_.spend(self._line(count)):
-                return None
-            write_filter(connection, self.plan_id, json.dumps(filter_.state()))
-            return filter_.epsilon_spent, filter_.left(self._line(1))
-
-        return advance
+    def _rule(self, owners: Sequence[EligibleOwners | None] | None, count: int) -> ChargeRule:
+        super()._rule(owners, count)
+        return FilterRule(self)
 
     def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
         return PrivacyBudgetExceeded(

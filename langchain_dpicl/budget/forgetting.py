@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError, UnknownOwner
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.marks import owner_mark, sketch_hash
 
 
-def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[Ledger], list[str]]:
+def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[StoredLedger], list[str]]:
     """These ledgers, those that the store remembers, and the places of the remembered ones that cannot be opened.
 
     Raises `LedgerError` where one of ``urls`` cannot be opened.
     """
-    ledgers = {(ledger := Ledger(url, create=False)).identity: ledger for url in urls}
+    ledgers = {(ledger := StoredLedger(url)).identity: ledger for url in urls}
     lost: list[str] = []
     for budget in store.budgets:
         if budget.ledger in ledgers:
             continue
         try:
-            found = Ledger(budget.url, create=False)
+            found = StoredLedger(budget.url)
             if found.identity == budget.ledger:
                 ledgers[budget.ledger] = found
                 continue
@@ -33,7 +33,7 @@ def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[Ledger]
     return list(ledgers.values()), list(dict.fromkeys(lost))
 
 
-def forget(store: PrivateStore, owner: str, ledgers: Sequence[Ledger]) -> int:
+def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
     """Forget an owner in a store and then in ledgers; how many exemplars went.
 
     Where the store has no such owner, its rows and hashes leave the ledgers all the same (a repeated call ends what an
@@ -57,7 +57,7 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[Ledger]) -> int:
     raise UnknownOwner("the store holds no such owner; the ledgers hold nothing under its name any more")
 
 
-def _seats_of(ledger: Ledger) -> Callable[[bytes], None]:
+def _seats_of(ledger: StoredLedger) -> Callable[[bytes], None]:
     """What takes a mark out of every plan with tickets."""
 
     def forget_mark(mark: bytes) -> None:

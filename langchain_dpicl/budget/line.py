@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
-import numpy as np
-from sqlalchemy.engine import Connection
-
-from langchain_dpicl.budget.claims import Account, Advance, Charge, Claim, Claimed, Pending, utc_now
+from langchain_dpicl.budget.claims import Account, Charge, ChargeRequest, ChargeRule, Claim, Pending, utc_now
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.owner_index import EligibleOwners, Stale
+from langchain_dpicl.budget.owner_index import EligibleOwners
 from langchain_dpicl.budget.policy import Policy, SoftLimit
 from langchain_dpicl.budget.receipt import Receipt, Replayed, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan, assumption
 from langchain_dpicl.budget.replay import Waiting, query_id
-from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.tickets import Participants, Tickets
 from langchain_dpicl.calls.flow import Flow, pause
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyBudgetExceeded, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -43,11 +37,10 @@ class BudgetLine:
     A line whose mechanism is "tokens" counts tokens: an answer charges the most it may have (``units``) before its
     first token, and `record` gives back those that were never sampled (``unused``). That is no refund: they gave
     nothing away.
-
-    Where owners pay with ``tickets``, a charge needs the owners who are eligible for each query (`ask`), burns one
-    ticket of each in its transaction, and says in ``Charge.participants`` who paid. Then ``count`` is what every owner
-    has, and the line has no end.
     """
+
+    has_tickets = False
+    """Whether owners pay, each for its queries (`tickets.TicketLine`)."""
 
     def __init__(
         self,
@@ -58,7 +51,6 @@ class BudgetLine:
         name: str,
         plan_line: PlanLine,
         plan: PrivacyPlan | None = None,
-        tickets: Tickets | None = None,
     ) -> None:
         self.name = name
         self.plan = plan
@@ -72,21 +64,20 @@ class BudgetLine:
         self.options: Mapping[str, float] = plan_line.options
         self._budget_name = budget_name  # not the budget: it holds its lines, and would outlive its last user
         self._ledger = ledger
-        self._policy = policy
         self._digest = stored.digest
+        self._policy = policy
         self._words = plan_line.describe()
         self._key: bytes | None = None
-        self._tickets = tickets
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def query_id(self, request: Mapping[str, object], variant: str = "", principal: str | None = None) -> str | None:
         """The keyed hash by which an equal request on this line is known again, by every worker of the ledger.
 
-        Equal means equal in value and type, everywhere in the request. ``variant`` is whatever else decides the answer
-        (the form of the release). With ``replay="principal"`` the ``principal`` decides too (`InvalidParameter` if it
-        is not given): another caller's equal request has another hash, and is another question in every respect. None
-        for a request that cannot be serialised: it is charged and never replayed.
+        Equal means equal in value and type, everywhere in the request. ``variant`` names everything else that decides
+        the answer (the form of the release). With ``replay="principal"`` the ``principal`` decides too
+        (`InvalidParameter` if it is not given): another caller's equal request has another hash, and is another
+        question in every respect. None for a request that cannot be serialised: it is charged and never replayed.
         """
         if self._key is None:
             self._key = self._ledger.key("query_key")
@@ -94,12 +85,12 @@ class BudgetLine:
         return query_id(self._key, (*self._where(), *whose), request, variant)
 
     def caller(self, principal: str | None = None) -> str:
-        """Who sees what comes of a principal's requests: that principal, or "" where callers share what they see."""
+        """The principal who sees the answers to a principal's requests; "" if callers share what they see."""
         return self._policy.caller(principal)
 
     def replayed(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
-        """What the ledger can answer of these queries, now. Charges nothing and waits for nobody."""
-        account = Account(self.plan_id, self.name, self._policy.principal(principal))
+        """The answers of the ledger to these queries, now. Charges nothing and waits for nobody."""
+        account = self._account(principal)
         named = [query for query in dict.fromkeys(queries) if query is not None]
         known = self._ledger.claims(account, named) if named and self._policy.replay else {}
         found = (None if query is None else known.get(query) for query in queries)
@@ -109,29 +100,21 @@ class BudgetLine:
         """`replayed`, before public calls are made for the others: `PrivacyBudgetExceeded` if fewer are left now."""
         known = self.replayed(queries, principal)
         fresh = [query for query, answer in zip(queries, known, strict=True) if answer is None]
-        if fresh and not self.has_tickets:
+        if fresh:
             self.check(len(set(fresh) - {None}) + fresh.count(None), principal)
         return known
+
+    def _account(self, principal: str | None) -> Account:
+        return Account(self.plan_id, self.name, self._policy.principal(principal))
 
     def _where(self) -> tuple[str, ...]:
         return self._digest, self.name
 
     # -- charges ------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_tickets(self) -> bool:
-        """Whether owners pay, each for the queries that it is eligible for."""
-        return self._tickets is not None
-
     def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
-        """What a charge needs to know of a query's eligible owners, where they pay with tickets. Private."""
-        if self._tickets is None:
-            raise InvalidParameter("owners", len(owners), "asked for on a budget with tickets=True alone")
-        return self._tickets.ask(store, owners)
-
-    def tickets_used(self, counter_id: int) -> Numbers:
-        """How many tickets each owner who was ever eligible has burnt on a counter of this line. Private."""
-        return np.empty(0, np.int64) if self._tickets is None else self._tickets.used(counter_id)
+        """Look up a query's eligible owners for its charge, if owners pay with tickets. Private."""
+        raise InvalidParameter("owners", len(owners), "asked for on a budget with tickets=True alone")
 
     def charging(
         self,
@@ -156,21 +139,21 @@ class BudgetLine:
         count
             How many; with ``queries`` it may be left out.
         principal
-            The authenticated caller. Needed where the budget's scope is ``per_principal`` (`InvalidParameter`
-            otherwise, which costs nothing); not used and not kept where all callers share one counter.
+            The authenticated caller. Needed if the budget's scope is ``per_principal`` (`InvalidParameter` otherwise,
+            which costs nothing); not used and not kept if all callers share one counter.
         queries
             `query_id` of each request, or None for one that is not replayed. An answered query comes back as
             `Replayed` and costs nothing; equal ones share one charge (the same object); all that are new are charged
-            together. A query that another caller has charged and not answered yet is waited for, holding no
-            transaction, no thread of an event loop and nothing charged, until it is answered or given up, or has been
-            waited for as long as the budget's ``replay_patience``; then it is charged anew.
+            together. The flow waits for a query that another caller has charged and not answered yet, holding no
+            transaction, no thread of an event loop and nothing charged, until it is answered or given up, at most the
+            budget's ``replay_patience``; then it is charged anew.
         texts
             The queries' texts, kept in the receipts if the budget was made with ``keep_queries=True``.
         units
             How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
             Elsewhere 1 (`InvalidParameter` otherwise, which costs nothing).
         owners
-            `ask` for each query, where owners pay with tickets; None for one that is known to be answered already.
+            `ask` for each query, if owners pay with tickets; None for one that is known to be answered already.
         """
         if transaction is not IN_TRANSACTION:
             raise UnsafeConfigurationError(
@@ -188,41 +171,6 @@ class BudgetLine:
         units: int,
         owners: Sequence[EligibleOwners | None] | None,
     ) -> Flow[list[Charge | Replayed]]:
-        account, wanted = self._asked(count, principal, queries, texts, units)
-        waiting = Waiting(self._policy.replay_patience)
-        while not isinstance(
-            claimed := (yield partial(self._claim, account, wanted, waiting.overdue, units, owners)), Claimed
-        ):
-            pending = waiting.still(claimed.claims)
-            while pending:
-                yield pause(waiting.pause())
-                pending = waiting.still((yield partial(self._ledger.claims, account, list(pending))))
-        return self._entries(claimed, texts)
-
-    def reopen(self, query: str | None, principal: str | None = None, *, text: str | None = None) -> Charge | None:
-        """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
-
-        For a caller who alone can have made that charge, knows that whoever made it is gone, and has kept which of its
-        units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
-        spent now. A budget with ``replay=False`` keeps no queries, a filtered one does not say what a charge had spent,
-        and where owners pay with tickets nobody remembers who did: these reopen none. ``text`` is the query's, as in
-        `charge`.
-        """
-        if query is None or self._advance() is not None or self.has_tickets:
-            return None
-        account = Account(self.plan_id, self.name, self._policy.principal(principal))
-        charge = self._ledger.open_charge(account, query, self._counts_others) if self._policy.replay else None
-        return replace(charge, text=text) if charge is not None and self._policy.keep_queries else charge
-
-    def _asked(
-        self,
-        count: int,
-        principal: str | None,
-        queries: Sequence[str | None] | None,
-        texts: Sequence[str] | None,
-        units: int,
-    ) -> tuple[Account, list[str | None]]:
-        """The counter, and one entry for each release, checked."""
         number = checks.whole("count", count)
         if checks.whole("units", units, at_most=MAX_COUNT) > 1 and not self._counts_tokens:
             raise InvalidParameter("units", units, "1: this line counts releases, not tokens")
@@ -231,69 +179,67 @@ class BudgetLine:
             raise InvalidParameter("queries", f"{len(wanted)} entries", f"one for each of {count} releases")
         if texts is not None and len(texts) != len(wanted):
             raise InvalidParameter("texts", f"{len(texts)} entries", f"one for each of {len(wanted)} releases")
-        return Account(self.plan_id, self.name, self._policy.principal(principal)), wanted
+        account, replay = self._account(principal), bool(self._policy.replay)
+        rule = self._rule(owners, len(wanted))
+        request = ChargeRequest(account, wanted, units, replay, self._counts_others, rule)
+        waiting = Waiting(self._policy.replay_patience)
+        while isinstance(found := (yield partial(self._charge, request, waiting.overdue, texts)), Pending):
+            pending = waiting.still(found.claims)
+            while pending:
+                yield pause(waiting.pause())
+                pending = waiting.still((yield partial(self._ledger.claims, account, list(pending))))
+        entries: list[Charge | Replayed] = found
+        return entries
 
-    def _claim(
-        self,
-        account: Account,
-        wanted: Sequence[str | None],
-        overdue: Mapping[str, int],
-        units: int,
-        owners: Sequence[EligibleOwners | None] | None,
-    ) -> Claimed | Pending:
-        """One attempt. `PrivacyBudgetExceeded` where fewer are left."""
-        if self.has_tickets != (owners is not None) or (owners is not None and len(owners) != len(wanted)):
-            words = "needs the owners who are eligible for each" if self.has_tickets else "has no tickets"
-            raise UnsafeConfigurationError(
-                f"a charge on the budget {self._budget_name!r} {words}: a chain on a budget with tickets=True needs a "
-                "PoissonExampleSelector with a threshold (threshold=-1 makes every owner eligible); nothing was charged"
-            )
+    def _rule(self, owners: Sequence[EligibleOwners | None] | None, count: int) -> ChargeRule | None:
+        """What a charge of so many queries costs beside its counter."""
+        if owners is not None:
+            raise self._unfit("has no tickets")
+        return None
 
-        asked_all = owners
+    def _unfit(self, words: str) -> UnsafeConfigurationError:
+        return UnsafeConfigurationError(
+            f"a charge on the budget {self._budget_name!r} {words}: a chain on a budget with tickets=True needs a "
+            "PoissonExampleSelector with a threshold (threshold=-1 makes every owner eligible); nothing was charged"
+        )
 
-        def burn(connection: Connection, counter_id: int, spent: int, at: Sequence[int]) -> Sequence[Participants]:
-            assert self._tickets is not None
-            assert asked_all is not None
-            asked = [asked_all[i] for i in at]
-            if None in asked:  # it was answered when we looked, and is not any more
-                raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
-            return self._tickets.burn(connection, counter_id, asked, units, spent=spent)  # type: ignore[arg-type]
-
-        while True:
-            try:
-                claimed = self._ledger.claim(
-                    account,
-                    wanted,
-                    replay=bool(self._policy.replay),
-                    overdue=overdue,
-                    others=self._counts_others,
-                    advance=self._advance(),
-                    units=units,
-                    burn=burn if self.has_tickets else None,
-                )
-                break
-            except Stale:  # rolled back
-                asked_all = [None if each is None else self.ask(each.store, each.owners) for each in asked_all or ()]
-        if claimed is None:
-            raise self._exceeded(account, units * self._needed(account, wanted))
-        if self._tickets is not None:
-            with contextlib.suppress(LedgerError):
-                self._tickets.fold()
-        return claimed
-
-    def _entries(self, claimed: Claimed, texts: Sequence[str] | None) -> list[Charge | Replayed]:
-        """What the caller gets: equal queries the same object, texts where they are kept; warns at the soft limit."""
-        same: dict[tuple[int, int], Charge] = {}
+    def _charge(
+        self, request: ChargeRequest, overdue: Mapping[str, int], texts: Sequence[str] | None
+    ) -> list[Charge | Replayed] | Pending:
+        """One attempt. `PrivacyBudgetExceeded` if fewer are left. Equal queries get the same object."""
+        found = self._ledger.charge(request, overdue)
+        if found is None:
+            raise self._exceeded(request.account, request.units * self._needed(request))
+        if isinstance(found, Pending):
+            return found
+        keeps = texts is not None and self._policy.keep_queries
+        same: dict[int, Charge] = {}
         entries: list[Charge | Replayed] = []
-        for position, entry in enumerate(claimed.entries):
+        for place, entry in enumerate(found):
             if isinstance(entry, Claim):
                 entries.append(_replayed(entry))
-                continue
-            if self._policy.keep_queries and texts is not None:
-                entry = replace(entry, text=texts[position])
-            entries.append(same.setdefault((entry.counter_id, entry.number), entry))
+            else:
+                text = texts[place] if keeps and texts is not None else None
+                entries.append(same.setdefault(entry.number, entry if text is None else replace(entry, text=text)))
         self._warn(list(same.values()))
         return entries
+
+    reopens = True
+    """Whether `reopen` finds charges."""
+
+    def reopen(self, query: str | None, principal: str | None = None, *, text: str | None = None) -> Charge | None:
+        """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
+
+        For a caller who alone can have made that charge, knows that its process is gone, and has kept which of its
+        units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
+        spent now. None on a budget with ``replay=False``, which keeps no queries, on a filtered one, which does not
+        say what a charge had spent, and if owners pay with tickets, since nobody remembers who did. ``text`` is the
+        query's, as in `charging`.
+        """
+        if query is None or not self.reopens or not self._policy.replay:
+            return None
+        charge = self._ledger.open_charge(self._account(principal), query, self._counts_others)
+        return replace(charge, text=text) if charge is not None and self._policy.keep_queries else charge
 
     @property
     def _counts_tokens(self) -> bool:
@@ -305,17 +251,11 @@ class BudgetLine:
         """Whether a receipt needs to know what other lines have spent."""
         return self.plan is not None and len(self.plan.lines) > 1
 
-    def _advance(self) -> Advance | None:
-        """What else a charge advances in its transaction."""
-        return None
-
-    def _needed(self, account: Account, wanted: Sequence[str | None]) -> int:
-        """How many of these would be charged, for a message."""
-        if not self._policy.replay:
-            return len(wanted)
-        named = [query for query in dict.fromkeys(wanted) if query is not None]
-        known = self._ledger.claims(account, named).values()
-        return len(named) + list(wanted).count(None) - sum(claim.answer is not None for claim in known)
+    def _needed(self, request: ChargeRequest) -> int:
+        """How many of a request would be charged, for a message."""
+        keys = dict.fromkeys(request.keys)
+        known = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
+        return len(keys) - sum(claim.answer is not None for claim in known.values())
 
     def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
         left = self.count - self._ledger.spent(self.plan_id, account.principal)[self.name]
@@ -346,7 +286,7 @@ class BudgetLine:
     def record(
         self, charge: Charge, outcome: str = "released", answer: str | None = None, *, unused: int = 0
     ) -> Receipt:
-        """Write and return the receipt of a release; ``outcome`` says what came of it.
+        """Write and return the receipt of a release; ``outcome`` says how it ended.
 
         Parameters
         ----------
@@ -375,7 +315,7 @@ class BudgetLine:
 
     def _may_return(self, charge: Charge) -> int:
         """The most that may be given back of a charge that is answered."""
-        return charge.units - 1 if self._counts_tokens and not self.has_tickets else 0
+        return charge.units - 1 if self._counts_tokens else 0
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
         spent = charge.spent - unused
@@ -400,7 +340,7 @@ class BudgetLine:
         }
 
     def unreleased_receipt(self, principal: str | None = None) -> Receipt:
-        """What stands beside a public zero-shot answer where the releases are spent: no release, no number, no cost.
+        """The receipt of a public zero-shot answer when the releases are spent: no release, no number, no cost.
 
         Not kept in the ledger.
         """
@@ -411,7 +351,7 @@ class BudgetLine:
         return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none})
 
     def give_up(self, charge: Charge) -> None:
-        """There will be no answer to this charge, which stands: whoever waits for the same query may go on."""
+        """There will be no answer to this charge, which stands: callers who wait for the same query may go on."""
         self._ledger.give_up(charge)
 
     def _epsilon_of(self, charge: Charge, spent: int) -> float:
@@ -419,7 +359,7 @@ class BudgetLine:
         return self.plan.spent(self.plan.at_most({**charge.others, self.name: spent}))
 
     def _left_after(self, charge: Charge, spent: int) -> int | None:
-        return None if self.has_tickets else self.count - spent
+        return self.count - spent
 
     @property
     def _unit(self) -> str:
@@ -437,11 +377,11 @@ class BudgetLine:
     def check(self, needed: int, principal: str | None = None) -> None:
         """`PrivacyBudgetExceeded` if fewer are left now. Charges and reserves nothing."""
         if self.remaining(principal) < needed:
-            raise self._exceeded(Account(self.plan_id, self.name, self._policy.principal(principal)), needed)
+            raise self._exceeded(self._account(principal), needed)
 
     def remaining(self, principal: str | None = None) -> int:
-        """Releases (tokens) left on this line; where owners pay with tickets more than can ever be asked."""
-        return (UNLIMITED if self.has_tickets else self.count) - self.spent(principal)
+        """Releases (tokens) left on this line."""
+        return self.count - self.spent(principal)
 
 
 def _replayed(claim: Claim) -> Replayed:

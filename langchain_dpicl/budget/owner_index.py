@@ -1,9 +1,8 @@
-"""Which seat each owner has in a plan whose owners pay with tickets: a row of its own, from the first query that it is
-eligible for until it is forgotten.
+"""The owner index: the position of each owner in a plan whose owners pay with tickets.
 
-On disk a seat holds a mark, the owner's keyed hash (`ExemplarStore.marks`): in pages of `PAGE` seats, all full but the
-last. Marks of forgotten owners are overwritten with zeros, and a seat is never given again. A process keeps what it has
-read; what is written it learns by reading it again, once it is committed.
+An owner gets the next position at the first query that it is eligible for, and keeps it until it is forgotten. The
+ledger holds a mark at each position, the owner's keyed hash (`ExemplarStore.marks`). Zeros replace the mark of an owner
+who is forgotten, and no position is given again. A process remembers only what it has read from committed rows.
 """
 
 from __future__ import annotations
@@ -20,81 +19,86 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.schema import ADVICE, books, counters, stubs
-from langchain_dpicl.budget.schema import seats as seat_pages
+from langchain_dpicl.budget.database import Database
+from langchain_dpicl.budget.schema import ADVICE, counters, key_of, owner_index, owner_marks, usage
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.marks import MARK
 
-PAGE = 4096
-"""Entries in a page."""
-
 UNKNOWN = -1
-_NOBODY = bytes(MARK)
-_KEPT = 64
 LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"
+_NOBODY = bytes(MARK)
 
 
-class Stale(Exception):
-    """Somebody was forgotten since the owners of a query were asked for: ask again."""
+class OwnersChanged(Exception):
+    """Somebody was forgotten since the owners of a query were looked up: look them up again."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class EligibleOwners:
-    """The owners who are eligible for one query: their numbers, their seats, and by position the marks of those whose
-    seat this process does not know, from a moment when so many ``changes`` had been made. Private: ``repr`` shows
-    nothing."""
+    """The owners who are eligible for one query. Private: ``repr`` shows nothing.
+
+    ``owners`` are their numbers in the store, ``positions`` those in the index. ``new`` are the marks of owners whose
+    position this process does not know, by their place in ``owners``. ``changes`` and ``epoch`` say what the process
+    knew by then.
+    """
 
     store: PrivateStore = field(repr=False)
     owners: Numbers = field(repr=False)
-    seats: NDArray[np.int64] = field(repr=False)
-    new: dict[int, bytes] = field(repr=False)
+    positions: NDArray[np.int64] = field(repr=False)
+    new: Mapping[int, bytes] = field(repr=False)
     changes: int = field(default=0, repr=False)
-    turn: int = field(default=0, repr=False)
+    epoch: int = field(default=0, repr=False)
 
 
 class OwnerIndex:
-    """The seats of one plan, as far as this process knows them."""
+    """The owner index of one plan, as far as this process knows it."""
 
-    def __init__(self, ledger: Ledger, plan_id: int) -> None:
+    def __init__(self, ledger: Database, plan_id: int) -> None:
         self._ledger = ledger
         self._plan_id = plan_id
-        self._count = 0
-        self._changes = 0
-        self._of: dict[bytes, int] = {}
-        self._hash = _hash_of(b"")  # of the marks that it has read
-        self._at = {0: hashed_marks()}  # the hash of the first so many
-        self._turn = 0  # how often it had to learn everything anew
-        self._by_number: WeakKeyDictionary[PrivateStore, NDArray[np.int64]] = WeakKeyDictionary()
         self._key: bytes | None = None
-        # Held for a moment, by whoever is in a transaction too; never while waiting for a store or a database.
+        self._epoch = 0  # how often everything was forgotten
+        # Held for a moment, also within a transaction; never while waiting for a store or for a database's lock.
         self._lock = threading.Lock()
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._epoch += 1
+        self._changes = 0
+        self._by_number: WeakKeyDictionary[PrivateStore, NDArray[np.int64]] = WeakKeyDictionary()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Read everything again next time. The positions of a store's owners stay: some were forgotten elsewhere."""
+        self._marks = bytearray()
+        self._hash = hashlib.blake2b(digest_size=16)  # of these marks
+        self._hashes: dict[int, str] = {}  # of so many first marks
+        self._position_of: dict[bytes, int] = {}
 
     # -- before a charge ----------------------------------------------------------------------------------------------
 
-    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
-        """What a charge needs to know of a query's eligible owners. Private."""
+    def find(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
+        """Look up a query's eligible owners. Private."""
         with self._lock:
-            turn = self._turn
-            seats = self._numbered(store, int(owners.max(initial=-1)) + 1)[owners]
-        at = np.flatnonzero(seats == UNKNOWN)
-        if not len(at):
-            return EligibleOwners(store, owners, seats, {}, turn=turn)
-        changes = self._ledger.run(self._book, "read").changes  # first: who is forgotten after this is noticed
-        with store.reading() as view:
-            marks = view.marks(owners[at], self._mark_key())
-        asked = EligibleOwners(store, owners, seats, dict(zip(at.tolist(), marks, strict=True)), changes, turn)
-        gone = [position for position, mark in asked.new.items() if not mark]  # forgotten just now
-        return _without(asked, gone) if gone else asked
-
-    def _mark_key(self) -> bytes:
+            epoch = self._epoch
+            positions = self._numbered(store, int(owners.max(initial=-1)) + 1)[owners]
+        unknown = np.flatnonzero(positions == UNKNOWN)
+        if not len(unknown):
+            return EligibleOwners(store, owners, positions, {}, epoch=epoch)
+        changes = self._ledger.run(self._header, "read").changes  # first: a later forgetting is then noticed
         if self._key is None:
-            self._key = self._ledger.key("fingerprint_key")
-        return self._key
+            self._key = self._ledger.run(lambda connection: key_of(connection, "fingerprint_key"), "read")
+        with store.reading() as view:
+            marks = view.marks(owners[unknown], self._key)
+        stays = np.ones(len(owners), np.bool_)
+        stays[unknown] = [bool(mark) for mark in marks]  # the others were forgotten just now
+        place = np.cumsum(stays) - 1
+        new = {int(place[at]): mark for at, mark in zip(unknown, marks, strict=True) if mark}
+        return EligibleOwners(store, owners[stays], positions[stays], new, changes, epoch)
 
     def _numbered(self, store: PrivateStore, count: int) -> NDArray[np.int64]:
-        """The seats by owners' numbers, for numbers below ``count`` at least."""
+        """The positions by the owners' numbers in a store, for numbers below ``count`` at least."""
         known = self._by_number.get(store, np.empty(0, np.int64))
         if len(known) < count or store not in self._by_number:
             more = max(count, 2 * len(known)) - len(known)
@@ -104,235 +108,189 @@ class OwnerIndex:
 
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
-    def take(self, connection: Connection, asked: Sequence[EligibleOwners]) -> list[NDArray[np.int64]]:
-        """`take_after`, for a counter on which nothing was ever burnt."""
-        return self.take_after(connection, asked, 0, hashed_marks())[0]
+    def positions(
+        self,
+        connection: Connection,
+        eligible: Sequence[EligibleOwners],
+        size: int,
+        marks: str,
+        *,
+        first: bool,
+    ) -> tuple[list[NDArray[np.int64]], int, str]:
+        """The positions of every query's owners; an owner without one gets the next, with all its tickets.
 
-    def take_after(
-        self, connection: Connection, asked: Sequence[EligibleOwners], count: int, marks: str, *, first: bool = False
-    ) -> tuple[list[NDArray[np.int64]], tuple[int, str]]:
-        """A seat for every owner of every query: those that have none get the next ones, with all their tickets.
+        Once in a transaction, for all its queries: new positions are written after the last reading, so the process
+        remembers none that may yet be rolled back.
 
-        Once in a transaction, for all its queries: what it gives is written after the last reading, so that nothing is
-        remembered that may yet be rolled back. ``count`` and ``marks`` is what its counter's latest charge saw: so many
-        seats, and the hash of their marks. Also returns what this one has seen. `LedgerError` where these seats are
-        others now. Raises `Stale`. With ``first``, nobody else gives or takes seats until the transaction ends.
+        Parameters
+        ----------
+        size, marks
+            What the counter's usage row says of the index: so many entries, and the hash of their marks. `LedgerError`
+            if the index is another one now.
+        first
+            The counter has no usage row yet: let nobody else change the index until the transaction ends.
+
+        Returns the positions, and the new size and hash. Raises `OwnersChanged`.
         """
-        wanted = list(dict.fromkeys(mark for query in asked for mark in query.new.values()))
-        with self._lock:
-            if wanted or self._at.get(count) != marks:
-                self._read(connection, count, marks)
-            has_new = not all(mark in self._of for mark in wanted)
-        if has_new or first:
+        wanted = list(dict.fromkeys(mark for query in eligible for mark in query.new.values()))
+        if wanted or first:
             self._hold(connection)
         with self._lock:
-            if wanted or first:
-                self._read(connection, count, marks)
-            if any(query.turn != self._turn or (query.new and query.changes != self._changes) for query in asked):
-                raise Stale
-            fresh = [mark for mark in wanted if mark not in self._of]
-            given = {mark: self._count + i for i, mark in enumerate(fresh)}
-            if given:
-                self._append(connection, self._count, fresh)
-            after = self._hash.copy()
-            after.update(b"".join(fresh))
-            return [self._seated(query, given) for query in asked], (self._count + len(fresh), after.hexdigest())
-
-    def _seated(self, query: EligibleOwners, given: Mapping[bytes, int]) -> NDArray[np.int64]:
-        """The seats of one query's owners; those that are committed are remembered."""
-        seats, known = query.seats.copy(), self._numbered(query.store, 0)
-        for position, mark in query.new.items():
-            seats[position] = seat = self._of[mark] if mark in self._of else given[mark]
-            if mark in self._of:
-                known[query.owners[position]] = seat
-        return seats
+            if wanted or first or self._hash_of_first(size) != marks:
+                self._read(connection, size, marks)
+            if any(q.epoch != self._epoch or (q.new and q.changes != self._changes) for q in eligible):
+                raise OwnersChanged
+            known = len(self._marks) // MARK
+            fresh = [mark for mark in wanted if mark not in self._position_of]
+            given = {mark: known + i for i, mark in enumerate(fresh)}
+            new_marks, after = b"".join(fresh), self._hash.copy()
+            after.update(new_marks)
+            if fresh:
+                row = {"plan_id": self._plan_id, "start": known, "marks": new_marks}
+                connection.execute(sa.insert(owner_marks).values(row))
+                self._update(connection, size=known + len(fresh))
+            found = []
+            for query in eligible:
+                positions, by_number = query.positions.copy(), self._numbered(query.store, 0)
+                for place, mark in query.new.items():
+                    positions[place] = self._position_of.get(mark, given.get(mark, UNKNOWN))
+                    if mark in self._position_of:
+                        by_number[query.owners[place]] = positions[place]
+                found.append(positions)
+        return found, known + len(fresh), after.hexdigest()
 
     def _hold(self, connection: Connection) -> None:
-        """Let no other transaction give or take seats until this one ends. Waits, so it is called without the lock."""
-        connection.execute(sa.select(books.c.seats).where(books.c.plan_id == self._plan_id).with_for_update())
+        """Let no other transaction change the index until this one ends. Waits, so the lock must be free."""
+        connection.execute(sa.select(owner_index.c.size).where(self._mine()).with_for_update())
 
-    def check(self, connection: Connection, count: int, marks: str) -> None:
-        """`LedgerError` where the first seats are not those that a counter's latest charge saw."""
-        with self._lock:
-            self._read(connection, count, marks)
+    def _mine(self) -> sa.ColumnElement[bool]:
+        return owner_index.c.plan_id == self._plan_id
 
-    def _read(self, connection: Connection, seen: int = 0, marks: str = "") -> int:
-        """Learn what was written; how many seats there are. `LedgerError` where pages are lost, or are others than a
-        counter has ``seen``."""
-        row = self._book(connection)
-        if row.seats < self._count or row.changes < self._changes:
-            self._forget_all()
-            raise LedgerError(LOST)
-        known = row.changes == self._changes
-        if known and marks and seen < self._count and seen not in self._at:
-            pieces = self._whole(connection, row.seats)
-            known = _hash_of(pieces[: self._count * MARK]).hexdigest() == self._hash.hexdigest()
-            self._at[seen] = _hash_of(pieces[: seen * MARK]).hexdigest()
-        if known and marks and self._at.get(seen, marks) != marks:
-            known = False
-        if not known or row.seats > self._count:
-            self._learn(connection, row, self._count if known else 0, seen)
-            if known and marks and self._at.get(seen) != marks:
-                self._learn(connection, row, 0, seen)
-        if marks and self._at.get(seen) != marks:
-            self._forget_all()
-            raise LedgerError(LOST)
-        return self._count
-
-    def mend(self, connection: Connection) -> None:
-        """Where the seats cannot be read, nobody has one: for `recovery`, which then takes away all tickets."""
-        with self._lock:
-            try:
-                self._read(connection)
-            except LedgerError:
-                connection.execute(sa.delete(seat_pages).where(seat_pages.c.plan_id == self._plan_id))
-                connection.execute(sa.delete(books).where(books.c.plan_id == self._plan_id))
-                connection.execute(sa.insert(books).values(plan_id=self._plan_id, seats=0))
-
-    def _learn(self, connection: Connection, row: Any, start: int, seen: int) -> None:
-        """Read the pages from a seat on."""
-        first = start // PAGE
-        marks = self._whole(connection, row.seats, first)
-        base = first * PAGE
-        of = self._of if start else {}
-        found = self._hash.copy() if start else _hash_of(b"")
-        at = dict(list(self._at.items())[-_KEPT:]) if start else {0: hashed_marks()}
-        if start < seen <= row.seats:
-            found.update(marks[(start - base) * MARK : (seen - base) * MARK])
-            at[seen] = found.hexdigest()
-            found.update(marks[(seen - base) * MARK :])
-        else:
-            found.update(marks[(start - base) * MARK :])
-        at[row.seats] = found.hexdigest()
-        moved = False
-        for seat in range(start, row.seats):
-            here = (seat - base) * MARK
-            if (mark := marks[here : here + MARK]) != _NOBODY:
-                if of.setdefault(mark, seat) != seat:
-                    self._forget_all()
-                    raise LedgerError(LOST)
-                moved = moved or (start == 0 and seat < self._count and self._of.get(mark) != seat)
-        if moved:  # a process that ran on a copy which is gone: what it knows of its queries' owners is wrong
-            self._by_number.clear()
-            self._turn += 1
-        self._of, self._count, self._changes, self._hash, self._at = of, row.seats, row.changes, found, at
-
-    def _forget_all(self) -> None:
-        self._of, self._count, self._changes, self._hash = {}, 0, 0, _hash_of(b"")
-        self._at = {0: hashed_marks()}
-        self._by_number.clear()
-        self._turn += 1
-
-    def _whole(self, connection: Connection, count: int, first: int = 0) -> bytes:
-        """The marks of all pages from one on."""
-        found = self._pages(connection, first)
-        marks = b"".join(map(written, found))
-        if len(found) != -(-count // PAGE) - first or len(marks) != (count - first * PAGE) * MARK:
-            self._forget_all()
-            raise LedgerError(LOST)
-        return marks
-
-    def _book(self, connection: Connection) -> Any:
-        """How many seats there are, and how many changes were made to them."""
-        query = sa.select(books.c.seats, books.c.changes).where(books.c.plan_id == self._plan_id)
+    def _header(self, connection: Connection) -> Any:
+        """How many entries there are, and how many were changed since."""
+        query = sa.select(owner_index.c.size, owner_index.c.changes).where(self._mine())
         row = connection.execute(query).one_or_none()
         if row is None:
             raise LedgerError(LOST)
         return row
 
-    def _pages(self, connection: Connection, first: int) -> list[bytes]:
-        query = sa.select(seat_pages.c.marks).where(seat_pages.c.plan_id == self._plan_id, seat_pages.c.page >= first)
-        return list(connection.scalars(query.order_by(seat_pages.c.page)))
+    def _update(self, connection: Connection, **values: object) -> None:
+        connection.execute(sa.update(owner_index).where(self._mine()).values(**values))
 
-    def _append(self, connection: Connection, count: int, marks: Sequence[bytes]) -> None:
-        last, full = divmod(count, PAGE)
-        waiting = b"".join(marks)
-        if full:
-            found = self._page(connection, last)
-            if len(found) != full * MARK:
-                raise LedgerError(LOST)
-            size = (PAGE - full) * MARK
-            self._write(connection, last, found + waiting[:size])
-            waiting, last = waiting[size:], last + 1
-        rows = [
-            {"plan_id": self._plan_id, "page": last + i, "marks": waiting[start : start + PAGE * MARK]}
-            for i, start in enumerate(range(0, len(waiting), PAGE * MARK))
-        ]
-        if rows:
-            connection.execute(sa.insert(seat_pages), rows)
-        book = sa.update(books).where(books.c.plan_id == self._plan_id)
-        connection.execute(book.values(seats=count + len(marks)))
+    def _hash_of_first(self, size: int) -> str | None:
+        """The hash of the first marks; None if this process knows fewer."""
+        if size * MARK >= len(self._marks):
+            return self._hash.hexdigest() if size * MARK == len(self._marks) else None
+        if size not in self._hashes:
+            self._hashes[size] = hashlib.blake2b(self._marks[: size * MARK], digest_size=16).hexdigest()
+        return self._hashes[size]
 
-    def _write(self, connection: Connection, page: int, marks: bytes) -> None:
-        where = sa.and_(seat_pages.c.plan_id == self._plan_id, seat_pages.c.page == page)
-        if connection.execute(sa.update(seat_pages).where(where).values(marks=marks)).rowcount != 1:
+    def _read(self, connection: Connection, size: int = 0, marks: str | None = None) -> None:
+        """Learn what was written. Call it with the lock held.
+
+        `LedgerError` if rows are lost, or if the first ``size`` marks have another hash than ``marks``.
+        """
+        header = self._header(connection)
+        if header.size < len(self._marks) // MARK or header.changes < self._changes:
+            self._forget_all()
             raise LedgerError(LOST)
+        before = self._marks
+        if header.changes != self._changes:
+            self._reset()
+        if not self._learn(connection, header, size, marks):
+            self._reset()  # perhaps it knew a copy that is gone
+            if not self._learn(connection, header, size, marks):
+                self._forget_all()
+                raise LedgerError(LOST)
+        if self._marks is not before:
+            old = np.frombuffer(before, np.uint8).reshape(-1, MARK)
+            new = np.frombuffer(self._marks, np.uint8)[: len(before)].reshape(-1, MARK)
+            if new[(old != new).any(axis=1)].any():  # owners have other positions than this process knows
+                self._by_number.clear()
+                self._epoch += 1
+
+    def _learn(self, connection: Connection, header: Any, size: int, marks: str | None) -> bool:
+        """Read the marks behind those that this process knows; whether all are there, each once."""
+        known, mine = len(self._marks) // MARK, owner_marks.c.plan_id == self._plan_id
+        self._changes = header.changes
+        self._hashes.clear()
+        if header.size > known:
+            query = sa.select(owner_marks.c.start, owner_marks.c.marks).where(mine, owner_marks.c.start >= known)
+            for start, found in connection.execute(query.order_by(owner_marks.c.start)).all():
+                piece = stored_bytes(found)
+                if start * MARK != len(self._marks) or not piece or len(piece) % MARK:
+                    return False
+                for at in range(0, len(piece), MARK):
+                    mark, position = piece[at : at + MARK], start + at // MARK
+                    if mark != _NOBODY and self._position_of.setdefault(mark, position) != position:
+                        return False
+                self._marks += piece
+                self._hash.update(piece)
+        is_whole = len(self._marks) == header.size * MARK
+        return is_whole and (marks is None or self._hash_of_first(size) == marks)
 
     # -- forgetting, and looking --------------------------------------------------------------------------------------
 
     def forget(self, mark: bytes) -> None:
-        """Remove an owner's row, for good: its mark is overwritten. Forgetting twice is forgetting once.
+        """Overwrite an owner's mark, for good. Forgetting twice is forgetting once.
 
-        Every process reads the seats again when it next meets an owner whom it does not know.
+        Every process reads the index again when it next meets an owner whom it does not know.
         """
         self._ledger.run(lambda connection: self._remove(connection, mark))
 
     def _remove(self, connection: Connection, mark: bytes) -> None:
-        mine = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
-        of_plan = sa.select(stubs.c.counter_id, stubs.c.seats, stubs.c.marks).where(stubs.c.counter_id.in_(mine))
-        of_plan = of_plan.order_by(stubs.c.counter_id).with_for_update()
-        connection.execute(of_plan).all()  # first, as a charge does; again below, for counters that came meanwhile
+        counters_of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
+        rows = sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks)
+        rows = rows.where(usage.c.counter_id.in_(counters_of_plan)).order_by(usage.c.counter_id).with_for_update()
+        connection.execute(rows).all()  # first, as a charge does; again below, for counters that came meanwhile
         self._hold(connection)
         with self._lock:
             self._read(connection)
-            seat = self._of.get(mark)
-            if seat is not None:
-                old = self._whole(connection, self._count)
-                page, start = seat // PAGE, seat * MARK
-                new = old[:start] + _NOBODY + old[start + MARK :]
-                if old[start : start + MARK] != mark:
+            position, old = self._position_of.get(mark), bytes(self._marks)
+            if position is not None:
+                self._reset()
+                self._read(connection)
+                if self._marks != old:
                     self._forget_all()
                     raise LedgerError(LOST)
-                self._write(connection, page, new[page * PAGE * MARK : (page + 1) * PAGE * MARK])
-                for counter_id, seen, marks in connection.execute(of_plan).all():
-                    if seen > seat and _hash_of(old[: seen * MARK]).hexdigest() == marks:  # else it was wrong before
-                        stub = sa.update(stubs).where(stubs.c.counter_id == counter_id)
-                        connection.execute(stub.values(marks=_hash_of(new[: seen * MARK]).hexdigest()))
-        book = sa.update(books).where(books.c.plan_id == self._plan_id)
-        connection.execute(book.values(changes=books.c.changes + 1))
+                new = old[: position * MARK] + _NOBODY + old[(position + 1) * MARK :]
+                mine, start = owner_marks.c.plan_id == self._plan_id, owner_marks.c.start
+                last = sa.select(sa.func.max(start)).where(mine, start <= position).scalar_subquery()
+                row = connection.execute(sa.select(start, owner_marks.c.marks).where(mine, start == last)).one()
+                piece = new[row.start * MARK :][: len(row.marks)]
+                connection.execute(sa.update(owner_marks).where(mine, start == row.start).values(marks=piece))
+                for counter_id, owners, marks in connection.execute(rows).all():
+                    if owners > position and _hash(old[: owners * MARK]) == marks:  # else it was wrong before
+                        change = sa.update(usage).where(usage.c.counter_id == counter_id)
+                        connection.execute(change.values(marks=_hash(new[: owners * MARK])))
+        self._update(connection, changes=owner_index.c.changes + 1)
 
-    def _page(self, connection: Connection, page: int) -> bytes:
-        where = sa.and_(seat_pages.c.plan_id == self._plan_id, seat_pages.c.page == page)
-        found = connection.scalar(sa.select(seat_pages.c.marks).where(where))
-        return written(found)
+    def mend(self, connection: Connection) -> None:
+        """Empty an index that cannot be read: for `recovery`, which then takes away all tickets."""
+        try:
+            self.taken(connection)
+        except LedgerError:
+            connection.execute(sa.delete(owner_marks).where(owner_marks.c.plan_id == self._plan_id))
+            connection.execute(sa.delete(owner_index).where(self._mine()))
+            connection.execute(sa.insert(owner_index).values(plan_id=self._plan_id, size=0))
 
-    def taken(self, connection: Connection) -> NDArray[np.int64]:
-        """The seats of owners who are not forgotten. Private."""
+    def taken(self, connection: Connection, size: int = 0, marks: str | None = None) -> NDArray[np.int64]:
+        """The positions of owners who are not forgotten. `LedgerError` if the first marks are others. Private."""
         with self._lock:
-            self._read(connection)
-            return np.sort(np.fromiter(self._of.values(), np.int64, len(self._of)))
+            self._read(connection, size, marks)
+            return np.sort(np.fromiter(self._position_of.values(), np.int64, len(self._position_of)))
 
 
-def _hash_of(marks: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(marks, digest_size=16)
+def _hash(marks: bytes) -> str:
+    return hashlib.blake2b(marks, digest_size=16).hexdigest()
 
 
-def hashed_marks(marks: bytes = b"") -> str:
-    """The hash of the marks of a plan's first seats."""
-    return _hash_of(marks).hexdigest()
+EMPTY = _hash(b"")
+"""The hash of no marks."""
 
 
-def written(found: object) -> bytes:
-    """A page as it was written. `LedgerError` for what is none."""
+def stored_bytes(found: object) -> bytes:
+    """Bytes as they were written. `LedgerError` for anything else."""
     if not isinstance(found, (bytes, bytearray, memoryview)):
         raise LedgerError(LOST)
     return bytes(found)
-
-
-def _without(asked: EligibleOwners, gone: Sequence[int]) -> EligibleOwners:
-    """Without the owners at these positions."""
-    stays = np.ones(len(asked.owners), np.bool_)
-    stays[list(gone)] = False
-    place = np.cumsum(stays) - 1
-    new = {int(place[position]): mark for position, mark in asked.new.items() if stays[position]}
-    return EligibleOwners(asked.store, asked.owners[stays], asked.seats[stays], new, asked.changes, asked.turn)

@@ -10,9 +10,10 @@ from typing import Any
 
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.budget import Budget, PrivacyBudget
-from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
+from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt, release_id
 from langchain_dpicl.budget.renewal import StoredPlan
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.ticket_report import WARNING
 from langchain_dpicl.errors import InvalidParameter
 
@@ -48,7 +49,7 @@ class LedgerReport:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._ledger = Ledger(url, create=False)
+        self._ledger = StoredLedger(url)
         self.stored = self._ledger.plans()
 
     def chosen(self, name: str | None) -> list[StoredPlan]:

@@ -11,14 +11,15 @@
 - queries: the latest charge for a query, which is what replay looks up
 - filters: what a filtered budget has spent at each order, as hexadecimal floats
 - acts: fresh starts, with their reasons
-- books, seats: of a plan whose owners pay with tickets, how many owners have a seat, and in pages of fixed size which:
-  an owner's mark (a keyed hash) stands in the row of its seat; ``changes`` counts what was forgotten. A seat is never
-  given again
-- stubs, burns, pages: of each counter of such a plan, which seats burnt a ticket at which charge (``burns``, numbered
-  without a gap), what that adds up to for the earlier ones (``pages``), and one row that says what all of this must
-  be (``stubs``): how many numbers and tickets, the hash of all burns (``chain``; ``base`` of the folded ones), of the
-  pages (``sums``) and of the first ``seats`` marks (``marks``), and the counter's ``spent`` and ``lost``. ``digest``
-  is the hash of the row, which the witness knows too, and ``before`` the one before. Private: see `tickets`
+- owner_index, owner_marks: of a plan whose owners pay with tickets, how many entries its owner index has, and what they
+  are. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds the
+  marks from the position ``start`` on; ``changes`` counts the owners who were forgotten
+- usage, usage_rows, usage_counts: of each counter of such a plan, the positions that used a ticket at each charge
+  (``usage_rows``, numbered without a gap), the sums of the earlier rows by position (``usage_counts``), and one row
+  that says what all of this must be (``usage``): how many rows and tickets, the chained hash of all rows (``chain``;
+  ``base`` of the summed ones), the hashes of the sums (``sums``) and of the first ``owners`` marks (``marks``), and the
+  counter's ``spent`` and ``lost``. ``digest`` is the hash of the row, which the witness knows too, and ``before`` the
+  one before. Private: see `tickets`
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.errors import LedgerError
 
-VERSION = 4
+VERSION = 5
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 IDENTITY = "identity"
@@ -117,47 +118,46 @@ acts = sa.Table(
     sa.Column("before", sa.Text),
     sa.Column("after", sa.Text),
 )
-books = sa.Table(
-    "dpicl_books",
+owner_index = sa.Table(
+    "dpicl_owner_index",
     metadata,
     sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), primary_key=True, autoincrement=False),
-    sa.Column("seats", sa.BigInteger, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("changes", sa.BigInteger, nullable=False, server_default="0"),
 )
-seats = sa.Table(
-    "dpicl_seats",
+owner_marks = sa.Table(
+    "dpicl_owner_marks",
     metadata,
     sa.Column("plan_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("page", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("start", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("marks", sa.LargeBinary, nullable=False),
 )
-stubs = sa.Table(
-    "dpicl_stubs",
+usage = sa.Table(
+    "dpicl_usage",
     metadata,
     sa.Column("counter_id", sa.Integer, sa.ForeignKey("dpicl_counters.id"), primary_key=True, autoincrement=False),
-    sa.Column("burns", sa.BigInteger, nullable=False),
-    sa.Column("folded", sa.BigInteger, nullable=False),
-    sa.Column("tickets", sa.BigInteger, nullable=False),
-    *(sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in ("spent", "lost", "seats")),
     *(
-        sa.Column(name, sa.String(32), nullable=False, server_default="")
+        sa.Column(name, sa.BigInteger, nullable=False)
+        for name in ("row_count", "summed", "tickets", "spent", "lost", "owners")
+    ),
+    *(
+        sa.Column(name, sa.String(32), nullable=False)
         for name in ("chain", "base", "sums", "marks", "before", "digest")
     ),
 )
-burns = sa.Table(
-    "dpicl_burns",
+usage_rows = sa.Table(
+    "dpicl_usage_rows",
     metadata,
     sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("units", sa.BigInteger, nullable=False),
-    sa.Column("seats", sa.LargeBinary, nullable=False),
+    sa.Column("positions", sa.LargeBinary, nullable=False),
 )
-pages = sa.Table(
-    "dpicl_pages",
+usage_counts = sa.Table(
+    "dpicl_usage_counts",
     metadata,
     sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("page", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("used", sa.LargeBinary, nullable=False),
+    sa.Column("counts", sa.LargeBinary, nullable=False),
 )
 
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
@@ -172,11 +172,11 @@ def hashed(*pieces: bytes) -> str:
     return found.hexdigest()
 
 
-def stub_digest(
-    chain: str = "", burns: int = 0, tickets: int = 0, spent: int = 0, lost: int = 0, seats: int = 0
+def usage_digest(
+    chain: str = "", row_count: int = 0, tickets: int = 0, spent: int = 0, lost: int = 0, owners: int = 0
 ) -> str:
-    """The digest of a counter whose owners pay. Folding does not change it, and forgetting does not."""
-    return hashed(f"{chain}:{burns}:{tickets}:{spent}:{lost}:{seats}".encode())
+    """The digest of a usage row. Summing rows does not change it, and forgetting does not."""
+    return hashed(f"{chain}:{row_count}:{tickets}:{spent}:{lost}:{owners}".encode())
 
 
 def has_ledger(connection: Connection) -> bool:
@@ -199,6 +199,14 @@ def check_version(connection: Connection) -> None:
 def identity_of(connection: Connection) -> str | None:
     """The random name that was made with the ledger; None if it lost it."""
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == IDENTITY))
+
+
+def key_of(connection: Connection, name: str) -> bytes:
+    """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
+    found = connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
+    if found is None:
+        raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
+    return bytes.fromhex(found)
 
 
 def _tables(connection: Connection) -> set[str]:

@@ -15,10 +15,10 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import Budget, PrivacyBudget
-from langchain_dpicl.budget.ledger import Release
 from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
+from langchain_dpicl.budget.stored import Release
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease

@@ -17,7 +17,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget, StoreFileChanged, UnknownOwner
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.cli import main
 from langchain_dpicl.store.marks import owner_mark, sketch_hash
 
@@ -164,7 +164,7 @@ def test_nothing_that_follows_from_the_owners_key_stays_in_a_ledger(worker: Work
     """Nor in SQLite's file or log: their bytes are searched, for the mark and for the fingerprint's hash."""
     worker.ask()
     worker.end()  # a reader of the log would keep it
-    ledger = Ledger("sqlite:///ledger.db", create=False)
+    ledger = StoredLedger("sqlite:///ledger.db")
     key = ledger.key("fingerprint_key")
     mark = owner_mark(key, b"owner-1", named=True)
     hashed = sketch_hash(key, b"owner-1")

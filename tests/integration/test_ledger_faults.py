@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
 from langchain_dpicl.budget.ledger import UNWATCHED
-from langchain_dpicl.budget.recovery import LOST
+from langchain_dpicl.budget.opening import LOST
 from langchain_dpicl.budget.schema import charges, counters
 
 AFTER_A_KILL = "ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from by_hand import charged
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.budget import BudgetLine
-from langchain_dpicl.budget.claims import Account
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
-from langchain_dpicl.budget.tickets import Tickets
+from langchain_dpicl.budget.stored import StoredLedger
+from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 
 PLAN = 20
 
@@ -48,7 +48,7 @@ class Counter:
         self._releases = releases
 
     def charge(self) -> None:
-        if not self._ledger.charge(self._plan, "vote", 1):
+        if not charged(self._ledger, self._plan):
             raise PrivacyBudgetExceeded
 
     def remaining(self) -> int:
@@ -366,7 +366,7 @@ def test_what_killed_workers_may_have_spent_counts(any_url: str) -> None:
     begun = sum(answered() for _, answered in workers)
     if "postgresql" in any_url:  # its server may still be busy ending their sessions
         time.sleep(0.5)
-    reader = Ledger(any_url, create=False)
+    reader = StoredLedger(any_url)
     (before,) = (releases - spent for spent in reader.spent(1).values())
     with pytest.warns(PrivacyWarning, match="not closed by every process"):
         line = Counter(any_url, releases)
@@ -392,11 +392,11 @@ def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
     line = line_of(ledger_url, 1000)
     for _ in range(8):
         line.charge()
-    hand = dict(line._ledger._permits._hand)  # type: ignore[union-attr]
+    hand = in_hand(line)
     assert list(hand.values()) == [5]
 
     def work(answered: Callable[[], None]) -> None:
-        assert not line._ledger._permits._hand  # type: ignore[union-attr]
+        assert not in_hand(line)
         for _ in range(4):
             line.charge()
             answered()
@@ -405,7 +405,7 @@ def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
     with child(work) as (pid, answered):
         wait_for(lambda: answered() == 4)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert line._ledger._permits._hand == hand  # type: ignore[union-attr]
+    assert in_hand(line) == hand
     assert line.charge()[0].number == 13
     close(line)
     close(line_of(ledger_url, 1000))  # no warning: everything was given back
@@ -420,7 +420,13 @@ STORE = ExemplarStore.from_records(
     owner_key="owner",
     progress=False,
 )
-TABLES = [f"dpicl_{name}" for name in ("stubs", "burns", "pages", "seats", "books")]
+INDEX = ["dpicl_owner_index", "dpicl_owner_marks"]
+TABLES = ["dpicl_usage", "dpicl_usage_rows", "dpicl_usage_counts", *INDEX]
+
+
+def in_hand(line: Any) -> dict[Any, int]:
+    """The permits that a process has, by counter."""
+    return {key: block.hand for key, block in line._ledger._permits._blocks.items() if block.ahead}
 
 
 class Payer:
@@ -434,31 +440,30 @@ class Payer:
         except LedgerError:
             self._ledger.close()
             raise
-        self._tickets = Tickets(self._ledger, OwnerIndex(self._ledger, self._plan), 6, lambda _: None)
+        self._tickets = TicketUsage(OwnerIndex(self._ledger, self._plan), 6)
 
     def took(self, times: int, owner: int = 0) -> int:
         """In how many answers the owner takes part, of so many; none after an error."""
         found = 0
         for _ in range(times):
-            asked = [self._tickets.ask(STORE, np.array([owner]))]
-            burn: Any = lambda c, counter, spent, _, a=asked: self._tickets.burn(c, counter, a, 1, spent=spent)  # noqa: E731
+            eligible = self._tickets.index.find(STORE, np.array([owner]))
             try:
-                claimed = self._ledger.claim(Account(self._plan, "vote"), [None], burn=burn)
+                (charge,) = charged(self._ledger, self._plan, rule=TicketRule(self._tickets, [eligible]))
             except LedgerError:
                 break
-            found += claimed.entries[0].participants.take().size
+            found += charge.participants.take().size
         return found
 
 
 @pytest.mark.parametrize(
     ("first", "tables"),
-    [(1, TABLES), (0, ["dpicl_seats", "dpicl_books"]), (1, ["dpicl_stubs", "dpicl_burns"]), (1, ["dpicl_burns"])],
+    [(1, TABLES), (0, INDEX), (1, ["dpicl_usage", "dpicl_usage_rows"]), (1, ["dpicl_usage_rows"])],
 )
 @pytest.mark.parametrize("how", ["running", "reopened", "recovered"])
 def test_tables_that_are_put_back_alone_give_no_ticket_back(
     first: int, tables: list[str], how: str, any_url: str
 ) -> None:
-    """The counter says six, and who they were is forgotten. The other owner gets the first one's seat, if any does."""
+    """The counter says six, and their owners are forgotten. The other owner gets the first one's position, if any."""
     payer = Payer(any_url)
     assert payer.took(first) == first
     engine = sa.create_engine(any_url)
@@ -502,7 +507,7 @@ def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
 
 @pytest.mark.parametrize("recovered", [False, True])
 def test_an_old_file_under_a_newer_log_gives_no_ticket_back(recovered: bool, ledger_url: str) -> None:
-    """Seats are in the file, and burns in the log: the same seats were given out again, and twelve of six taken."""
+    """Positions are in the file, and usage in the log: the same positions were given again, and twelve of six taken."""
     close(Payer(ledger_url))
     old = path_of(ledger_url).read_bytes()
     payer = Payer(ledger_url)

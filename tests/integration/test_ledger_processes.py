@@ -14,6 +14,7 @@ from typing import Any
 
 import by_hand  # noqa: F401
 import pytest
+from by_hand import charged
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.budget.ledger import Ledger
@@ -126,4 +127,4 @@ def test_a_process_killed_after_an_acknowledged_charge_keeps_it(size: int, ledge
     assert plan is not None
     spent = ledger.spent(plan.id)["vote"]
     assert len(taken) <= spent <= len(taken) + 1000, "and this one what the third had not used"
-    assert [charge.number for charge in ledger.charge(plan.id, "vote", 1)] == [spent + 1]
+    assert [charge.number for charge in charged(ledger, plan.id, "vote", 1)] == [spent + 1]

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget
-from langchain_dpicl.budget import tickets
+from langchain_dpicl.budget import usage
 
 spawn = multiprocessing.get_context("spawn")
 TICKETS, OWNERS, ROUNDS, THREADS = 5, 60, 12, 2
@@ -43,7 +43,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, numbers: list[int]) -> l
 
 def work(url: str, worker: int, barrier: Any, results: Any) -> None:
     """Threads that share a budget and a store; owners come at different times in every process, in another order."""
-    tickets.FOLD_AFTER = 7
+    usage.SUM_AFTER = 7
     generator = np.random.default_rng(worker)
     names = [f"owner-{i}" for i in generator.permutation(OWNERS)]
     store, budget = store_of(names), opened(url)
@@ -80,12 +80,12 @@ def query(url: str, statement: str) -> list[Any]:
 
 
 def on_disk(url: str) -> tuple[int, int, int]:
-    """Burns, tickets burnt, and the tickets that pages and rows add up to."""
-    ((number, total),) = query(url, "SELECT burns, tickets FROM dpicl_stubs")
-    pages = query(url, "SELECT used FROM dpicl_pages")
-    rows = query(url, "SELECT seats FROM dpicl_burns")
-    found = sum(int(np.frombuffer(bytes(used), "<u4").sum()) for (used,) in pages)
-    return number, total, found + sum(len(bytes(seats)) // 4 for (seats,) in rows)
+    """Usage rows, used tickets, and the tickets that counts and rows add up to."""
+    ((number, total),) = query(url, "SELECT row_count, tickets FROM dpicl_usage")
+    counts = query(url, "SELECT counts FROM dpicl_usage_counts")
+    rows = query(url, "SELECT positions FROM dpicl_usage_rows")
+    found = sum(int(np.frombuffer(bytes(used), "<u4").sum()) for (used,) in counts)
+    return number, total, found + sum(len(bytes(positions)) // 4 for (positions,) in rows)
 
 
 def test_processes_and_threads_burn_every_ticket_once(any_url: str) -> None:
@@ -109,7 +109,7 @@ def test_processes_and_threads_burn_every_ticket_once(any_url: str) -> None:
     assert report[""]["burnt"] | {"0": 0} == {"0": 0} | {
         str(n): list(counts.values()).count(n) for n in set(counts.values())
     }
-    assert query(any_url, "SELECT folded > 0 FROM dpicl_stubs") in ([(1,)], [(True,)])
+    assert query(any_url, "SELECT summed > 0 FROM dpicl_usage") in ([(1,)], [(True,)])
     store = store_of([f"owner-{i}" for i in range(OWNERS)])
     again = charge(opened(any_url), store, list(range(OWNERS)))
     assert again == [name for name in store.owners if counts.get(name, 0) < TICKETS]
@@ -117,8 +117,8 @@ def test_processes_and_threads_burn_every_ticket_once(any_url: str) -> None:
 
 CHARGER = """
 import sys
-from test_tickets_processes import OWNERS, charge, opened, store_of, tickets
-tickets.FOLD_AFTER = 3
+from test_tickets_processes import OWNERS, charge, opened, store_of, usage
+usage.SUM_AFTER = 3
 names = [f"owner-{i}" for i in range(OWNERS)]
 store, budget, turn = store_of(names), opened(sys.argv[1]), int(sys.argv[2])
 while True:
@@ -132,7 +132,8 @@ def test_a_process_killed_at_any_time_loses_no_ticket_and_fills_up_none(any_url:
     not live to tell the tickets are burnt or not, all of them together."""
     opened(any_url).line("vote", 0.5)
     told: list[str] = []
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    folder = os.path.dirname(__file__)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.path.dirname(folder), *sys.path])}
     for run in range(5):
         process = subprocess.Popen(
             [sys.executable, "-c", CHARGER, any_url, str(11 * run)],
@@ -164,7 +165,7 @@ def test_a_process_killed_at_any_time_loses_no_ticket_and_fills_up_none(any_url:
 
 @pytest.mark.parametrize("kind", ["lines", "principals"])
 def test_lines_and_principals_enrol_owners_at_once(kind: str, any_url: str) -> None:
-    """One seat for each, whoever is first; every line (or principal) burns tickets of its own, and nobody waits for
+    """One position for each, whoever is first; every line (or principal) burns tickets of its own, and nobody waits for
     another for ever."""
     names = [f"owner-{i}" for i in range(40)]
     several = kind == "lines"
@@ -210,6 +211,6 @@ def test_lines_and_principals_enrol_owners_at_once(kind: str, any_url: str) -> N
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
     assert faults == []
     assert all(numbers == list(range(40)) for numbers in paid.values() if numbers)
-    assert query(any_url, "SELECT seats FROM dpicl_books") == [(40,)]
-    totals = sorted(total for (total,) in query(any_url, "SELECT tickets FROM dpicl_stubs"))
+    assert query(any_url, "SELECT size FROM dpicl_owner_index") == [(40,)]
+    totals = sorted(total for (total,) in query(any_url, "SELECT tickets FROM dpicl_usage"))
     assert totals == ([80, 80] if several else [40] * 4)

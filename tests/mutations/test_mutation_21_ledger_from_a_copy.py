@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from by_hand import charged
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyWarning
-from langchain_dpicl.budget import recovery, witness
-from langchain_dpicl.budget.claims import Account, Claimed
+from langchain_dpicl.budget import opening, witness
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.permits import Permits
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.tickets import Tickets
+from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 
 PLAN, TICKETS = 20, 2
 STORE = ExemplarStore.from_records(
@@ -69,21 +69,15 @@ def begun(folder: Path, charge: Callable[[Ledger], bool], end: Callable[[Ledger]
 def release(ledger: Ledger) -> bool:
     """One answer of a plan of twenty."""
     plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": PLAN}).id
-    return bool(ledger.charge(plan, "vote", 4))
+    return bool(charged(ledger, plan, "vote", 4))
 
 
 def participation(ledger: Ledger) -> bool:
     """One answer of a plan in which each owner has two tickets: whether ann takes part in it."""
     plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": UNLIMITED}, tickets=True).id
-    tickets = Tickets(ledger, OwnerIndex(ledger, plan), TICKETS, lambda _: None)
-    asked = [tickets.ask(STORE, np.array([0]))]
-
-    def burn(connection: Connection, counter_id: int, spent: int, _: Any) -> Any:
-        return tickets.burn(connection, counter_id, asked, 1, spent=spent)
-
-    claimed = ledger.claim(Account(plan, "vote"), [None], burn=burn)
-    assert isinstance(claimed, Claimed)
-    return claimed.entries[0].participants.take().size > 0  # type: ignore[union-attr]
+    tickets = TicketUsage(OwnerIndex(ledger, plan), TICKETS)
+    rule = TicketRule(tickets, [tickets.index.find(STORE, np.array([0]))])
+    return any(charge.participants.take().size > 0 for charge in charged(ledger, plan, rule=rule))
 
 
 def check(folder: Path) -> None:
@@ -98,7 +92,7 @@ def check(folder: Path) -> None:
 
 def no_witness(patch: pytest.MonkeyPatch) -> None:
     """The mutant: the ledger alone counts."""
-    patch.setattr(Ledger, "_open", lambda self, _: self.run(lambda c: recovery_schema(c)))
+    patch.setattr(Ledger, "_open", lambda self: self.run(lambda c: recovery_schema(c)))
 
 
 def recovery_schema(connection: Connection) -> None:
@@ -124,21 +118,19 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
         follow(self, key, in_use)
         return grant(self, key, need, mine, spent, in_use, allowed, **most)
 
-    def swapped(self: Any, key: Any, before: Any, after: Any, allowed: int, counts: Any = None) -> Any:
+    def swapped(self: Any, key: Any, before: Any, after: Any, counts: Any = None) -> Any:
         follow(self, key, counts[0], before)
-        return swap(self, key, before, after, allowed, counts)
+        return swap(self, key, before, after, counts)
 
     patch.setattr(witness.Witness, "grant", granted)
     patch.setattr(witness.Witness, "swap", swapped)
-    patch.setattr(recovery, "check", lambda *_: None)
+    patch.setattr(opening, "check", lambda *_: None)
 
 
 def permits_that_are_not_asked_for(patch: pytest.MonkeyPatch) -> None:
     """The mutant: a ledger that looks right when it is opened is believed from then on."""
     patch.setattr(Permits, "take", lambda *_: True)
-    patch.setattr(
-        witness.Witness, "swap", lambda self, key, before, after, _: witness.Grant(key, 0, 0, None, None, (0, 0))
-    )
+    patch.setattr(witness.Witness, "swap", lambda self, key, *_: witness.Grant(*[witness.Mark(key, UNLIMITED)] * 2))
 
 
 @pytest.mark.parametrize("mutant", [no_witness, marks_that_follow_the_ledger, permits_that_are_not_asked_for])

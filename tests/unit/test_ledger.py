@@ -17,6 +17,7 @@ from typing import Any
 
 import by_hand  # noqa: F401
 import pytest
+from by_hand import charged
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyWarning
 from langchain_dpicl.budget.ledger import Ledger
@@ -41,7 +42,7 @@ def path_of(url: str) -> Path:
 
 def test_numbers_are_contiguous_and_unique(ledger: Ledger, ledger_url: str) -> None:
     plan = planned(ledger, 100)
-    charges = [charge for size in (1, 5, 1, 20, 3) for charge in ledger.charge(plan, "vote", size)]
+    charges = [charge for size in (1, 5, 1, 20, 3) for charge in charged(ledger, plan, "vote", size)]
     assert [charge.number for charge in charges] == list(range(1, 31))
     with sqlite3.connect(path_of(ledger_url)) as connection:
         rows = connection.execute("SELECT number, charged FROM dpicl_charges ORDER BY number").fetchall()
@@ -51,28 +52,28 @@ def test_numbers_are_contiguous_and_unique(ledger: Ledger, ledger_url: str) -> N
 
 def test_a_charge_fits_whole_or_not_at_all(ledger: Ledger) -> None:
     plan = planned(ledger, 10)
-    assert len(ledger.charge(plan, "vote", 8)) == 8
-    assert ledger.charge(plan, "vote", 3) == []
+    assert len(charged(ledger, plan, "vote", 8)) == 8
+    assert charged(ledger, plan, "vote", 3) == []
     assert ledger.spent(plan)["vote"] == 8
-    assert len(ledger.charge(plan, "vote", 2)) == 2
-    assert ledger.charge(plan, "vote", 1) == []
-    assert ledger.charge(plan, "no such line", 1) == []
-    assert ledger.charge(plan + 1, "vote", 1) == []
+    assert len(charged(ledger, plan, "vote", 2)) == 2
+    assert charged(ledger, plan, "vote", 1) == []
+    assert charged(ledger, plan, "no such line", 1) == []
+    assert charged(ledger, plan + 1, "vote", 1) == []
     assert ledger.spent(plan)["vote"] == 10
 
 
 def test_a_charge_that_fails_half_way_charges_nothing(ledger: Ledger, ledger_url: str) -> None:
     """The counter and the rows of one charge are one transaction."""
     plan = planned(ledger, 10)
-    ledger.charge(plan, "vote", 2)
+    charged(ledger, plan, "vote", 2)
     with sqlite3.connect(path_of(ledger_url)) as connection:
         connection.execute("ALTER TABLE dpicl_charges RENAME TO elsewhere")
     with pytest.raises(LedgerError):
-        ledger.charge(plan, "vote", 3)
+        charged(ledger, plan, "vote", 3)
     connection.execute("ALTER TABLE elsewhere RENAME TO dpicl_charges")
     connection.close()
     assert ledger.spent(plan)["vote"] == 2
-    assert [charge.number for charge in ledger.charge(plan, "vote", 1)] == [3]
+    assert [charge.number for charge in charged(ledger, plan, "vote", 1)] == [3]
 
 
 def test_a_plan_is_stored_once_and_the_first_one_stands(ledger: Ledger) -> None:
@@ -82,7 +83,7 @@ def test_a_plan_is_stored_once_and_the_first_one_stands(ledger: Ledger) -> None:
     assert second.content == "first"
     assert ledger.find_plan("n") == first
     assert ledger.find_plan("other") is None
-    assert len(ledger.charge(first.id, "vote", 4)) == 0
+    assert len(charged(ledger, first.id, "vote", 4)) == 0
 
 
 def test_sixteen_threads_charge_exactly_the_limit(ledger: Ledger) -> None:
@@ -94,7 +95,7 @@ def test_sixteen_threads_charge_exactly_the_limit(ledger: Ledger) -> None:
     def run() -> None:
         try:
             for _ in range(50):
-                charges = ledger.charge(plan, "vote", 1)
+                charges = charged(ledger, plan, "vote", 1)
                 (numbers if charges else refused).append(charges[0].number if charges else 0)
         except BaseException as error:
             errors.append(error)
@@ -120,17 +121,17 @@ def test_the_database_itself_refuses_to_be_over_spent(ledger: Ledger, ledger_url
 def test_a_database_whose_rows_do_not_add_up_is_a_ledger_error(ledger: Ledger, ledger_url: str) -> None:
     """Somebody set the counter back: the next number exists already, which no raw database error may say."""
     plan = planned(ledger, 10)
-    ledger.charge(plan, "vote", 3)
+    charged(ledger, plan, "vote", 3)
     with sqlite3.connect(path_of(ledger_url)) as connection:
         connection.execute("UPDATE dpicl_counters SET spent = 0")
     connection.close()
     with pytest.raises(LedgerError):
-        ledger.charge(plan, "vote", 1)
+        charged(ledger, plan, "vote", 1)
 
 
 def test_a_receipt_comes_back_as_it_was(ledger: Ledger) -> None:
     plan = planned(ledger, 10)
-    first, second = ledger.charge(plan, "vote", 2)
+    first, second = charged(ledger, plan, "vote", 2)
     ledger.record(second, "text ü \x00 '")
     assert ledger.receipt(plan, "vote", 2) == ("text ü \x00 '", "")
     assert ledger.receipt(plan, "vote", first.number) is None
@@ -148,7 +149,7 @@ def test_it_is_durable_before_it_answers(ledger: Ledger, ledger_url: str) -> Non
         levels.append(connection.connection.driver_connection.execute("PRAGMA synchronous").fetchone()[0])
 
     for count in (1, 3):
-        ledger.charge(plan, "vote", count)
+        charged(ledger, plan, "vote", count)
     assert levels == [2, 2], "2 is FULL"
     ((mode,),) = ledger.run(lambda connection: connection.exec_driver_sql("PRAGMA journal_mode").all())
     assert mode == "wal"
@@ -157,7 +158,7 @@ def test_it_is_durable_before_it_answers(ledger: Ledger, ledger_url: str) -> Non
 def test_the_cost_of_a_charge_does_not_grow_with_what_was_spent(ledger: Ledger) -> None:
     """Counted in statements and in the rows that SQLite's plan visits: an index look-up, never a scan."""
     plan = planned(ledger, 10_000)
-    ledger.charge(plan, "vote", 5000)
+    charged(ledger, plan, "vote", 5000)
     import sqlalchemy as sa
 
     seen: list[str] = []
@@ -166,7 +167,7 @@ def test_the_cost_of_a_charge_does_not_grow_with_what_was_spent(ledger: Ledger) 
     def watch(connection: Any) -> None:
         connection.connection.driver_connection.set_trace_callback(seen.append)
 
-    ledger.charge(plan, "vote", 1)
+    charged(ledger, plan, "vote", 1)
     (update,) = [statement for statement in seen if statement.startswith("UPDATE")]
     assert len(seen) <= 5
     query = f"EXPLAIN QUERY PLAN {update}"
@@ -216,7 +217,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(content: bytes,
 
 def test_a_truncated_ledger_is_a_ledger_error(ledger: Ledger, ledger_url: str) -> None:
     plan = planned(ledger, 1000)
-    ledger.charge(plan, "vote", 500)
+    charged(ledger, plan, "vote", 500)
     ledger.close()
     path = path_of(ledger_url)
     path.write_bytes(path.read_bytes()[:5000])
@@ -227,16 +228,16 @@ def test_a_truncated_ledger_is_a_ledger_error(ledger: Ledger, ledger_url: str) -
 def test_a_ledger_of_a_later_version_is_refused(ledger: Ledger, ledger_url: str) -> None:
     ledger.close()
     with sqlite3.connect(path_of(ledger_url)) as connection:
-        connection.execute("UPDATE dpicl_meta SET value = '5' WHERE key = 'schema_version'")
+        connection.execute("UPDATE dpicl_meta SET value = '6' WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(LedgerError, match="version 5"):
+    with pytest.raises(LedgerError, match="version 6"):
         Ledger(ledger_url)
 
 
 def test_a_ledger_without_its_meta_table_is_not_silently_made_new(ledger: Ledger, ledger_url: str) -> None:
     """Marked as ours, but part of it is gone: going on would start the count again."""
     plan = planned(ledger, 5)
-    ledger.charge(plan, "vote", 5)
+    charged(ledger, plan, "vote", 5)
     ledger.close()
     with sqlite3.connect(path_of(ledger_url)) as connection:
         connection.execute("DROP TABLE dpicl_meta")
@@ -399,7 +400,7 @@ def test_a_ledger_opened_read_only_by_its_address_releases_nothing(ledger_url: s
 
 def test_a_ledger_error_holds_no_statement(ledger: Ledger, ledger_url: str, canary: str) -> None:
     plan = planned(ledger, 10)
-    (charge,) = ledger.charge(plan, "vote", 1)
+    (charge,) = charged(ledger, plan, "vote", 1)
     with sqlite3.connect(path_of(ledger_url)) as connection:
         connection.execute("DROP TABLE dpicl_charges")
     connection.close()
@@ -421,7 +422,7 @@ def test_a_busy_ledger_is_waited_for(ledger: Ledger, ledger_url: str) -> None:
     timer = threading.Timer(0.3, lambda: blocker.execute("COMMIT"))
     start = time.monotonic()
     timer.start()
-    assert len(ledger.charge(plan, "vote", 1)) == 1
+    assert len(charged(ledger, plan, "vote", 1)) == 1
     assert time.monotonic() - start > 0.2
     timer.join()
     blocker.close()
@@ -439,7 +440,7 @@ def test_a_new_ledger_waits_for_whoever_is_making_it(ledger_url: str) -> None:
     finally:
         timer.join()
         blocker.close()
-    assert len(ledger.charge(planned(ledger, 10), "vote", 1)) == 1
+    assert len(charged(ledger, planned(ledger, 10))) == 1
 
 
 def test_a_ledger_that_another_worker_makes_meanwhile_is_not_taken_for_a_foreign_file(
@@ -466,7 +467,7 @@ def test_a_ledger_that_another_worker_makes_meanwhile_is_not_taken_for_a_foreign
     monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *a, **k: real(*a, **{**k, "factory": Connection}))
     ledger = Ledger(ledger_url)
     assert not waiting, "the other worker came in between, or this proves nothing"
-    assert len(ledger.charge(planned(ledger, 10), "vote", 1)) == 1
+    assert len(charged(ledger, planned(ledger, 10))) == 1
 
 
 def in_a_child(body: Callable[[], bool], seconds: float = 30) -> int:
@@ -492,10 +493,10 @@ def in_a_child(body: Callable[[], bool], seconds: float = 30) -> int:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_parent_and_child_share_one_count(ledger: Ledger, ledger_url: str) -> None:
     plan = planned(ledger, 100)
-    ledger.charge(plan, "vote", 1)
+    charged(ledger, plan, "vote", 1)
     for _ in range(3):
-        assert in_a_child(lambda: len(ledger.charge(plan, "vote", 10)) == 10) == 0
-        assert len(ledger.charge(plan, "vote", 1)) == 1
+        assert in_a_child(lambda: len(charged(ledger, plan, "vote", 10)) == 10) == 0
+        assert len(charged(ledger, plan, "vote", 1)) == 1
     assert ledger.spent(plan)["vote"] == 34
     with sqlite3.connect(path_of(ledger_url)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -513,12 +514,12 @@ def test_a_fork_of_a_ledger_in_memory_does_not_start_a_second_count() -> None:
 
     def refused() -> bool:
         try:
-            return ledger.charge(plan, "vote", 1) == []
+            return charged(ledger, plan, "vote", 1) == []
         except LedgerError:
             return True
 
     assert in_a_child(refused) == 0
-    assert len(ledger.charge(plan, "vote", 1)) == 1
+    assert len(charged(ledger, plan, "vote", 1)) == 1
 
 
 def test_what_a_ledger_shows_is_its_address(ledger: Ledger, ledger_url: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import by_hand  # noqa: F401
+import by_hand
 import pytest
 from langchain_core.runnables import RunnableLambda
 
@@ -29,7 +29,6 @@ from langchain_dpicl import (
     PrivacyWarning,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget.claims import Account, Claimed
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.witness import Mark, Witness
 
@@ -54,7 +53,7 @@ def answer(url: str, times: int = 2) -> None:
     ledger, plan = opened(url)
     KEPT.append(ledger)
     for _ in range(times):
-        assert ledger.charge(plan, "vote", 1)
+        assert by_hand.charged(ledger, plan, "vote", 1)
 
 
 @contextlib.contextmanager
@@ -94,7 +93,7 @@ def test_forked_workers_that_end_normally_give_back_what_they_did_not_use(how: s
             list(pool.map(answer, [ledger_url] * 2))
     else:
         parent, plan = opened(ledger_url)  # and what the parent has registered does not hide the child's
-        assert parent.charge(plan, "vote", 1)
+        assert by_hand.charged(parent, plan, "vote", 1)
         worker = context.Process(target=answer, args=(ledger_url, 3))
         worker.start()
         worker.join()
@@ -109,10 +108,10 @@ def test_no_process_holds_more_than_it_has_charged(ledger_url: str) -> None:
     """So one that is killed after one answer costs nothing else; and few charges write the witness all the same."""
     ledger, plan = opened(ledger_url, 100_000)
     ahead = []
-    for charged in range(1, 40):
-        ledger.charge(plan, "vote", 1)
-        ahead.append(mark_of(ledger_url).reserved - charged)
-        assert 0 <= ahead[-1] < charged
+    for number in range(1, 40):
+        by_hand.charged(ledger, plan, "vote", 1)
+        ahead.append(mark_of(ledger_url).reserved - number)
+        assert 0 <= ahead[-1] < number
     assert ahead[0] == 0
     assert max(ahead) >= 15
 
@@ -156,17 +155,17 @@ def test_workers_forked_after_opening_work_on_when_the_parent_closes(charged: bo
     """The usual way to start workers. SQLite's lock table, inherited, would let the parent remove the log."""
     ledger, plan = opened(ledger_url)
     if charged:
-        assert ledger.charge(plan, "vote", 1)
+        assert by_hand.charged(ledger, plan, "vote", 1)
     closed, close = os.pipe()
     first, told = os.pipe()
 
     def work() -> None:
-        assert ledger.charge(plan, "vote", 1)
+        assert by_hand.charged(ledger, plan, "vote", 1)
         os.write(told, b".")
         os.close(close)
         os.read(closed, 1)
         for _ in range(3):
-            assert ledger.charge(plan, "vote", 1)
+            assert by_hand.charged(ledger, plan, "vote", 1)
         ledger.close()
 
     with child(work) as one, child(work) as other:
@@ -186,7 +185,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(ledger_url: str) -> 
 
     def use() -> None:
         while not stop.is_set():
-            done.append(len(ledger.charge(plan, "vote", 1)))
+            done.append(len(by_hand.charged(ledger, plan, "vote", 1)))
             ledger.spent(plan)
 
     threads = [threading.Thread(target=use) for _ in range(3)]
@@ -195,10 +194,10 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(ledger_url: str) -> 
     closed, close = os.pipe()
 
     def work() -> None:
-        assert ledger.charge(plan, "vote", 1)
+        assert by_hand.charged(ledger, plan, "vote", 1)
         os.close(close)
         os.read(closed, 1)
-        assert ledger.charge(plan, "vote", 1)
+        assert by_hand.charged(ledger, plan, "vote", 1)
         ledger.close()
 
     with contextlib.ExitStack() as stack:
@@ -216,9 +215,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(ledger_url: str) -> 
 def test_only_the_process_that_charged_gives_back(ledger_url: str) -> None:
     """A fork copies a charge that is under way: its tokens are given back once, whatever happens to the ledger."""
     ledger, plan = opened(ledger_url, 190)
-    claimed = ledger.claim(Account(plan, "vote"), [None], units=50)
-    assert isinstance(claimed, Claimed)
-    (charge,) = claimed.entries
+    (charge,) = by_hand.charged(ledger, plan, units=50)
     path = Path(ledger_url.removeprefix("sqlite:///"))
     with child(lambda: ledger.record(charge, "{}", unused=40)) as ended:  # type: ignore[arg-type]
         assert ended() == ""
@@ -237,10 +234,10 @@ def test_a_ledger_behind_a_link_notices_that_its_log_is_gone(tmp_path: Path) -> 
     (tmp_path / "link.db").symlink_to(tmp_path / "real" / "b.db")
     url = f"sqlite:///{tmp_path / 'link.db'}"
     ledger, plan = opened(url)
-    ledger.charge(plan, "vote", 1)
+    by_hand.charged(ledger, plan, "vote", 1)
     (tmp_path / "real" / "b.db-wal").unlink()
     with pytest.raises(LedgerError, match="deleted or replaced"):
-        ledger.charge(plan, "vote", 1)
+        by_hand.charged(ledger, plan, "vote", 1)
     (tmp_path / "link.db").unlink()
     with pytest.raises(LedgerError, match="is gone"):  # its witness is beside the name that was given
         Ledger(url)
@@ -251,13 +248,13 @@ def test_a_process_may_change_its_folder(url: str, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     ledger, plan = opened(url)
     place = ledger.place
-    ledger.charge(plan, "vote", 1)
+    by_hand.charged(ledger, plan, "vote", 1)
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    assert ledger.charge(plan, "vote", 1)
+    assert by_hand.charged(ledger, plan, "vote", 1)
     assert ledger.place == place
     ledger.close()
-    assert ledger.charge(plan, "vote", 1), "opened again, it is the same file"
+    assert by_hand.charged(ledger, plan, "vote", 1), "opened again, it is the same file"
     ledger.close()
     assert not list((tmp_path / "sub").iterdir())
     monkeypatch.chdir(tmp_path)
@@ -266,7 +263,7 @@ def test_a_process_may_change_its_folder(url: str, tmp_path: Path, monkeypatch: 
 
 def test_who_deleted_a_ledger_learns_what_stands_against_it(ledger_url: str) -> None:
     ledger, plan = opened(ledger_url)
-    ledger.charge(plan, "vote", 1)
+    by_hand.charged(ledger, plan, "vote", 1)
     ledger.close()
     Path(ledger_url.removeprefix("sqlite:///")).unlink()
     with pytest.raises(LedgerError, match=r"\.witness.*takes no answer back.*you vouch for it"):

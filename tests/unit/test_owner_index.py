@@ -19,8 +19,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget import owner_index
-from langchain_dpicl.budget.tickets import Tickets
+from langchain_dpicl.budget import usage
 from langchain_dpicl.store.marks import MARK
 
 
@@ -56,7 +55,7 @@ def anonymous(embeddings: Any, texts: list[str]) -> ExemplarStore:
 # -- who is who -------------------------------------------------------------------------------------------------------
 
 
-def test_seats_are_given_in_order_and_once(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+def test_positions_are_given_in_order_and_once(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
     store = store_of(records(6, 2))
     charge(budget(), store, "owner-4", "owner-1")
     charge(budget(), store, "owner-1", "owner-3")
@@ -81,7 +80,9 @@ def test_a_mark_names_nobody_and_is_another_in_another_ledger(
     assert b"owner-1" not in content
 
 
-def test_named_owners_keep_their_seats_in_a_store_that_is_built_again(budget: Any, store_of: Any, records: Any) -> None:
+def test_named_owners_keep_their_positions_in_a_store_that_is_built_again(
+    budget: Any, store_of: Any, records: Any
+) -> None:
     """In another order, with other numbers and more exemplars."""
     rows = records(4)
     assert charge(budget(), store_of(rows), "owner-0", "owner-2") == ["owner-0", "owner-2"]
@@ -120,11 +121,11 @@ def test_forgetting_removes_the_row_and_who_comes_again_is_new(
     after = disk.marks_in(ledger_url)
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True, True]
     assert after[1] == bytes(MARK)
-    assert disk.run(ledger_url, "SELECT 1 FROM dpicl_seats WHERE instr(marks, ?) > 0", before[1]) == []
+    assert disk.run(ledger_url, "SELECT 1 FROM dpicl_owner_marks WHERE instr(marks, ?) > 0", before[1]) == []
     store.add([{"input": "again", "output": "x", "owner": "owner-1"}])
     for each in (own, budget(tickets=1)):
         assert charge(each, store) == (["owner-1"] if each is own else [])
-    assert len(disk.marks_in(ledger_url)) == 5, "a seat is never given again"
+    assert len(disk.marks_in(ledger_url)) == 5, "a position is never given again"
     assert own.private_ticket_report()["vote"][""]["owners"] == 4
 
 
@@ -169,7 +170,7 @@ def test_another_process_that_knows_a_forgotten_owner_counts_on(
     store, copy = store_of(records(3)), store_of(records(3))
     one, other = budget(tickets=1), budget(tickets=1)
     assert charge(other, copy, "owner-0") == ["owner-0"]
-    assert charge(other, copy, "owner-0") == [], "by now it knows the seat"
+    assert charge(other, copy, "owner-0") == [], "by now it knows the position"
     charge(one, store)
     store.forget("owner-0")
     assert charge(other, copy) == []
@@ -227,15 +228,14 @@ def test_forgetting_a_named_owner_gives_an_equal_exemplar_without_a_name_no_new_
     assert charge(budget(tickets=1), store) == []
 
 
-# -- pages ------------------------------------------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [1, 3, 4, 5, 8])
-def test_seats_fill_pages_whatever_comes_at_once(
-    first: int, budget: Any, store_of: Any, records: Any, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+def test_positions_are_given_without_a_gap_whatever_comes_at_once(
+    first: int, budget: Any, store_of: Any, records: Any, ledger_url: str
 ) -> None:
-    """Pages of four seats: owners come in two lots, and one by one; then a process that knows nothing reads them."""
-    monkeypatch.setattr(owner_index, "PAGE", 4)
+    """Owners come in two lots, and one by one; then a process that knows nothing reads them."""
     names = [f"owner-{i}" for i in range(13)]
     store = store_of(records(13))
     own = budget(tickets=3)
@@ -243,8 +243,9 @@ def test_seats_fill_pages_whatever_comes_at_once(
     charge(own, store, *names[:-2])
     for name in names[-2:]:
         charge(own, store, name)
-    sizes = [len(bytes(m)) for (m,) in disk.run(ledger_url, "SELECT marks FROM dpicl_seats ORDER BY page")]  # type: ignore[call-overload]
-    assert sizes == [64, 64, 64, 16]
+    pieces = disk.run(ledger_url, "SELECT start, marks FROM dpicl_owner_marks ORDER BY start")
+    assert [start for start, _ in pieces] == [0, *([first] if first < 11 else []), 11, 12]
+    assert sum(len(bytes(marks)) for _, marks in pieces) == 13 * MARK  # type: ignore[call-overload]
     store.forget("owner-7")
     fresh = budget(tickets=3)
     assert charge(fresh, store) == [name for name in names if name != "owner-7"]
@@ -264,7 +265,7 @@ def test_a_store_that_lost_owners_and_got_others_asks_for_whom_it_has(budget: An
     assert charge(own, store) == []
 
 
-def test_a_seat_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, store_of: Any, records: Any) -> None:
+def test_a_position_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, store_of: Any, records: Any) -> None:
     """Two processes in turn, each enrolling owners whom the other has not met."""
     store, other_store = store_of(records(20)), store_of(records(20)[::-1])
     one, other = budget(tickets=1), budget(tickets=1)
@@ -278,17 +279,17 @@ def test_a_seat_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, store_
 def test_nothing_is_remembered_of_a_charge_that_was_rolled_back(
     budget: Any, store_of: Any, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two queries of one charge meet new owners, and its transaction fails: seats go to others then, once each."""
+    """Two queries of one charge meet new owners, and its transaction fails: positions go to others then, once each."""
     store = store_of(records(6))
     own = budget(tickets=1)
     line = own.line("vote", 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(Tickets, "_count_on", lambda *_: (_ for _ in ()).throw(LedgerError("the disk is full")))
+        patch.setattr(usage, "write_summary", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
         with pytest.raises(LedgerError, match="full"):
             line.charge(owners=[line.ask(store, np.array([0, 1])), line.ask(store, np.array([2, 3]))], count=2)
     other = budget(tickets=1)
     assert charge(other, store, "owner-5", "owner-4") == ["owner-4", "owner-5"]
-    assert charge(own, store) == ["owner-0", "owner-1", "owner-2", "owner-3"], "the others' seats are theirs"
+    assert charge(own, store) == ["owner-0", "owner-1", "owner-2", "owner-3"], "the others' positions are theirs"
     assert own.private_ticket_report()["vote"][""]["burnt"] == {"1": 6}
 
 
@@ -298,9 +299,9 @@ def test_what_was_asked_shows_nothing(budget: Any, store_of: Any, records: Any) 
     assert repr(asked) == "EligibleOwners()"
 
 
-def test_a_lost_page_is_a_ledger_error(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+def test_a_lost_row_is_a_ledger_error(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
     store = store_of(records(3))
     charge(budget(), store)
-    disk.run(ledger_url, "DELETE FROM dpicl_seats")
+    disk.run(ledger_url, "DELETE FROM dpicl_owner_marks")
     with pytest.raises(LedgerError, match="lost rows"):
         charge(budget(), store)

@@ -314,7 +314,7 @@ async def test_a_task_cancelled_while_it_is_charged_gives_its_claim_up(
     line: BudgetLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread is in the middle of its transaction when the task goes: the charge stands, and nobody waits for it."""
-    real, entered, leave = line._ledger.claim, threading.Event(), threading.Event()
+    real, entered, leave = line._ledger.charge, threading.Event(), threading.Event()
 
     def slow(*arguments: Any, **options: Any) -> Any:
         answer = real(*arguments, **options)
@@ -322,13 +322,13 @@ async def test_a_task_cancelled_while_it_is_charged_gives_its_claim_up(
         leave.wait(10)
         return answer
 
-    monkeypatch.setattr(line._ledger, "claim", slow)
+    monkeypatch.setattr(line._ledger, "charge", slow)
     task = asyncio.create_task(line.acharge(queries=[line.query_id({"input": "x"})]))
     await asyncio.to_thread(entered.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    monkeypatch.setattr(line._ledger, "claim", real)
+    monkeypatch.setattr(line._ledger, "charge", real)
     leave.set()
     (entry,) = await line.acharge(queries=[line.query_id({"input": "x"})])
     assert isinstance(entry, Charge)

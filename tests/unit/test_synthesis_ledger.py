@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from by_hand import charged
 
 from langchain_dpicl import InvalidParameter, LineRequest, PrivacyBudget
 from langchain_dpicl.budget import BudgetLine, Charge
@@ -50,7 +51,7 @@ def test_without_replay_nothing_is_known_of_a_charge(line_of: Any) -> None:
 
 def test_a_principals_charge_is_its_own(line_of: Any) -> None:
     line = line_of(scope="per_principal")
-    (charge,) = line.charge(1, "alice", ["a"], units=5)
+    (charge,) = charged(line, 1, "alice", ["a"], units=5)
     assert line.reopen("a", "alice") == charge
     assert line.reopen("a", "bob") is None
     with pytest.raises(InvalidParameter, match="principal"):

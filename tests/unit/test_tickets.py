@@ -223,8 +223,8 @@ async def test_a_caller_sees_the_same_whether_everybody_has_tickets_or_nobody(
             logged = heard.getvalue()
             assert "\\x00" not in logged
             assert "UPDATE dpicl_charges" in logged, "the ledger's public statements are heard"
-            assert "dpicl_burns" not in logged
-            assert "dpicl_seats" not in logged
+            assert "dpicl_usage" not in logged
+            assert "dpicl_owner" not in logged
             for answer in answers:
                 answer["receipt"] = {k: v for k, v in answer["receipt"].items() if k not in ("time", "query")}
             seen.append(
@@ -256,7 +256,7 @@ def test_a_fault_of_the_tickets_is_a_ledger_error_without_owners(seal: Any, ledg
 
     release = seal()
     release.invoke(at(0))
-    disk.run(ledger_url, "DELETE FROM dpicl_stubs")
+    disk.run(ledger_url, "DELETE FROM dpicl_usage")
     with pytest.raises(LedgerError) as error:
         release.invoke(at(95))
     canary_free(error.value, frames=True, secret="CANARY")

@@ -16,7 +16,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import copy_ledger
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget
-from langchain_dpicl.budget import owner_index, tickets
+from langchain_dpicl.budget import usage
 
 TICKETS = 3
 NAMES = [f"owner-{i}" for i in range(6)]
@@ -73,48 +73,45 @@ def copied(frozen: str, ledger_url: str, request: pytest.FixtureRequest) -> None
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "FOLD_AFTER", 5)
-    monkeypatch.setattr(owner_index, "PAGE", 4)
-    monkeypatch.setattr(tickets, "PAGE", 4)
+    monkeypatch.setattr(usage, "SUM_AFTER", 5)
 
 
 # -- lost rows --------------------------------------------------------------------------------------------------------
 
 LOSSES = {
-    "all books": "DELETE FROM dpicl_books",
-    "a book that counts fewer seats": "UPDATE dpicl_books SET seats = seats - 1",
-    "a book that counts no seats": "UPDATE dpicl_books SET seats = 0",
-    "a book that counts more seats": "UPDATE dpicl_books SET seats = seats + 1",
-    "all seats": "DELETE FROM dpicl_seats",
-    "the first page of seats": "DELETE FROM dpicl_seats WHERE page = 0",
-    "the last page of seats": "DELETE FROM dpicl_seats WHERE page = 1",
-    "a page of seats cut short": "UPDATE dpicl_seats SET marks = substr(marks, 1, 16) WHERE page = 0",
-    "an empty page of seats": "UPDATE dpicl_seats SET marks = x'' WHERE page = 1",
-    "a page of seats cut within a mark": "UPDATE dpicl_seats SET marks = substr(marks, 1, 30) WHERE page = 1",
-    "all stubs": "DELETE FROM dpicl_stubs",
-    "a stub that counts fewer burns": "UPDATE dpicl_stubs SET burns = burns - 1",
-    "a stub that counts more burns": "UPDATE dpicl_stubs SET burns = burns + 1",
-    "a stub that counts fewer tickets": "UPDATE dpicl_stubs SET tickets = tickets - 1",
-    "a stub that forgets the folding": "UPDATE dpicl_stubs SET folded = 0",
-    "all burns": "DELETE FROM dpicl_burns",
-    "the first burn": "DELETE FROM dpicl_burns WHERE number = (SELECT min(number) FROM dpicl_burns)",
-    "a burn in the middle": "DELETE FROM dpicl_burns WHERE number = (SELECT min(number) + 1 FROM dpicl_burns)",
-    "the last burn": "DELETE FROM dpicl_burns WHERE number = (SELECT max(number) FROM dpicl_burns)",
-    "a burn of fewer seats": "UPDATE dpicl_burns SET seats = substr(seats, 1, 4) WHERE number = 6",
-    "a burn of no seats": "UPDATE dpicl_burns SET seats = x'' WHERE number = 7",
-    "a burn of half a seat": "UPDATE dpicl_burns SET seats = substr(seats, 1, 2) WHERE number = 7",
-    "a burn of no units": "UPDATE dpicl_burns SET units = 0 WHERE number = 8",
-    "all pages": "DELETE FROM dpicl_pages",
-    "the first page": "DELETE FROM dpicl_pages WHERE page = 0",
-    "the last page": "DELETE FROM dpicl_pages WHERE page = 1",
-    "a page cut short": "UPDATE dpicl_pages SET used = substr(used, 1, 8) WHERE page = 0",
-    "a page of smaller counts": "UPDATE dpicl_pages SET used = CAST(x'01000000' || substr(used, 5) AS BLOB) "
-    "WHERE page = 0",
-    "a page of zeros": "UPDATE dpicl_pages SET used = zeroblob(16) WHERE page = 1",
-    "burns and pages": "DELETE FROM dpicl_burns; DELETE FROM dpicl_pages",
-    "stubs, burns and pages": "DELETE FROM dpicl_burns; DELETE FROM dpicl_pages; DELETE FROM dpicl_stubs",
-    "everything about tickets": "DELETE FROM dpicl_burns; DELETE FROM dpicl_pages; DELETE FROM dpicl_stubs; "
-    "DELETE FROM dpicl_seats; DELETE FROM dpicl_books",
+    "the index": "DELETE FROM dpicl_owner_index",
+    "an index that counts fewer owners": "UPDATE dpicl_owner_index SET size = size - 1",
+    "an index that counts no owners": "UPDATE dpicl_owner_index SET size = 0",
+    "an index that counts more owners": "UPDATE dpicl_owner_index SET size = size + 1",
+    "all marks": "DELETE FROM dpicl_owner_marks",
+    "the first marks": "DELETE FROM dpicl_owner_marks WHERE start = 0",
+    "the last marks": "DELETE FROM dpicl_owner_marks WHERE start = (SELECT max(start) FROM dpicl_owner_marks)",
+    "marks that start elsewhere": "UPDATE dpicl_owner_marks SET start = start + 100 WHERE start > 1",
+    "marks cut short": "UPDATE dpicl_owner_marks SET marks = substr(marks, 1, 16) WHERE length(marks) > 16",
+    "no marks in a row": "UPDATE dpicl_owner_marks SET marks = x'' WHERE start = 1",
+    "marks cut within a mark": "UPDATE dpicl_owner_marks SET marks = substr(marks, 1, 30) WHERE length(marks) > 16",
+    "all summaries": "DELETE FROM dpicl_usage",
+    "a summary that counts fewer rows": "UPDATE dpicl_usage SET row_count = row_count - 1",
+    "a summary that counts more rows": "UPDATE dpicl_usage SET row_count = row_count + 1",
+    "a summary that counts fewer tickets": "UPDATE dpicl_usage SET tickets = tickets - 1",
+    "a summary that forgets the sums": "UPDATE dpicl_usage SET summed = 0",
+    "all rows": "DELETE FROM dpicl_usage_rows",
+    "the first row": "DELETE FROM dpicl_usage_rows WHERE number = (SELECT min(number) FROM dpicl_usage_rows)",
+    "a row in the middle": "DELETE FROM dpicl_usage_rows WHERE number = (SELECT min(number) + 1 FROM dpicl_usage_rows)",
+    "the last row": "DELETE FROM dpicl_usage_rows WHERE number = (SELECT max(number) FROM dpicl_usage_rows)",
+    "a row of fewer owners": "UPDATE dpicl_usage_rows SET positions = substr(positions, 1, 4) WHERE number = 6",
+    "a row of no owners": "UPDATE dpicl_usage_rows SET positions = x'' WHERE number = 7",
+    "a row of half an owner": "UPDATE dpicl_usage_rows SET positions = substr(positions, 1, 2) WHERE number = 7",
+    "a row of no units": "UPDATE dpicl_usage_rows SET units = 0 WHERE number = 8",
+    "the sums": "DELETE FROM dpicl_usage_counts",
+    "sums cut short": "UPDATE dpicl_usage_counts SET counts = substr(counts, 1, 8)",
+    "sums cut within a number": "UPDATE dpicl_usage_counts SET counts = substr(counts, 1, 10)",
+    "smaller sums": "UPDATE dpicl_usage_counts SET counts = CAST(x'01000000' || substr(counts, 5) AS BLOB)",
+    "sums of zero": "UPDATE dpicl_usage_counts SET counts = zeroblob(length(counts))",
+    "rows and sums": "DELETE FROM dpicl_usage_rows; DELETE FROM dpicl_usage_counts",
+    "summaries, rows and sums": "DELETE FROM dpicl_usage_rows; DELETE FROM dpicl_usage_counts; DELETE FROM dpicl_usage",
+    "everything about tickets": "DELETE FROM dpicl_usage_rows; DELETE FROM dpicl_usage_counts; "
+    "DELETE FROM dpicl_usage; DELETE FROM dpicl_owner_marks; DELETE FROM dpicl_owner_index",
 }
 
 
@@ -125,8 +122,7 @@ def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     copy_ledger(f"{frozen}-{TICKETS}", folder / "ledger.db")
     store, url = store_with(NAMES), f"sqlite:///{folder}/ledger.db"
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, size in ((tickets, "FOLD_AFTER", 5), (owner_index, "PAGE", 4), (tickets, "PAGE", 4)):
-            patch.setattr(module, name, size)
+        patch.setattr(usage, "SUM_AFTER", 5)
         for i, owners in enumerate(([0], [1], [0, 2, 5], [3, 5], [2, 4], [0, 3], [1], [5])):
             budget = opened(url)
             charge(budget, store, *(f"owner-{i}" for i in owners))
@@ -150,15 +146,15 @@ def test_lost_rows_never_fill_up_tickets(loss: str, process: str, ledger_url: st
         budget.close()
         copy_ledger(whole, disk.path_of(ledger_url))
     assert disk.burnt(ledger_url, store) == USED
-    assert disk.run(ledger_url, "SELECT count(*) FROM dpicl_burns") == [(3,)]
+    assert disk.run(ledger_url, "SELECT count(*) FROM dpicl_usage_rows") == [(3,)]
     for statement in LOSSES[loss].split(";"):
         disk.run(ledger_url, statement)
-    spent, damaged = budget.spent(), disk.run(ledger_url, "SELECT * FROM dpicl_stubs")
+    spent, damaged = budget.spent(), disk.run(ledger_url, "SELECT * FROM dpicl_usage")
     try:
         paid = charge(budget, store, *NAMES)
     except LedgerError:
         assert budget.spent() == spent
-        assert disk.run(ledger_url, "SELECT * FROM dpicl_stubs") == damaged
+        assert disk.run(ledger_url, "SELECT * FROM dpicl_usage") == damaged
     else:
         assert process != "a new one"
         assert paid == [name for name in NAMES if USED[name] < TICKETS]
@@ -167,7 +163,11 @@ def test_lost_rows_never_fill_up_tickets(loss: str, process: str, ledger_url: st
 @pytest.mark.usefixtures("small")
 def test_new_owners_are_refused_too_where_rows_are_lost(ledger_url: str, frozen: str) -> None:
     """By the process that knows the seats of all others, and would give the next one."""
-    for loss in ("DELETE FROM dpicl_books", "DELETE FROM dpicl_seats WHERE page = 1", "UPDATE dpicl_books SET seats=5"):
+    for loss in (
+        "DELETE FROM dpicl_owner_index",
+        "DELETE FROM dpicl_owner_marks WHERE start = 0",
+        "UPDATE dpicl_owner_index SET size=5",
+    ):
         url = ledger_url.replace(".db", f"-{len(loss)}.db")
         copy_ledger(f"{frozen}-{TICKETS}", disk.path_of(url))
         store = store_with([*NAMES, "new"])
@@ -183,8 +183,7 @@ def test_new_owners_are_refused_too_where_rows_are_lost(ledger_url: str, frozen:
 
 
 def elsewhere(url: str, owners: list[str], answers: Any) -> None:
-    for module, name, size in ((tickets, "FOLD_AFTER", 5), (tickets, "PAGE", 4), (owner_index, "PAGE", 4)):
-        setattr(module, name, size)  # as in the program that wrote the ledger
+    usage.SUM_AFTER = 5  # as in the program that wrote the ledger
     budget = opened(url)
     answers.put((charge(budget, store_with(NAMES), *owners), budget.private_ticket_report()))
 
@@ -202,7 +201,9 @@ def test_folding_changes_no_count(ledger_url: str) -> None:
         assert charge((one, other, opened(ledger_url, 20))[i % 3], store, *owners) == owners
         used |= {name: used[name] + 1 for name in owners}
         assert disk.burnt(ledger_url, store) == used
-        ((folded, rows),) = disk.run(ledger_url, "SELECT folded, (SELECT count(*) FROM dpicl_burns) FROM dpicl_stubs")
+        ((folded, rows),) = disk.run(
+            ledger_url, "SELECT summed, (SELECT count(*) FROM dpicl_usage_rows) FROM dpicl_usage"
+        )
         assert int(str(folded)) + int(str(rows)) == i + 1
         folds.add(folded)
         counts = one.private_ticket_report()["vote"][""]["burnt"]
@@ -216,7 +217,7 @@ def test_folding_changes_no_count(ledger_url: str) -> None:
 def test_another_program_counts_on_after_a_folding(ledger_url: str, small: None) -> None:
     store = store_with(NAMES)
     history(opened(ledger_url), store)
-    assert disk.run(ledger_url, "SELECT folded FROM dpicl_stubs") == [(5,)]
+    assert disk.run(ledger_url, "SELECT summed FROM dpicl_usage") == [(5,)]
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     process = spawn.Process(target=elsewhere, args=(ledger_url, NAMES, answers))
@@ -228,22 +229,25 @@ def test_another_program_counts_on_after_a_folding(ledger_url: str, small: None)
 
 
 def test_a_folding_that_fails_loses_nothing(ledger_url: str, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of writing pages; the charge that it follows stands and is answered."""
+    """In the middle of writing the sums: its charge takes no ticket, and the next one succeeds."""
     store = store_with(NAMES)
     budget = opened(ledger_url)
-    real = tickets.Stubs.fold
+    history(budget, store)
+    monkeypatch.setattr(usage, "SUM_AFTER", 2)
+    real = usage.Usage._sum
 
-    def broken(self: Any, connection: Any, counter_id: int) -> None:
-        real(self, connection, counter_id)
+    def broken(self: Any, connection: Any) -> None:
+        real(self, connection)
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tickets.Stubs, "fold", broken)
-        history(budget, store)
-    assert disk.run(ledger_url, "SELECT folded FROM dpicl_stubs") == [(0,)]
+        patch.setattr(usage.Usage, "_sum", broken)
+        with pytest.raises(LedgerError, match="full"):
+            charge(budget, store, *NAMES)
+    assert disk.run(ledger_url, "SELECT summed FROM dpicl_usage") == [(5,)]
     assert disk.burnt(ledger_url, store) == USED
     assert charge(budget, store, *NAMES) == [name for name in NAMES if USED[name] < TICKETS]
-    assert disk.run(ledger_url, "SELECT folded FROM dpicl_stubs") == [(8,)]
+    assert disk.run(ledger_url, "SELECT summed FROM dpicl_usage") == [(7,)]
 
 
 def test_a_charge_that_fails_after_its_tickets_were_burnt_burns_none(
@@ -253,14 +257,14 @@ def test_a_charge_that_fails_after_its_tickets_were_burnt_burns_none(
     store = store_with(NAMES)
     budget = opened(ledger_url)
     charge(budget, store, "owner-0")
-    real = tickets.Tickets._count_on
+    real = usage.write_summary
 
-    def broken(self: Any, *given: Any) -> None:
-        real(self, *given)
+    def broken(*given: Any, **values: Any) -> None:
+        real(*given, **values)
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tickets.Tickets, "_count_on", broken)
+        patch.setattr(usage, "write_summary", broken)
         with pytest.raises(LedgerError):
             charge(budget, store, *NAMES)
     assert budget.spent() == 1
@@ -283,9 +287,7 @@ class TicketMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.url = f"sqlite:///{self.folder.name}/ledger.db"
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(tickets, "FOLD_AFTER", 5)
-        for module in (tickets, owner_index):
-            self.patch.setattr(module, "PAGE", 3)
+        self.patch.setattr(usage, "SUM_AFTER", 5)
         self.used = dict.fromkeys(NAMES[:3], 0)
         self.store = store_with(NAMES[:3])
         self.budgets = [opened(self.url), opened(self.url)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_hand import charged
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,20 +20,23 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget.claims import Account, Charge, Claimed, read_filter, write_filter
+from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, Spent, read_filter, write_filter
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.permits import Left
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import UNLIMITED
-from langchain_dpicl.budget.tickets import Tickets
+from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.budget.witness import Key, Witness
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
 ENDS = ("", "-wal", "-shm")
 KEY = Key("n", "vote", "", "0" * 64)
-TABLES = [f"dpicl_{name}" for name in ("books", "seats", "stubs", "burns", "pages", "counters", "charges")]
+TABLES = [
+    f"dpicl_{name}"
+    for name in ("owner_index", "owner_marks", "usage", "usage_rows", "usage_counts", "counters", "charges")
+]
 
 
 def killed(ledger: Ledger) -> None:
@@ -40,8 +44,7 @@ def killed(ledger: Ledger) -> None:
     permits = ledger._permits
     assert permits is not None
     permits._presence.forget()
-    permits._hand.clear()
-    permits._ahead.clear()
+    permits._blocks.clear()
     permits.joined = False
     permits.witness.close()
     ledger._engine.dispose()
@@ -80,9 +83,7 @@ class Thief(RuleBasedStateMachine):
 
     def ask(self, process: Any, units: int) -> None:
         ledger, plan = process
-        claimed = ledger.claim(Account(plan, "vote"), [None], units=units)
-        if isinstance(claimed, Claimed):
-            (charge,) = claimed.entries
+        for charge in charged(ledger, plan, units=units):
             self.begun += units
             self.recorded.append((ledger, charge))
 
@@ -194,20 +195,15 @@ class TicketThief(Thief):
         except LedgerError:
             ledger.close()
             raise
-        return ledger, plan, Tickets(ledger, OwnerIndex(ledger, plan), self.releases, lambda _: None)
+        return ledger, plan, TicketUsage(OwnerIndex(ledger, plan), self.releases)
 
     def ask(self, process: Any, units: int) -> None:
         ledger, plan, tickets = process
         self.used = getattr(self, "used", np.zeros(3, int))
         self.turn = getattr(self, "turn", 0) + 1
-        asked = [tickets.ask(self.store, np.flatnonzero(np.arange(3) != self.turn % 4))]
-
-        def burn(connection: Connection, counter_id: int, spent: int, at: Any) -> Any:
-            return tickets.burn(connection, counter_id, asked, 1, spent=spent)
-
-        claimed = ledger.claim(Account(plan, "vote"), [None], burn=burn)
-        if isinstance(claimed, Claimed):
-            self.used[claimed.entries[0].participants.take()] += 1  # type: ignore[union-attr]
+        eligible = tickets.index.find(self.store, np.flatnonzero(np.arange(3) != self.turn % 4))
+        for charge in charged(ledger, plan, rule=TicketRule(tickets, [eligible])):
+            self.used[charge.participants.take()] += 1
             self.begun = int(self.used.max())
 
     record = None  # type: ignore[assignment]
@@ -260,15 +256,22 @@ class FilterThief(Thief):
 
         ledger, plan = process
 
-        def advance(connection: Connection, count: int) -> tuple[float, int] | None:
-            state = json.loads(read_filter(connection, plan))
-            spent = float.fromhex(state["spent"][0]) + units
-            if not spent <= self.releases:
-                return None
-            write_filter(connection, plan, json.dumps({**state, "spent": [spent.hex()]}))
-            return spent, 0
+        releases = self.releases
 
-        if isinstance(ledger.claim(Account(plan, "vote"), [None], advance=advance), Claimed):
+        class Advance(ChargeRule):
+            whole_plan = True
+
+            def spend(self, connection: Connection, charges: Any, places: Any) -> Spent:
+                before = read_filter(connection, plan)
+                state = json.loads(before)
+                spent = float.fromhex(state["spent"][0]) + units
+                if not spent <= releases:
+                    raise DoesNotFit
+                after = json.dumps({**state, "spent": [spent.hex()]})
+                write_filter(connection, plan, after)
+                return Spent(charges, before, after)
+
+        if charged(ledger, plan, rule=Advance()):
             self.begun += units
 
     record = None  # type: ignore[assignment]
@@ -291,8 +294,8 @@ def test_a_charge_that_was_under_way_when_its_ledger_was_closed_joins_again(rele
     """Else a process that opens just now thinks that it is alone."""
     ledger = Ledger(ledger_url)
     plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": releases}).id
-    ledger.charge(plan, "vote", 1)
-    permits, real, joined = ledger._permits, ledger._pay, []
+    charged(ledger, plan, "vote", 1)
+    permits, real, joined = ledger._permits, ledger._use_permits, []
     assert permits is not None
 
     def pay(*given: Any) -> None:
@@ -301,14 +304,14 @@ def test_a_charge_that_was_under_way_when_its_ledger_was_closed_joins_again(rele
         joined.append(permits.joined)
         real(*given)
 
-    ledger._pay = pay  # type: ignore[method-assign]
-    assert len(ledger.charge(plan, "vote", 1)) == 1
+    ledger._use_permits = pay  # type: ignore[method-assign]
+    assert len(charged(ledger, plan, "vote", 1)) == 1
     assert joined == [False, True]
     permits.leave()
     with pytest.raises(Left):
         permits.take(Key("n", "vote", "", "0" * 64), 1, 2, 2, releases)
     with pytest.raises(Left):
-        permits.swap(KEY, "a", "b", releases)
+        permits.swap(KEY, "a", "b")
     ledger.close()
 
 
@@ -362,7 +365,7 @@ def test_few_charges_write_the_witness(releases: int, writes: int, ledger_url: s
     real = witness.grant
     witness.grant = lambda *given, **most: seen.append(1) or real(*given, **most)  # type: ignore[method-assign,func-returns-value]
     for _ in range(100):
-        ledger.charge(plan, "vote", 1)
+        charged(ledger, plan, "vote", 1)
     assert len(seen) <= writes
     mark = witness.marks()[0]
     assert mark.reserved - ledger.spent(plan)["vote"] <= max(releases // 100, 0)
@@ -452,7 +455,7 @@ def test_a_charge_whose_process_was_killed_costs_every_owner_a_ticket(ledger_url
     first, second = machine.process(), machine.process()
     machine.ask(first, 1)
     witness = first[0]._permits.witness
-    witness.swap(KEY, str(witness.marks()[0].state), "never committed", UNLIMITED, (1, 2))
+    witness.swap(KEY, str(witness.marks()[0].state), "never committed", (1, 2))
     killed(first[0])
     for _ in range(4):
         machine.ask(second, 1)  # no restart is needed, and no error comes of it

@@ -1,0 +1,307 @@
+"""What a ledger holds: plans, counts, receipts, fresh starts. Reading it needs no witness."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from langchain_dpicl.budget.claims import Account, Charge, Claim, at, claims_of, open_charge, utc_now
+from langchain_dpicl.budget.database import Database, transaction
+from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, holds
+from langchain_dpicl.budget.schema import (
+    ADVICE,
+    acts,
+    charges,
+    counters,
+    filters,
+    in_use,
+    key_of,
+    meta,
+    open_schema,
+    owner_index,
+    plans,
+)
+from langchain_dpicl.budget.witness import Key, rolled_back
+from langchain_dpicl.errors import LedgerError
+
+
+@dataclass(frozen=True)
+class Release:
+    """One row of the ledger's history. Without a receipt it was charged and never answered."""
+
+    line: str
+    principal: str
+    counter_id: int
+    number: int
+    charged: str
+    units: int
+    outcome: str | None
+    receipt: str | None
+
+
+@dataclass
+class Counter:
+    """What this process knows of a counter that it has charged, and the number that the counter has surely reached."""
+
+    key: Key
+    allowed: int
+    tickets: bool
+    reached: int = 0
+
+
+class StoredLedger(Database):
+    """A ledger that exists. Raises `LedgerError` if there is none. It charges nothing."""
+
+    def __init__(self, url: str) -> None:
+        self._charged: dict[Account, Counter] = {}
+        super().__init__(url)
+        self._open()
+        self._opened = True
+
+    def _open(self) -> None:
+        if self.path is not None and not os.path.exists(self.path):
+            raise LedgerError(f"there is no ledger {self.shown!r}")
+        self.run(lambda connection: open_schema(connection, create=None))
+
+    def write_through(self) -> None:
+        """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
+        if not self.is_sqlite:
+            return
+        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self.using(), self._writers, self._mutex:
+            pooled = self._engine.raw_connection()
+            try:
+                pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                pooled.close()
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+
+    def find_plan(self, name: str) -> StoredPlan | None:
+        """The plan under this name, if one is stored."""
+        return next(iter(self.plans(name)), None)
+
+    @transaction("read")
+    def plans(self, connection: Connection, name: str | None = None) -> list[StoredPlan]:
+        """Every plan of the ledger, the oldest first."""
+        query = sa.select(plans).order_by(plans.c.id)
+        query = query if name is None else query.where(plans.c.name == name)
+        return [StoredPlan(**row) for row in connection.execute(query).mappings()]
+
+    def store_plan(
+        self,
+        name: str,
+        content: str,
+        digest: str,
+        allowed: Mapping[str, int],
+        *,
+        scope: str = "shared",
+        fingerprint: Sequence[str] | None = None,
+        filter_state: str | None = None,
+        tickets: bool = False,
+    ) -> StoredPlan:
+        """Freeze a plan under a name; if another worker was first, return that one's plan.
+
+        It joins the generation of data that the ledger counts on, or opens a new one if a fresh start was announced
+        under this name (`renewal.enter_generation`; `PlanMismatch` if the data are not fresh).
+        """
+
+        def insert(connection: Connection) -> None:
+            # Workers that freeze plans at once do it one after the other.
+            connection.execute(sa.select(meta.c.value).where(meta.c.key == "schema_version").with_for_update())
+            if connection.scalar(sa.select(plans.c.id).where(plans.c.name == name)) is not None:
+                return
+            now = utc_now()
+            generation, text = enter_generation(connection, name, fingerprint, now)
+            values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
+            values |= {"scope": scope, "fingerprint": text, "generation": generation, "tickets": int(tickets)}
+            plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
+            for line, limit in allowed.items():
+                connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
+            if tickets:
+                connection.execute(sa.insert(owner_index).values(plan_id=plan_id, size=0))
+            if filter_state is not None:
+                connection.execute(sa.insert(filters).values(plan_id=plan_id, state=filter_state))
+
+        self.run(insert)
+        self.write_through()
+        stored = self.find_plan(name)
+        if stored is None:
+            raise LedgerError("the plan could not be stored")
+        return stored
+
+    @transaction()
+    def add_line(self, connection: Connection, plan_id: int, line: str, allowed: int) -> None:
+        """A further line of a plan, unless it is there."""
+        connection.execute(sa.select(plans.c.id).where(plans.c.id == plan_id).with_for_update())
+        if connection.scalar(sa.select(counters.c.id).where(at(Account(plan_id, line)))) is None:
+            connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=allowed, spent=0))
+
+    @transaction()
+    def announce(self, connection: Connection, name: str, reason: str) -> None:
+        """Write down that the plan to come under this name is meant to start afresh, and why."""
+        connection.execute(sa.insert(acts).values(name=name, reason=reason, announced=utc_now()))
+
+    @transaction("read")
+    def acts(self, connection: Connection) -> list[Act]:
+        """Every fresh start, announced or carried out."""
+        return [Act(**row) for row in connection.execute(sa.select(acts).order_by(acts.c.id)).mappings()]
+
+    # -- keys and names -----------------------------------------------------------------------------------------------
+
+    @transaction("read")
+    def key(self, connection: Connection, name: str) -> bytes:
+        """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
+        return key_of(connection, name)
+
+    @property
+    def identity(self) -> str:
+        """A name that no other ledger has, and that shows nothing of its keys."""
+        return hashlib.blake2b(self.key("fingerprint_key"), digest_size=16, person=b"dpicl ledger").hexdigest()
+
+    @property
+    def place(self) -> str | None:
+        """Where the ledger is, without user, password and options; None for one that ends with this process."""
+        url = self.url._replace(username=None, password=None).set(query={})
+        if not self.is_sqlite:
+            return url.render_as_string()
+        if not url.database or ":memory:" in url.database or "mode=memory" in str(self.url):
+            return None
+        is_file = not url.database.startswith("file:")
+        return url.set(database=self.path if is_file else url.database).render_as_string()
+
+    def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
+        """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
+        if not self.run(lambda connection: holds(connection, gone), "read"):
+            return
+        others = left()
+
+        def drop_all(connection: Connection) -> None:
+            if self.is_sqlite:
+                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            drop(connection, gone, others)
+
+        self.run(drop_all)
+        self.write_through()
+
+    # -- charges ------------------------------------------------------------------------------------------------------
+
+    @transaction("read")
+    def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
+        """The latest claims on these queries."""
+        return claims_of(connection, account, wanted)
+
+    @transaction("read")
+    def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
+        """The latest charge for this query, if nobody has answered it or given it up."""
+        return open_charge(connection, account, query, others)
+
+    @transaction("read")
+    def receipt(
+        self, connection: Connection, plan_id: int, line: str, number: int, counter_id: int | None = None
+    ) -> tuple[str, str] | None:
+        """The receipt of a release as it was recorded, and its principal. Without a counter: of the shared one."""
+        query = (
+            sa.select(charges.c.receipt, counters.c.principal)
+            .join(counters, counters.c.id == charges.c.counter_id)
+            .where(counters.c.plan_id == plan_id, counters.c.line == line, charges.c.number == number)
+            .where(counters.c.principal == "" if counter_id is None else counters.c.id == counter_id)
+        )
+        row = connection.execute(query).one_or_none()
+        return None if row is None or row.receipt is None else (str(row.receipt), str(row.principal))
+
+    def spent(self, plan_id: int, principal: str = "") -> dict[str, int]:
+        """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
+        found = self._counts(plan_id, counters.c.principal.in_(["", principal]))
+        if not found:
+            raise LedgerError(f"the ledger has lost this plan; {ADVICE}")
+        lines = sorted({line for _, line in found})
+        return {line: max(found.get((who, line), 0) for who in ("", principal)) for line in lines}
+
+    def _counts(self, plan_id: int, *which: sa.ColumnElement[bool]) -> dict[tuple[str, str], int]:
+        """What counts, by principal and line. `LedgerError` if a counter is lower than this process has seen it."""
+        query = sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
+        query = query.where(counters.c.plan_id == plan_id, *which).order_by(counters.c.id)
+        seen: dict[Key, int] = {}
+        while True:
+            rows = self.run(lambda connection: connection.execute(query).all(), "read")
+            low: dict[Key, int] = {}
+            for principal, line, spent, _ in rows if self._charged else []:
+                known = self._charged.get(Account(plan_id, line, principal))
+                if known is not None and spent < seen.get(known.key, 0):  # it was seen before this reading
+                    raise rolled_back(known.key, spent, known.reached)
+                if known is not None and spent < known.reached:
+                    low[known.key] = known.reached
+            if not low:
+                return {(principal, line): int(counted) for principal, line, _, counted in rows}
+            seen = low  # another thread may have charged meanwhile: read again
+
+    def by_principal(self, plan_id: int) -> dict[str, dict[str, int]]:
+        """What every principal has spent on each line ("" if all share one counter)."""
+        answer: dict[str, dict[str, int]] = {}
+        for (principal, line), spent in self._counts(plan_id).items():
+            answer.setdefault(principal, {})[line] = spent
+        return answer
+
+    def most_spent(self, plan_id: int) -> dict[str, int]:
+        """Each line's releases, of whoever spent most of it."""
+        found = self.by_principal(plan_id)
+        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
+
+    @transaction("read")
+    def counters(self, connection: Connection, plan_id: int, line: str) -> dict[str, int]:
+        """The counters of a line that were charged, by principal ("" if all share one)."""
+        query = sa.select(counters.c.principal, counters.c.id).where(
+            counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0
+        )
+        return {principal: counter for principal, counter in sorted(connection.execute(query).all())}  # noqa: C416
+
+    def history(self, plan_id: int) -> Iterator[Release]:
+        """Every release of a plan, counter by counter, read in pieces."""
+        last: tuple[int, int] = (0, 0)
+        while rows := self._history(plan_id, last):
+            yield from rows
+            last = (rows[-1].counter_id, rows[-1].number)
+
+    @transaction("read")
+    def _history(self, connection: Connection, plan_id: int, last: tuple[int, int]) -> list[Release]:
+        query = (
+            sa.select(counters.c.line, counters.c.principal, *_OF_RELEASE)
+            .join(counters, counters.c.id == charges.c.counter_id)
+            .where(counters.c.plan_id == plan_id)
+            .where(sa.tuple_(charges.c.counter_id, charges.c.number) > sa.tuple_(*map(sa.literal, last)))
+            .order_by(charges.c.counter_id, charges.c.number)
+            .limit(10_000)
+        )
+        return [Release(*row) for row in connection.execute(query)]
+
+    @transaction("read")
+    def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[Release], int]:
+        """The latest releases of one principal ("" if all share one counter), the oldest first, and how many there
+        are in all."""
+        of_plan = sa.and_(counters.c.plan_id == plan_id, counters.c.principal == principal)
+        found, total = [], 0
+        for counter, line in connection.execute(sa.select(counters.c.id, counters.c.line).where(of_plan)).all():
+            mine = charges.c.counter_id == counter
+            total += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
+            query = sa.select(*_OF_RELEASE).where(mine).order_by(charges.c.number.desc()).limit(last)
+            found += [Release(line, principal, *row) for row in connection.execute(query)]
+        found.sort(key=lambda release: (release.charged, release.counter_id, release.number))
+        return found[-last:], total
+
+    @transaction("read")
+    def filter_state(self, connection: Connection, plan_id: int) -> str:
+        """What a filtered budget has spent."""
+        found = connection.scalar(sa.select(filters.c.state).where(filters.c.plan_id == plan_id))
+        if found is None:
+            raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
+        return str(found)
+
+
+_OF_RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
