@@ -47,7 +47,7 @@ from langchain_dpicl import (
 LABELS = ["red", "blue"]
 MEMBERS, CLIENTS, RELEASES, OWNERS = 10, 20, 100_000, 10_000
 TARGET_MS = 10.0
-NAMES = {"check": "check", "claim": "charge", "sample": "sample", "aggregate": "count and noise", "record": "receipt"}
+NAMES = {"check": "check", "charge": "charge", "sample": "sample", "aggregate": "count and noise", "record": "receipt"}
 STEPS = tuple(NAMES)
 
 
@@ -112,7 +112,7 @@ def timed(method: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
 def watched(release: Any, times: dict[str, list[float]]) -> Any:
     """Keep the time of every step, and of the whole."""
     ledger = release.budget._ledger
-    holders = {"check": release, "claim": ledger, "sample": release.selector, "aggregate": release.aggregator}
+    holders = {"check": release, "charge": ledger, "sample": release.selector, "aggregate": release.aggregator}
     for name in STEPS:
         holder = holders.get(name, ledger)
         setattr(holder, name, timed(getattr(holder, name), times.setdefault(name, [])))

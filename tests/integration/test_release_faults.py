@@ -35,7 +35,7 @@ member = RunnableLambda(die if step == "call" else lambda _: "Positive")
 release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
 release.line()
 if step == "charge":
-    budget._ledger.claim = die
+    budget._ledger.charge = die
 elif step == "sample":
     selector.sample = die
 elif step == "aggregate":

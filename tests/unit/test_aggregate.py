@@ -489,7 +489,7 @@ async def test_nothing_is_called_when_the_charge_cannot_be_written(
     def fail(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
-    monkeypatch.setattr(sealed.budget._ledger, "claim", fail)
+    monkeypatch.setattr(sealed.budget._ledger, "charge", fail)
     for way in WAYS:
         with pytest.raises(LedgerError):
             await ask(way, sealed)

@@ -99,7 +99,7 @@ class Countdown:
     def install(self) -> None:
         journal.os.write = self.halving(os.write)  # type: ignore[assignment]
         journal.os.ftruncate = self.around(os.ftruncate)  # type: ignore[assignment]
-        for name in ("claim", "record", "open_charge"):
+        for name in ("charge", "record", "open_charge"):
             setattr(Ledger, name, self.around(getattr(Ledger, name)))
 
 

@@ -107,7 +107,7 @@ async def test_other_failures_are_raised(sealed_of: Any, run: Any, monkeypatch: 
         raise LedgerError("gone")
 
     tool = as_tool(route, "route", "what it is")
-    monkeypatch.setattr(route.budget._ledger, "claim", gone)
+    monkeypatch.setattr(route.budget._ledger, "charge", gone)
     with pytest.raises(LedgerError):
         await run(create_agent(Script(responses=calls("one")), [tool]), {"messages": [("user", "go")]})
 

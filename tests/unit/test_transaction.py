@@ -102,7 +102,7 @@ async def test_a_release_cancelled_while_it_is_charged_keeps_the_charge_and_hold
     budget = budget_of(replay=True, replay_patience=300.0)
     sealed = sealed_of(lambda _: "Positive", budget=budget)
     sealed.line()
-    await cancelled_at(sealed, budget, monkeypatch, "claim")
+    await cancelled_at(sealed, budget, monkeypatch, "charge")
     assert budget.spent() == 2, "the cancelled charge stands"
 
 
