@@ -193,8 +193,7 @@ class Members:
         self.doubts.of(caller).suspected = True
 
     def doubtful(self, tells: bool = True, caller: str = "") -> bool:
-        """Whether `check_health` would ask a public question now. ``tells``: whether a release would (see
-        `Aggregator.tells`). ``caller``: as `BudgetLine.caller` names them."""
+        """Whether `check_health` would ask now. ``tells``: see `Aggregator.tells`. ``caller``: `BudgetLine.caller`."""
         return self.doubts.of(caller).is_due(math.inf if tells else _PROOF_SECONDS)
 
     def check_health(

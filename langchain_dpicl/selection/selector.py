@@ -208,10 +208,6 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does."""
         return None if self.nearest_to is None else self.store.embed_query(values[self.nearest_to])
 
-    async def aembed_query(self, values: Mapping[str, Any]) -> Vectors | None:
-        """`embed_query`, without blocking the event loop."""
-        return None if self.nearest_to is None else await self.store.aembed_query(values[self.nearest_to])
-
     # -- the private side ---------------------------------------------------------------------------------------------
 
     def eligible(self, query: Vectors) -> Numbers:
