@@ -12,163 +12,94 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords, Words
-    from langchain_dpicl.budget import PrivacyBudget, Receipt
-    from langchain_dpicl.decoding import (
-        Demonstrations,
-        DemonstrationTemplate,
-        DPSampler,
-        LogitsModel,
-        ServerLogits,
-        TransformersLogits,
-        synthesize_demonstrations,
-    )
-    from langchain_dpicl.errors import (
-        AccountingError,
-        BudgetError,
-        DPICLError,
-        InfeasiblePlan,
-        InvalidParameter,
-        InvalidRecords,
-        LedgerError,
-        LocalModelError,
-        MembersAbstained,
-        ModelUnavailable,
-        PlanError,
-        PlanIncomplete,
-        PlanMismatch,
-        PrivacyBudgetExceeded,
-        PrivacyWarning,
-        ReleaseFailed,
-        StoreError,
-        StoreFileChanged,
-        StoreFileError,
-        UnknownOwner,
-        UnsafeConfigurationError,
-    )
-    from langchain_dpicl.members.downstream import keywords_to_answer
-    from langchain_dpicl.members.scoring import LabelScorer
-    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.release.base import acting_for, as_tool
-    from langchain_dpicl.release.sealed import DPAggregate, PrivateEnsemble, SealedRelease
-    from langchain_dpicl.release.threshold import release_threshold
-    from langchain_dpicl.retrieval import DPRetriever, wrap_rag
-    from langchain_dpicl.selection.selector import PoissonExampleSelector
-    from langchain_dpicl.selection.share import ShareThreshold
-    from langchain_dpicl.selection.suggest import suggest_threshold
-    from langchain_dpicl.serving import add_dp_routes
-    from langchain_dpicl.store import ExemplarStore
-    from langchain_dpicl.store.postgres import PostgresExemplarStore
+    from langchain_dpicl.aggregators import Aggregator as Aggregator
+    from langchain_dpicl.aggregators import EmbeddingMean as EmbeddingMean
+    from langchain_dpicl.aggregators import Keywords as Keywords
+    from langchain_dpicl.aggregators import NoisyVote as NoisyVote
+    from langchain_dpicl.aggregators import ReleasedKeywords as ReleasedKeywords
+    from langchain_dpicl.aggregators import Words as Words
+    from langchain_dpicl.budget import PrivacyBudget as PrivacyBudget
+    from langchain_dpicl.budget import Receipt as Receipt
+    from langchain_dpicl.decoding import Demonstrations as Demonstrations
+    from langchain_dpicl.decoding import DemonstrationTemplate as DemonstrationTemplate
+    from langchain_dpicl.decoding import DPSampler as DPSampler
+    from langchain_dpicl.decoding import LogitsModel as LogitsModel
+    from langchain_dpicl.decoding import ServerLogits as ServerLogits
+    from langchain_dpicl.decoding import TransformersLogits as TransformersLogits
+    from langchain_dpicl.decoding import synthesize_demonstrations as synthesize_demonstrations
+    from langchain_dpicl.errors import AccountingError as AccountingError
+    from langchain_dpicl.errors import BudgetError as BudgetError
+    from langchain_dpicl.errors import DPICLError as DPICLError
+    from langchain_dpicl.errors import InfeasiblePlan as InfeasiblePlan
+    from langchain_dpicl.errors import InvalidParameter as InvalidParameter
+    from langchain_dpicl.errors import InvalidRecords as InvalidRecords
+    from langchain_dpicl.errors import LedgerError as LedgerError
+    from langchain_dpicl.errors import LocalModelError as LocalModelError
+    from langchain_dpicl.errors import MembersAbstained as MembersAbstained
+    from langchain_dpicl.errors import ModelUnavailable as ModelUnavailable
+    from langchain_dpicl.errors import PlanError as PlanError
+    from langchain_dpicl.errors import PlanIncomplete as PlanIncomplete
+    from langchain_dpicl.errors import PlanMismatch as PlanMismatch
+    from langchain_dpicl.errors import PrivacyBudgetExceeded as PrivacyBudgetExceeded
+    from langchain_dpicl.errors import PrivacyWarning as PrivacyWarning
+    from langchain_dpicl.errors import ReleaseFailed as ReleaseFailed
+    from langchain_dpicl.errors import StoreError as StoreError
+    from langchain_dpicl.errors import StoreFileChanged as StoreFileChanged
+    from langchain_dpicl.errors import StoreFileError as StoreFileError
+    from langchain_dpicl.errors import UnknownOwner as UnknownOwner
+    from langchain_dpicl.errors import UnsafeConfigurationError as UnsafeConfigurationError
+    from langchain_dpicl.members.downstream import keywords_to_answer as keywords_to_answer
+    from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
+    from langchain_dpicl.privacy import LineRequest as LineRequest
+    from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
+    from langchain_dpicl.release.base import acting_for as acting_for
+    from langchain_dpicl.release.base import as_tool as as_tool
+    from langchain_dpicl.release.sealed import DPAggregate as DPAggregate
+    from langchain_dpicl.release.sealed import PrivateEnsemble as PrivateEnsemble
+    from langchain_dpicl.release.sealed import SealedRelease as SealedRelease
+    from langchain_dpicl.release.threshold import release_threshold as release_threshold
+    from langchain_dpicl.retrieval import DPRetriever as DPRetriever
+    from langchain_dpicl.retrieval import wrap_rag as wrap_rag
+    from langchain_dpicl.selection.selector import PoissonExampleSelector as PoissonExampleSelector
+    from langchain_dpicl.selection.share import ShareThreshold as ShareThreshold
+    from langchain_dpicl.selection.suggest import suggest_threshold as suggest_threshold
+    from langchain_dpicl.serving import add_dp_routes as add_dp_routes
+    from langchain_dpicl.store import ExemplarStore as ExemplarStore
+    from langchain_dpicl.store.postgres import PostgresExemplarStore as PostgresExemplarStore
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "release.sealed": ("DPAggregate", "PrivateEnsemble", "SealedRelease"),
-    "aggregators": ("Aggregator", "EmbeddingMean", "Keywords", "NoisyVote", "ReleasedKeywords", "Words"),
-    "budget": ("PrivacyBudget", "Receipt"),
+    "aggregators": "Aggregator EmbeddingMean Keywords NoisyVote ReleasedKeywords Words",
+    "budget": "PrivacyBudget Receipt",
     "decoding": (
-        "DemonstrationTemplate",
-        "Demonstrations",
-        "DPSampler",
-        "LogitsModel",
-        "ServerLogits",
-        "TransformersLogits",
-        "synthesize_demonstrations",
+        "DPSampler DemonstrationTemplate Demonstrations LogitsModel ServerLogits TransformersLogits "
+        "synthesize_demonstrations"
     ),
-    "members.downstream": ("keywords_to_answer",),
     "errors": (
-        "AccountingError",
-        "BudgetError",
-        "DPICLError",
-        "InfeasiblePlan",
-        "InvalidParameter",
-        "InvalidRecords",
-        "LedgerError",
-        "LocalModelError",
-        "MembersAbstained",
-        "ModelUnavailable",
-        "PlanError",
-        "PlanIncomplete",
-        "PlanMismatch",
-        "PrivacyBudgetExceeded",
-        "PrivacyWarning",
-        "ReleaseFailed",
-        "StoreError",
-        "StoreFileChanged",
-        "StoreFileError",
-        "UnknownOwner",
-        "UnsafeConfigurationError",
+        "AccountingError BudgetError DPICLError InfeasiblePlan InvalidParameter InvalidRecords LedgerError "
+        "LocalModelError MembersAbstained ModelUnavailable PlanError PlanIncomplete PlanMismatch "
+        "PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged StoreFileError "
+        "UnknownOwner UnsafeConfigurationError"
     ),
-    "privacy": ("LineRequest", "PrivacyPlan"),
-    "release.base": ("acting_for", "as_tool"),
-    "release.threshold": ("release_threshold",),
-    "selection.share": ("ShareThreshold",),
-    "selection.suggest": ("suggest_threshold",),
-    "retrieval": ("DPRetriever", "wrap_rag"),
-    "members.scoring": ("LabelScorer",),
-    "selection.selector": ("PoissonExampleSelector",),
-    "serving": ("add_dp_routes",),
-    "store": ("ExemplarStore",),
-    "store.postgres": ("PostgresExemplarStore",),
+    "members.downstream": "keywords_to_answer",
+    "members.scoring": "LabelScorer",
+    "privacy": "LineRequest PrivacyPlan",
+    "release.base": "acting_for as_tool",
+    "release.sealed": "DPAggregate PrivateEnsemble SealedRelease",
+    "release.threshold": "release_threshold",
+    "retrieval": "DPRetriever wrap_rag",
+    "selection.selector": "PoissonExampleSelector",
+    "selection.share": "ShareThreshold",
+    "selection.suggest": "suggest_threshold",
+    "serving": "add_dp_routes",
+    "store": "ExemplarStore",
+    "store.postgres": "PostgresExemplarStore",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+"""Where each public name lives, and so what loads when it is used."""
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "AccountingError",
-    "Aggregator",
-    "BudgetError",
-    "DPAggregate",
-    "DPICLError",
-    "DPRetriever",
-    "DPSampler",
-    "DemonstrationTemplate",
-    "Demonstrations",
-    "EmbeddingMean",
-    "ExemplarStore",
-    "InfeasiblePlan",
-    "InvalidParameter",
-    "InvalidRecords",
-    "Keywords",
-    "LabelScorer",
-    "LedgerError",
-    "LineRequest",
-    "LocalModelError",
-    "LogitsModel",
-    "MembersAbstained",
-    "ModelUnavailable",
-    "NoisyVote",
-    "PlanError",
-    "PlanIncomplete",
-    "PlanMismatch",
-    "PoissonExampleSelector",
-    "PostgresExemplarStore",
-    "PrivacyBudget",
-    "PrivacyBudgetExceeded",
-    "PrivacyPlan",
-    "PrivacyWarning",
-    "PrivateEnsemble",
-    "Receipt",
-    "ReleaseFailed",
-    "ReleasedKeywords",
-    "SealedRelease",
-    "ServerLogits",
-    "ShareThreshold",
-    "StoreError",
-    "StoreFileChanged",
-    "StoreFileError",
-    "TransformersLogits",
-    "UnknownOwner",
-    "UnsafeConfigurationError",
-    "Words",
-    "acting_for",
-    "add_dp_routes",
-    "as_tool",
-    "keywords_to_answer",
-    "release_threshold",
-    "suggest_threshold",
-    "synthesize_demonstrations",
-    "wrap_rag",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from langchain_dpicl.cli.options import new_parser
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from langchain_dpicl.serving.config import Settings
+    from langchain_dpicl.serving.config import Configuration
 
 _EPILOG = """examples:
   dpicl serve --new-key mobile-app
@@ -112,7 +112,7 @@ def _new_key(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(settings: Settings, budgets: list[dict[str, Any]], as_json: bool) -> None:
+def _show(settings: Configuration, budgets: list[dict[str, Any]], as_json: bool) -> None:
     server = settings.server
     where = f"http://{server.host}:{server.port}{server.path}"
     if as_json:

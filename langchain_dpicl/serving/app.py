@@ -8,18 +8,18 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.budget import Budget, PrivacyBudget
+from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.base import AnyRelease, releases_in
-from langchain_dpicl.serving.config import LOOPBACK, Settings, read
+from langchain_dpicl.serving.config import LOOPBACK, Configuration, read
 from langchain_dpicl.serving.failures import failure_of, of_http
-from langchain_dpicl.serving.keys import Keys
+from langchain_dpicl.serving.keys import ApiKeys
 from langchain_dpicl.serving.page import add_page
 from langchain_dpicl.serving.routes import add_dp_routes
 from langchain_dpicl.serving.state import unit_of
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 ENVIRONMENT = "DPICL_SERVE"
-_THREADS = 64
 
 
-def create_app(settings: Settings, chain: Runnable[Any, Any] | None = None) -> FastAPI:
-    """The application for a configuration: ``chain`` (default: the configuration's own) under ``server.path``.
+def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None) -> FastAPI:
+    """Make the application: ``chain`` (default: the configuration's own) under ``server.path``.
 
-    Every error is JSON with ``error`` and ``message``. Raises `InvalidParameter` where nobody would be asked for a key.
+    Every error is JSON with ``error`` and ``message``. Raises `InvalidParameter` if it would serve without keys.
     """
     from fastapi import APIRouter, FastAPI, Security
     from fastapi.security import HTTPBearer
@@ -46,20 +45,20 @@ def create_app(settings: Settings, chain: Runnable[Any, Any] | None = None) -> F
     server = settings.server
     runnable = settings.build() if chain is None else chain
     app = FastAPI(title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: _life(runnable))
-    bearer = HTTPBearer(auto_error=False, description="A key of dpicl serve --new-key.")  # `Keys` looks at it
+    bearer = HTTPBearer(auto_error=False, description="A key of dpicl serve --new-key.")  # `ApiKeys` looks at it
     router = APIRouter(dependencies=[Security(bearer)] if settings.keys else [])
-    principal_from = Keys(settings.keys).principal if settings.keys else _anybody_here
-    add_dp_routes(router, runnable, server.path, principal_from=principal_from, **settings.limits)
+    principal_from = ApiKeys(settings.keys).principal if settings.keys else _local_caller
+    limits = server.model_dump(include={"max_body_bytes", "max_batch", "max_concurrency", "body_seconds"})
+    add_dp_routes(router, runnable, server.path, principal_from=principal_from, **limits)
     app.include_router(router)
     if server.page:
         release = releases_in(runnable)[0]
-        store = release.selector.store
-        key = server.input_key or (store.input_key if settings.chain is None else release.query_key)
+        key = release.query_key if settings.chain is not None else release.selector.store.input_key
         add_page(
             app,
             api=server.path,
             title=server.title,
-            input_key=key,
+            input_key=server.input_key or key,
             needs_key=bool(settings.keys),
             line=release.line_name,
         )
@@ -76,16 +75,15 @@ def create_app(settings: Settings, chain: Runnable[Any, Any] | None = None) -> F
 
 
 def from_environment() -> FastAPI:
-    """What a worker serves: the configuration that its parent has put into the environment."""
+    """Make a worker's application from the configuration that its parent has put into the environment."""
     held = json.loads(os.environ[ENVIRONMENT])
     return create_app(read(held["config"], **held["server"]))
 
 
 @contextlib.asynccontextmanager
 async def _life(chain: Runnable[Any, Any]) -> AsyncIterator[None]:
-    """More threads than asyncio's few, so that members that block do not keep the ledger waiting; and all that the
-    first release would wait for."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="dpicl-serve") as pool:
+    """Warm up, with more threads than asyncio's few: members that block must not keep the ledger waiting."""
+    with ThreadPoolExecutor(64, thread_name_prefix="dpicl-serve") as pool:
         asyncio.get_running_loop().set_default_executor(pool)
         await asyncio.to_thread(warm, chain)
         yield
@@ -94,17 +92,16 @@ async def _life(chain: Runnable[Any, Any]) -> AsyncIterator[None]:
 
 
 def warm(chain: Runnable[Any, Any]) -> None:
-    """Freeze the plans, and load and compute what the first release would wait for."""
+    """Freeze the plans, and load and compute everything that would delay the first release."""
     freeze(chain)
     SecureRandomness().discrete_gaussian(1.0, 1)
     for release in releases_in(chain):
-        line = release.line()
         if release.budget.plan is not None:
-            release.budget.plan.spent({line.name: 1})
+            release.budget.plan.spent({release.line().name: 1})
 
 
-def _anybody_here(request: Request) -> str | None:
-    """Whoever asks on this machine. Another name in the Host header is a web page that reaches through a browser."""
+def _local_caller(request: Request) -> str | None:
+    """One principal for this machine. Another name in the Host header is a web page that reaches through a browser."""
     return "anonymous" if request.url.hostname in LOOPBACK else None
 
 
@@ -112,14 +109,16 @@ def _anybody_here(request: Request) -> str | None:
 
 
 def freeze(chain: Runnable[Any, Any]) -> None:
-    """Solve and store the plans of a chain's budgets, so that the workers find them."""
+    """Solve and store the plans of a chain's budgets, for the workers to find."""
     for release in releases_in(chain):
         release.line()
 
 
 def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
-    """Every budget of a chain as it stands, with its noise. Freezes nothing: a plan that is not frozen is solved on a
-    ledger that is thrown away."""
+    """Return every budget of a chain as it stands, with its noise. Freezes nothing.
+
+    A plan that is not frozen is solved on a temporary ledger.
+    """
     budgets: dict[int, list[AnyRelease]] = {}
     for release in releases_in(chain):
         budgets.setdefault(id(release.budget), []).append(release)
@@ -128,33 +127,32 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
 
 def _plan(releases: list[AnyRelease]) -> dict[str, Any]:
     budget = releases[0].budget
+    tickets, is_frozen = budget.tickets, budget.plan is not None
     facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
-    facts["tickets"] = budget.tickets
-    if not isinstance(budget, PrivacyBudget) or budget.plan is not None:
-        return {**facts, "frozen": budget.plan is not None, "lines": _lines(releases, budget)}
-    with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder:
-        where, tickets = f"sqlite:///{folder}/plan.db", budget.tickets
-        trial = PrivacyBudget(budget.epsilon, budget.delta, budget.releases, where, budget.name, tickets=tickets)
-        tried = [copy.copy(release) for release in releases]
-        try:
-            for release in tried:
-                release.budget = trial
-                asked = release.selector
-                trial.declare(
-                    release.line_name, release.mechanism, asked.rate, owners=asked.owners, options=release.options
+    with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder, contextlib.ExitStack() as opened:
+        if not is_frozen and isinstance(budget, PrivacyBudget):
+            ledger = f"sqlite:///{folder}/plan.db"
+            budget = PrivacyBudget(budget.epsilon, budget.delta, budget.releases, ledger, budget.name, tickets=tickets)
+            opened.callback(budget.close)
+            releases = [copy.copy(release) for release in releases]
+            for release in releases:
+                release.budget, chosen = budget, release.selector
+                budget.declare(
+                    release.line_name, release.mechanism, chosen.rate, owners=chosen.owners, options=release.options
                 )
-            return {**facts, "frozen": False, "lines": _lines(tried, trial)}
-        finally:
-            trial.close()
-
-
-def _lines(releases: Iterable[AnyRelease], budget: Budget) -> list[dict[str, Any]]:
-    shared = budget.scope == "shared"
-    found = []
-    for line in {line.name: line for line in (release.line() for release in releases)}.values():
-        spent = line.spent() if shared else None  # each principal has a counter
-        left = None if spent is None or line.has_tickets else line.count - spent
-        noise = {"mechanism": line.plan_line.describe(), "rate": line.rate, "parameter": line.parameter}
-        counted = {"unit": unit_of(line.mechanism), "releases": line.count, "spent": spent, "left": left}
-        found.append({"line": line.name, **counted, **noise})
-    return found
+        lines = []
+        for line in {line.name: line for line in (release.line() for release in releases)}.values():
+            spent = line.spent() if budget.scope == "shared" else None  # each principal has a counter
+            lines.append(
+                {
+                    "line": line.name,
+                    "unit": unit_of(line.mechanism),
+                    "releases": line.count,
+                    "spent": spent,
+                    "left": None if spent is None or tickets else line.count - spent,
+                    "mechanism": line.plan_line.describe(),
+                    "rate": line.rate,
+                    "parameter": line.parameter,
+                }
+            )
+    return {**facts, "tickets": tickets, "frozen": is_frozen, "lines": lines}

@@ -21,10 +21,13 @@ from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.models import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.serving.keys import Keys
+from langchain_dpicl.serving.keys import ApiKeys
 from langchain_dpicl.serving.limits import Limits
+from langchain_dpicl.serving.routes import PATH
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class _Section(BaseModel):
@@ -41,7 +44,7 @@ class StoreSection(_Section):
     owner_key: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> StoreSection:
+    def _check(self) -> StoreSection:
         if (self.file is None) == (self.data is None):
             raise ValueError("give one: file (a saved store) or data (JSON lines or CSV)")
         return self
@@ -62,7 +65,7 @@ class ModelSection(_Section):
     name: str | None = None
     url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
-    max_concurrency: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_concurrency: Count | None = None
     """How many calls of one answer run at once: not more than the server answers at once."""
     timeout: Annotated[Any, AfterValidator(_time_limit)] = "auto"
     """Seconds that one call may take before its member abstains."""
@@ -99,7 +102,7 @@ class JointSection(_TextSection):
 
 
 class PTRSection(_TextSection):
-    """A set of keywords of no fixed domain."""
+    """A set of keywords without a fixed domain."""
 
     kind: Literal["keywords_ptr"]
     k: int | tuple[int, int] = (15, 30)
@@ -110,40 +113,29 @@ class SelectorSection(_Section):
 
     members: int = 20
     shots: int | None = None
+    """2 if neither shots nor rate is given."""
     rate: float | None = None
     max_exemplars: int | None = None
-    """How many examples a member gets at most. Needed where rate is given without eligible."""
+    """How many examples a member gets at most. Required with rate, unless eligible is given."""
     threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
-    """How near an owner's best example must be to a question, to take part in its answer. Public."""
-    eligible: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """The least similarity of an owner's best example to a question, for the owner to take part. Public."""
+    eligible: Count | None = None
     """How many owners are that near to a typical question. A public estimate, never a count of the store's."""
 
     @model_validator(mode="after")
-    def _gate(self) -> SelectorSection:
+    def _check(self) -> SelectorSection:
         if (self.threshold is None) != (self.eligible is None):
             raise ValueError("threshold and eligible (a public estimate of the owners who reach it) go together")
         return self
 
-    @property
-    def amount(self) -> dict[str, Any]:
-        """Shots or rate, 2 shots where neither is given; and the cap."""
-        names = ("shots", "rate", "max_exemplars")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return given if self.shots is not None or self.rate is not None else {**given, "shots": 2}
-
-    def gate(self, input_key: str) -> dict[str, Any]:
-        """For the selector: the gate on the question, which stands under this key."""
-        if self.threshold is None:
-            return {}
-        return {"threshold": self.threshold, "eligible": self.eligible, "nearest_to": input_key}
-
 
 class BudgetSection(_Section):
-    """What is promised, and the ledger that counts.
+    """The guarantee, and the ledger that enforces it.
 
-    With ``tickets`` owners pay, each for itself: ``releases`` is what one owner takes part in at most, and there is no
-    last answer. The default of ``replay`` is "principal", where `PrivacyBudget` has True: keys to a server are given to
-    callers who are not meant to learn what others asked (`PrivacyBudget` says what each choice shows).
+    With ``tickets`` each owner pays for itself: ``releases`` is the number of answers that one owner takes part in at
+    most, and there is no last answer. The default of ``replay`` is "principal", although `PrivacyBudget` has True: the
+    holders of a server's keys are not meant to learn each other's questions (`PrivacyBudget` says what each choice
+    shows).
     """
 
     epsilon: float
@@ -161,19 +153,19 @@ class BudgetSection(_Section):
     soft_limit: float | None = None
 
     @model_validator(mode="after")
-    def _endless(self) -> BudgetSection:
+    def _check(self) -> BudgetSection:
         if self.tickets and self.soft_limit is not None:
-            raise ValueError("soft_limit is left out where tickets are true: there is no end to be near to")
+            raise ValueError("leave out soft_limit if tickets is true: there is no last answer to be near to")
         return self
 
 
 class ServerSection(_Section):
-    """Where to listen, and what one request may take."""
+    """Where to listen, and the limits of one request."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     workers: Annotated[int, Field(ge=1, le=64)] = 1
-    path: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_.~-]+)+$")] = "/answer"
+    path: Annotated[str, Field(pattern=f"^{PATH}$")] = "/answer"
     page: bool = True
     title: str = "Private answers"
     input_key: str | None = None
@@ -189,7 +181,7 @@ class ServerSection(_Section):
     grace_seconds: Annotated[int, Field(ge=1)] = 60
 
 
-class Settings(_Section):
+class Configuration(_Section):
     """A whole configuration. Make one with `read`."""
 
     chain: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
@@ -205,13 +197,12 @@ class Settings(_Section):
     folder: Path = Field(default=Path(), exclude=True)
 
     @model_validator(mode="after")
-    def _whole(self) -> Settings:
-        parts = {name: getattr(self, name) for name in ("store", "release", "budget")}
+    def _check(self) -> Configuration:
         if self.chain is not None:
-            extra = [name for name in (*parts, "model", "selector") if name in self.model_fields_set]
-            if extra:
-                raise ValueError(f"chain stands alone: leave out {', '.join(extra)}")
-        elif missing := [name for name, part in parts.items() if part is None]:
+            described = self.model_fields_set & {"store", "release", "budget", "model", "selector"}
+            if described:
+                raise ValueError(f"chain stands alone: leave out {', '.join(sorted(described))}")
+        elif missing := [name for name in ("store", "release", "budget") if getattr(self, name) is None]:
             raise ValueError(f"missing: {', '.join(missing)} (or chain)")
         if self.budget is not None and self.budget.tickets and self.selector.threshold is None:
             raise ValueError(
@@ -220,41 +211,46 @@ class Settings(_Section):
         return self
 
     def check_access(self) -> None:
-        """Refuse to serve everybody: keys, or ``anonymous: true`` on a loopback address. `InvalidParameter`."""
+        """Raise `InvalidParameter` unless there are keys, or ``anonymous: true`` on a loopback address."""
         if self.keys and self.server.anonymous:
-            raise InvalidParameter("server.anonymous", True, "left out where there are keys")
+            raise InvalidParameter("server.anonymous", True, "left out if there are keys")
         if not self.keys and not (self.server.anonymous and self.server.host in LOOPBACK):
             bound = "at least one key (dpicl serve --new-key NAME), or server.anonymous: true on a loopback host"
             raise InvalidParameter("keys", "none", bound)
-        Keys(self.keys)
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """For `add_dp_routes`."""
-        names = ("max_body_bytes", "max_batch", "max_concurrency", "body_seconds")
-        return {name: getattr(self.server, name) for name in names}
+        ApiKeys(self.keys)
 
     # -- the chain ----------------------------------------------------------------------------------------------------
 
     def build(self) -> Runnable[Any, Any]:
-        """The chain, with its store and ledger opened. Charges and freezes nothing."""
+        """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
         if self.chain is not None:
             return self._own_chain(self.chain)
-        from langchain_dpicl import DPAggregate, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
+        from langchain_dpicl import DPAggregate, ExemplarStore, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
+        from langchain_dpicl.local import local_embeddings
+        from langchain_dpicl.store.records import read_records
 
         assert self.store is not None
         assert self.budget is not None
-        store = self._store(self.store)
-        gate = self.selector.gate(store.input_key)
-        selector = PoissonExampleSelector(store, self.selector.members, **self.selector.amount, **gate)
-        given = self.budget.model_dump()
-        given["ledger"] = self._ledger(given["ledger"])
-        if given["witness"] is not None:
-            given["witness"] = self._witness(given["witness"])
-        budget = PrivacyBudget(**given)
+        if self.store.file is not None:
+            store = ExemplarStore.load(self.folder / self.store.file, local_embeddings())
+        else:
+            records = read_records(self.folder / str(self.store.data))
+            keys = self.store.model_dump(include={"input_key", "output_key", "owner_key"})
+            store = ExemplarStore.from_records(records, local_embeddings(), progress=False, **keys)
+        selected = self.selector.model_dump(exclude_none=True)
+        if self.selector.rate is None:
+            selected.setdefault("shots", 2)
+        if self.selector.threshold is not None:
+            selected["nearest_to"] = store.input_key
+        selector = PoissonExampleSelector(store, **selected)
+        promised = self.budget.model_dump()
+        promised["ledger"] = self._place(promised["ledger"])
+        if promised["witness"] is not None:
+            is_url = "://" in promised["witness"]
+            promised["witness"] = self._place(promised["witness"]) if is_url else str(self.folder / promised["witness"])
+        budget = PrivacyBudget(**promised)
         member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
-        limits = self.model.model_dump(include={"max_concurrency", "timeout"})
-        ensemble = PrivateEnsemble(selector, member, **limits)
+        ensemble = PrivateEnsemble(selector, member, **self.model.model_dump(include={"max_concurrency", "timeout"}))
         release = ensemble | DPAggregate(aggregator, budget, return_receipt=True)
         fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
         return release.with_types(input_type=create_model("Question", __config__=ConfigDict(extra="forbid"), **fields))
@@ -275,27 +271,13 @@ class Settings(_Section):
             raise InvalidParameter("chain", name, "a function without arguments that returns the chain")
         return made
 
-    def _store(self, section: StoreSection) -> Any:
-        from langchain_dpicl import ExemplarStore
-        from langchain_dpicl.local import local_embeddings
-        from langchain_dpicl.store.records import read_records
-
-        if section.file is not None:
-            return ExemplarStore.load(self.folder / section.file, local_embeddings())
-        assert section.data is not None
-        records = read_records(self.folder / section.data)
-        keys = section.model_dump(include={"input_key", "output_key", "owner_key"})
-        return ExemplarStore.from_records(records, local_embeddings(), progress=False, **keys)
-
-    def _ledger(self, url: str) -> str:
+    def _place(self, url: str) -> str:
+        """Return a database URL; the path of a SQLite file is relative to the configuration."""
         path = url.removeprefix("sqlite:///")
         return url if path == url or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
 
-    def _witness(self, given: str) -> str:
-        return self._ledger(given) if "://" in given else str(self.folder / given)
-
     def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any], Any]:
-        """The member and the aggregator."""
+        """Return the member and the aggregator."""
         from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote
         from langchain_dpicl.local import local_embeddings
 
@@ -308,58 +290,51 @@ class Settings(_Section):
         assert release is not None
         wording = Wording(input_key, output_key, release.instruction)
         member = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.0))
-        if isinstance(release, EmbeddingSection):
-            public: Any = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.9))
-            if release.candidates is not None:
-                public = read_lines("release.candidates", self.folder / release.candidates)
-            return member, EmbeddingMean(local_embeddings(), public, release.n_candidates)
+        if isinstance(release, PTRSection):
+            return member, Keywords.ptr(release.k)
         if isinstance(release, JointSection):
-            domain: Any = "query"
-            if release.domain is not None:
-                domain = read_lines("release.domain", self.folder / release.domain)
+            file = release.domain
+            domain: Any = "query" if file is None else read_lines("release.domain", self.folder / file)
             return member, Keywords.joint_em(domain, release.k)
-        return member, Keywords.ptr(release.k)
+        if release.candidates is None:
+            public: Any = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.9))
+        else:
+            public = read_lines("release.candidates", self.folder / release.candidates)
+        return member, EmbeddingMean(local_embeddings(), public, release.n_candidates)
 
 
-def read(path: str | Path, **server: Any) -> Settings:
-    """A configuration file, with settings of the server that replace the file's. `InvalidParameter` names the field."""
+def read(path: str | Path, **server: Any) -> Configuration:
+    """Read a configuration file. ``server`` replaces settings of its section. `InvalidParameter` names the field."""
     path = Path(path)
     values = _parsed(path)
     if server and isinstance(values.get("server", {}), dict):
-        values = {**values, "server": {**values.get("server", {}), **server}}
-    faults: list[Any] = []
+        values["server"] = {**values.get("server", {}), **server}
     try:
-        return Settings.model_validate({**values, "folder": path.resolve().parent})
+        return Configuration.model_validate({**values, "folder": path.resolve().parent})
     except ValidationError as error:
-        faults = error.errors(include_input=False, include_context=False, include_url=False)
-    fault = faults[0]
+        fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
     name = ".".join(str(part) for part in fault["loc"]) or path.name
     raise InvalidParameter(name, "(as in the file)", re.sub(r"^Value error, ", "", fault["msg"]))
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    reason = ""
+    import yaml  # type: ignore[import-untyped]
+
     values: Any = None
     try:
         text = path.read_text("utf-8")
-        if path.suffix == ".toml":
-            values = tomllib.loads(text)
+        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+            reason = "not a mapping of sections"
+        elif "folder" in values:
+            reason = "folder is not a section"
         else:
-            import yaml  # type: ignore[import-untyped]
-
-            try:
-                values = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                mark = getattr(error, "problem_mark", None)
-                reason = "not YAML" + ("" if mark is None else f" (line {mark.line + 1})")
+            return dict(values)
     except tomllib.TOMLDecodeError as error:
         reason = f"not TOML ({error})"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = "not YAML" + ("" if mark is None else f" (line {mark.line + 1})")
     except (OSError, ValueError) as error:
         reason = f"cannot be read ({type(error).__name__})"
-    if not reason and (not isinstance(values, dict) or not all(isinstance(key, str) for key in values)):
-        reason = "not a mapping of sections"
-    if not reason and "folder" in values:
-        reason = "folder is not a section"
-    if reason:
-        raise InvalidParameter("config", str(path), reason)
-    return dict(values)
+    raise InvalidParameter("config", str(path), reason)

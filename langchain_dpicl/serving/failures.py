@@ -1,9 +1,9 @@
-"""From an error to what a client is told: a status, a short name, a text that holds nothing private. Never a trace.
+"""From an error to the answer of a client: a status, a short name, a text without anything private. Never a trace.
 
 ======  ==========================  ===========================================================================
 status  error                       when
 ======  ==========================  ===========================================================================
-401     Unauthorized                the request does not say who is calling
+401     Unauthorized                the request has no authenticated caller
 408     SlowRequest                 the body did not arrive in time
 413     TooLarge                    the body is too long
 422     InvalidInput                JSON, schema, or the number of inputs
@@ -47,7 +47,7 @@ _LONGEST_TEXT = 1000
 
 
 class ErrorAnswer(BaseModel):
-    """What every error looks like."""
+    """The body of every error."""
 
     error: str = Field(description="A short name that does not change.")
     message: str = Field(description="What happened, for people.")
@@ -63,7 +63,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self) -> Response:
-        """As JSON."""
+        """Return it as JSON."""
         from starlette.responses import JSONResponse
 
         return JSONResponse({"error": self.error, "message": self.message}, self.status, dict(self.headers))
@@ -77,30 +77,31 @@ class Refused(Exception):
         self.failure = failure
 
 
-UNAUTHORIZED = Failure(401, "Unauthorized", "this request does not say who is calling")
-BUSY = Failure(
-    503, "Busy", "too many releases are under way; nothing was charged, ask again", headers={"Retry-After": "1"}
-)
+UNAUTHORIZED = Failure(401, "Unauthorized", "this request has no authenticated caller")
+BUSY = Failure(503, "Busy", "too many releases are under way; nothing was charged, ask again", {"Retry-After": "1"})
 
 
 def invalid(message: str) -> Refused:
-    """Bad input: 422."""
+    """Return a 422 for bad input."""
     return Refused(Failure(422, "InvalidInput", message[:_LONGEST_TEXT]))
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """What a client is told of an error. What nobody foresaw goes to the log, by its class and place alone."""
+    """Return the answer for an error. An unforeseen error goes to the log, by its class and place alone."""
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
 
     match error:
         case Refused():
             return error.failure
-        case RequestValidationError():
-            return invalid(_faults(error.errors())).failure
+        case RequestValidationError():  # where and what, and nothing of the input
+            errors = error.errors()
+            faults = [f"{'.'.join(str(part)[:50] for part in e['loc'])}: {e['msg']}" for e in errors[:_MOST_FAULTS]]
+            more = len(errors) - len(faults)
+            return invalid("; ".join(faults) + (f"; and {more} more" if more > 0 else "")).failure
         case HTTPException():
             return of_http(error)
-        case InvalidParameter(parameter="input"):  # any other is the deployer's
+        case InvalidParameter(parameter="input"):  # any other parameter is the deployer's
             return Failure(422, "InvalidParameter", str(error)[:_LONGEST_TEXT])
         case PrivacyBudgetExceeded():
             return Failure(429, "PrivacyBudgetExceeded", str(error))
@@ -115,33 +116,18 @@ def failure_of(error: BaseException, where: str) -> Failure:
             return Failure(503, "LedgerUnavailable", message)
         case ReleaseFailed():
             return Failure(500, "ReleaseFailed", str(error))
-        case _:
-            logger.error("%s: %s at %s", where, type(error).__qualname__, _place(error))
-            return Failure(500, "InternalError", "the server failed; a charge that was made stands")
+    place, trace = "an unknown place", error.__traceback__
+    while trace is not None:
+        place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    logger.error("%s: %s at %s", where, type(error).__qualname__, place)
+    return Failure(500, "InternalError", "the server failed; a charge that was made stands")
 
 
 def of_http(error: Any) -> Failure:
-    """An HTTP error that the framework or the deployer's own code raised, in our form."""
+    """Return our form of an HTTP error that the framework or the deployer's own code raised."""
     try:
         phrase = HTTPStatus(error.status_code).phrase
     except ValueError:
         phrase = "Error"
     detail = error.detail if isinstance(error.detail, str) and error.detail else phrase
     return Failure(error.status_code, phrase.title().replace(" ", ""), detail, dict(error.headers or {}))
-
-
-def _faults(errors: Any) -> str:
-    """Where and what, and nothing of the input."""
-    shown = [f"{'.'.join(str(part)[:50] for part in fault['loc'])}: {fault['msg']}" for fault in errors[:_MOST_FAULTS]]
-    more = len(errors) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
-
-
-def _place(error: BaseException) -> str:
-    """The file and line that raised."""
-    trace = error.__traceback__
-    if trace is None:
-        return "an unknown place"
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

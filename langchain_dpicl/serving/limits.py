@@ -1,10 +1,9 @@
-"""What one request may take: bytes, seconds to send them, depth of its JSON, and releases under way at once."""
+"""The limits of one request: bytes, seconds to send them, depth of its JSON, and releases under way at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +24,7 @@ _CLOSE = {"Connection": "close"}
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one path; `InvalidParameter` for values that cannot work together.
+    """Bounds of one path. Raises `InvalidParameter` for values that cannot work together.
 
     Parameters
     ----------
@@ -52,11 +51,11 @@ class Limits:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, or `Refused`: 413 as soon as it is too long, 408 where it comes too slowly."""
+    """Return the whole body. Raises `Refused`: 413 as soon as it is too long, 408 if it comes too slowly."""
     from starlette.requests import ClientDisconnect
 
     message = f"the body is longer than {limits.max_body_bytes} bytes"
-    too_large = Failure(413, "TooLarge", message, _CLOSE)  # nobody will read the rest
+    too_large = Failure(413, "TooLarge", message, _CLOSE)  # the rest stays unread
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limits.max_body_bytes:
         raise Refused(too_large)
@@ -76,7 +75,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def read_json(body: bytes) -> Any:
-    """The value of a body; `Refused` (422) for what is not JSON in Unicode, or lies too deep."""
+    """Return the value of a body. Raises `Refused` (422) for a body that is not JSON in Unicode, or lies too deep."""
     import orjson  # strict where the standard library is not: no NaN, no half of a surrogate pair
 
     try:
@@ -96,65 +95,50 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 class Slots:
-    """Releases under way in this process: so many at once, as many again waiting a second, the rest refused.
+    """Releases under way in this process: at most ``size`` at once, as many again wait a second, the rest are refused.
 
-    What has begun is carried to its end, whatever becomes of the client: it is charged, and its receipt is due.
+    Every release that has begun runs to its end even if the client leaves: it is charged, and its receipt is due.
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._free = size
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._size = self._free = size
+        self._waiting = 0
+        self._first_in_line = asyncio.Lock()  # first come, first served, so that a large batch is not overtaken
+        self._freed = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def run(self, work: Callable[[], Awaitable[T]], slots: int) -> T:
-        """What ``work`` gives, which takes so many slots. `Refused` (503) where they do not come free in time."""
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], slots: int) -> T:
+        """Return the result of ``work``, which takes ``slots``. Raises `Refused` (503) if they do not come free."""
         return await asyncio.shield(await self.start(work, slots))
 
-    async def start(self, work: Callable[[], Awaitable[T]], slots: int) -> asyncio.Task[T]:
+    async def start(self, work: Callable[[], Coroutine[Any, Any, T]], slots: int) -> asyncio.Task[T]:
         """Begin ``work`` as `run` does, and do not wait for its end."""
-        await self._take(slots)
-
-        async def carry_out() -> T:
-            return await work()
-
-        task = asyncio.create_task(carry_out())
+        if self._free < slots or self._waiting:
+            await self._wait_for(slots)
+        self._free -= slots
+        task = asyncio.create_task(work())
         self._running.add(task)  # the event loop itself keeps only a weak reference
 
         def ended(task: asyncio.Task[T]) -> None:
             self._running.discard(task)
-            self._give(slots)
+            self._free += slots
+            self._freed.set()
             if not task.cancelled():
-                task.exception()  # looked at, or asyncio would log it with its traceback where the client has left
+                task.exception()  # without this look, asyncio logs it with its traceback after the client has left
 
         task.add_done_callback(ended)
         return task
 
-    async def _take(self, slots: int) -> None:
-        if self._free >= slots and not self._waiting:
-            self._free -= slots
-            return
-        if len(self._waiting) >= self._size:
+    async def _wait_for(self, slots: int) -> None:
+        if self._waiting >= self._size:
             raise Refused(BUSY)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((slots, turn))
+        self._waiting += 1
         try:
-            await asyncio.wait_for(turn, _PATIENCE_SECONDS)
+            async with asyncio.timeout(_PATIENCE_SECONDS), self._first_in_line:
+                while self._free < slots:
+                    self._freed.clear()
+                    await self._freed.wait()
         except TimeoutError:
             raise Refused(BUSY) from None
-        except BaseException:
-            if turn.done() and not turn.cancelled():  # it came, and nobody takes it
-                self._give(slots)
-            raise
         finally:
-            if (slots, turn) in self._waiting:
-                self._waiting.remove((slots, turn))
-                self._give(0)
-
-    def _give(self, slots: int) -> None:
-        self._free += slots
-        while self._waiting and self._free >= self._waiting[0][0]:
-            wanted, turn = self._waiting.popleft()
-            if not turn.done():
-                self._free -= wanted
-                turn.set_result(None)
+            self._waiting -= 1

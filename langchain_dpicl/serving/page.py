@@ -38,19 +38,16 @@ def add_page(
     Parameters
     ----------
     api
-        Where `add_dp_routes` put the chain: the page asks ``{api}/invoke`` and reads ``{api}/budget`` and
-        ``{api}/history``.
-    path
-        Where the page is.
-    title
-        Its heading.
+        The path of `add_dp_routes`: the page asks ``{api}/invoke`` and reads ``{api}/budget`` and ``{api}/history``.
+    path, title
+        The page's path and heading.
     input_key
-        The name under which the chain expects the question.
+        The key under which the chain expects the question.
     needs_key
-        Whether callers have a key, which the page then asks for and sends as ``Authorization: Bearer``. It stays in the
-        page's memory, or until the tab is closed if the user says so.
+        Whether the page asks for a key and sends it as ``Authorization: Bearer``. The key stays in the page's memory,
+        or until the tab is closed if the user says so.
     line
-        The budget's line that these answers are charged to, where it has several: when it is spent the page says so.
+        The budget's line that these answers are charged to, if it has several: the page says when it is spent.
 
     The page itself holds nothing private and is given to everybody.
     """
@@ -67,7 +64,7 @@ def add_page(
     settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
 
     async def page(request: Request) -> Response:
-        below = str(request.scope.get("root_path", "")).rstrip("/")  # where a proxy or an outer app has put this one
+        below = str(request.scope.get("root_path", "")).rstrip("/")  # the prefix of a proxy or an outer app
         here = {**settings, "api": f"{below}{settings['api']}"}
         return HTMLResponse(_filled(title, here), headers=_headers())
 
@@ -80,7 +77,7 @@ def _template() -> str:
 
 
 def _filled(title: str, settings: dict[str, object]) -> str:
-    """The page with its title and settings, in one pass: neither can bring in a tag, nor the other's place."""
+    """Return the page with its title and settings. Neither can add a tag, or replace the other."""
     data = json.dumps(settings).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
     values = {"title": html.escape(title), "settings": data}
     return re.sub(r"\{\{(title|settings)\}\}", lambda place: values[place[1]], _template())
@@ -88,10 +85,14 @@ def _filled(title: str, settings: dict[str, object]) -> str:
 
 @cache
 def _headers() -> dict[str, str]:
+    sources = {}
+    for tag in ("script", "style"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", _template(), re.DOTALL)
+        sources[tag] = f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
     policy = [
         "default-src 'none'",
-        f"script-src {_hash('script')}",
-        f"style-src {_hash('style')}",
+        f"script-src {sources['script']}",
+        f"style-src {sources['style']}",
         "connect-src 'self'",
         "img-src data:",  # its icon
         "base-uri 'none'",
@@ -108,9 +109,3 @@ def _headers() -> dict[str, str]:
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cache-Control": "no-cache",
     }
-
-
-def _hash(tag: str) -> str:
-    """The source expression of the one inline element of this kind."""
-    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", _template(), re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""HTTP/1.1 with a clock for what comes before a request is whole: uvicorn's own has none.
+"""HTTP/1.1 with a clock for the head of a request: uvicorn's own has none.
 
 uvicorn ends a connection that is idle between two requests. The first byte of a request stops that clock, and nothing
 starts another: a client that sends half a request line holds its connection for ever, and enough of them take all that
@@ -17,8 +17,8 @@ class TimedProtocol(H11Protocol):
     """Closes a connection whose next request has no whole head within ``header_seconds``.
 
     The clock starts when the connection is made, and again when an answer is sent; a whole head stops it, and no byte
-    before does. What is left of a body that nobody reads (of a refused request) counts as part of the next head. A
-    body that is read has `Limits.body_seconds`.
+    before does. The unread rest of a refused request's body counts as part of the next head. A body that is read has
+    `Limits.body_seconds`.
     """
 
     def __init__(self, *args: Any, header_seconds: float, **options: Any) -> None:
@@ -32,7 +32,7 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """A whole head makes a cycle of request and answer, which stops the clock."""
+        """Stop the clock if the head is whole: a cycle of request and answer has begun."""
         super().data_received(data)
         self._watch()
 
@@ -55,7 +55,7 @@ class TimedProtocol(H11Protocol):
             self._clock = self.loop.call_later(self._header_seconds, self._expire)
 
     def _expire(self) -> None:
-        """Close once what was answered is sent; if the client does not take that either, close at once."""
+        """Close once the answer is sent; if the client does not take that either, close at once."""
         self._clock = self.loop.call_later(self._header_seconds, self.transport.abort)
         self.transport.close()
 

@@ -12,28 +12,30 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.release.base import acting_for, releases_in
 from langchain_dpicl.serving.failures import UNAUTHORIZED, ErrorAnswer, Refused, failure_of
 from langchain_dpicl.serving.limits import Limits, read_body, read_json
-from langchain_dpicl.serving.service import Service
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
     from starlette.requests import Request
 
+    from langchain_dpicl.serving.service import Service
+
 PrincipalFrom = Callable[["Request"], "str | Awaitable[str | None] | None"]
 
-_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
-_SAYS = {
-    401: "The request does not say who is calling.",
+PATH = r"(/[A-Za-z0-9_.~-]+)+"
+_STATUSES = {
+    401: "The request has no authenticated caller.",
     408: "The body did not arrive in time. Nothing was charged.",
     413: "The body is too long. Nothing was charged.",
     422: "The input is not valid. Nothing was charged.",
-    429: "The budget is spent. What it did not answer was not charged.",
+    429: "The budget is spent. A request without an answer was not charged.",
     500: "The server failed; a charge that was made stands.",
     503: "The model or the ledger is down, or too many releases are under way.",
 }
 _READING = (401, 422, 500, 503)
 _EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
 _EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": _EVENT, "required": ["event"]}}}
-_ERROR = {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}
+_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
+_MAPPING = {"application/json": {"schema": {"type": "object"}}}
 
 
 def add_dp_routes(
@@ -58,24 +60,22 @@ def add_dp_routes(
     app
         A FastAPI application, or a router (whose dependencies then run too).
     runnable
-        A sealed release, a `DPSampler`, or a chain or an agent with one in it. Where members need certain keys, give it
-        an input type (``with_types(input_type=...)``): a request without them is then refused before anything is
-        charged.
+        A sealed release, a `DPSampler`, or a chain or an agent with one in it. If members need certain keys, give it
+        an input type (``with_types(input_type=...)``): a request without them is then refused before any charge.
     path
-        Where, such as ``"/classify"``.
+        The path prefix, such as ``"/classify"``.
     principal_from
         From a request to the authenticated caller, a non-empty string; may be async. It must look at proof (a checked
-        key, a session), never at a name that the client may choose. Where it gives none, or raises, the answer is 401
+        key, a session), never at a name that the client may choose. If it returns none, or raises, the answer is 401
         (or the status of the ``HTTPException`` that it raised) and nothing runs. Releases are charged to this caller
-        and to nobody else.
+        alone.
     max_body_bytes, max_batch, max_concurrency, body_seconds
         See `Limits`.
 
-    A config or keyword arguments that a client sends are not looked at. A charge is made when the whole request is here
-    and valid; from then on the release runs to its end even if the client hangs up, and an equal question gets its
-    answer. Only a sampler's stream ends at the next piece when nobody reads it any more; its charge stands. A batch of
-    n charges n, all or none; that of a sampler charges each answer on its own, and what was answered before the budget
-    was spent is replayed.
+    A client's config or keyword arguments are ignored. A charge is made when the whole request is here and valid; from
+    then on the release runs to its end even if the client hangs up, and an equal question gets its answer. Only a
+    sampler's stream ends at the next piece after its client left; its charge stands. A batch of n charges n, all or
+    none; a sampler's batch charges each answer on its own, and answers made before the budget was spent are replayed.
 
     Errors are JSON objects with ``error`` and ``message``: 401, 408, 413, 422, 429 (the budget is spent), 500 and 503
     (the model is down, or too many releases are under way), never a trace. A stream that fails before its first chunk
@@ -86,21 +86,22 @@ def add_dp_routes(
     releases = releases_in(runnable) if isinstance(runnable, Runnable) else []
     if not releases:
         raise InvalidParameter("runnable", type(runnable).__name__, "a release, or a chain with one in it")
-    if not isinstance(path, str) or not _PATH.fullmatch(path):
+    if not isinstance(path, str) or not re.fullmatch(PATH, path):
         raise InvalidParameter("path", path, 'a path such as "/classify"')
     if not callable(principal_from):
         raise InvalidParameter("principal_from", type(principal_from).__name__, "a function of the request")
     limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
-    service = Service(runnable, releases, path, limits)
     from fastapi import APIRouter
 
+    from langchain_dpicl.serving.service import Service
+
     router = APIRouter(route_class=_guarded(principal_from, limits))
-    _declare(router, service)
+    _declare(router, Service(runnable, releases, path, limits))
     app.include_router(router)
 
 
 def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
-    """A kind of route that authenticates, reads the body within its limits, and answers every error as JSON."""
+    """Make a kind of route that authenticates, reads the body within its limits, and answers every error as JSON."""
     from fastapi.routing import APIRoute
     from starlette.requests import Request
     from starlette.responses import Response
@@ -130,7 +131,7 @@ def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
 
 
 async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> str:
-    """The caller, or `Refused`: whatever goes wrong here, nobody is let in."""
+    """Return the caller, or raise `Refused`: a fault in here lets no one in."""
     from starlette.exceptions import HTTPException
 
     try:
@@ -146,8 +147,8 @@ async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> s
     raise Refused(UNAUTHORIZED)
 
 
-def _declare(router: "APIRouter", service: Service) -> None:
-    """Add a service's endpoints, with what the OpenAPI document says of them."""
+def _declare(router: "APIRouter", service: "Service") -> None:
+    """Add a service's endpoints, with their description for the OpenAPI document."""
     from fastapi import Query
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
@@ -155,11 +156,9 @@ def _declare(router: "APIRouter", service: Service) -> None:
     from langchain_dpicl.serving.state import MOST, BudgetState, History, budget_state, release_history
     from langchain_dpicl.serving.wire import EventStream
 
-    One, Many = service.one, service.many
-    described = {
-        "input_schema": service.input_model.model_json_schema(),
-        "output_schema": service.output_model.model_json_schema(mode="serialization"),
-    }
+    One, Many, releases = service.one, service.many, service.releases
+    input_described = service.input_model.model_json_schema()
+    output_described = service.output_model.model_json_schema(mode="serialization")
 
     async def invoke(body: One) -> Response:  # type: ignore[valid-type]
         return await service.invoke(cast("Any", body).input)
@@ -171,24 +170,26 @@ def _declare(router: "APIRouter", service: Service) -> None:
         return await service.stream(cast("Any", body).input)
 
     async def input_schema() -> Response:
-        return JSONResponse(described["input_schema"])
+        return JSONResponse(input_described)
 
     async def output_schema() -> Response:
-        return JSONResponse(described["output_schema"])
+        return JSONResponse(output_described)
 
     async def budget(request: Request) -> Response:
-        who = request.state.dpicl_principal
-        return JSONResponse(await asyncio.to_thread(budget_state, service.releases, who))
+        return JSONResponse(await asyncio.to_thread(budget_state, releases, request.state.dpicl_principal))
 
     async def history(request: Request, last: Annotated[int, Query(ge=1, le=MOST)] = 20) -> Response:
         who = request.state.dpicl_principal
-        return JSONResponse(await asyncio.to_thread(release_history, service.releases, who, last))
+        return JSONResponse(await asyncio.to_thread(release_history, releases, who, last))
 
     def add(endpoint: Callable[..., Any], summary: str, answer: dict[str, Any], kind: Any = JSONResponse) -> None:
-        # A model would be said to come in the answer's own media type, and errors are never events.
-        fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _json(_ERROR)}
+        # FastAPI would give a model the answer's own media type, and errors are never events.
+        fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _ERROR}
         runs = endpoint in (invoke, batch, stream)
-        says = _SAYS if runs else {status: _SAYS[status] for status in _READING}
+        responses: dict[int | str, Any] = {200: {"description": summary, **answer}}
+        for status, words in _STATUSES.items():
+            if runs or status in _READING:
+                responses[status] = {**fault, "description": words}
         router.add_api_route(
             f"{service.path}/{endpoint.__name__}",
             endpoint,
@@ -197,21 +198,13 @@ def _declare(router: "APIRouter", service: Service) -> None:
             summary=summary,
             response_class=kind,
             status_code=200,
-            responses={
-                200: {"description": summary, **answer},
-                **{status: {**fault, "description": said} for status, said in says.items()},
-            },
+            responses=responses,
         )
 
-    mapping = {"content": _json({"type": "object"})}
     add(invoke, "One release", {"model": service.answer})
     add(batch, "A release for each input", {"model": service.answers})
     add(stream, "One release as server-sent events: metadata, data, end", {"content": _EVENTS}, EventStream)
-    add(input_schema, "JSON schema of the input", mapping)
-    add(output_schema, "JSON schema of the output", mapping)
-    add(budget, "What is promised, spent and left", {"model": BudgetState})
+    add(input_schema, "JSON schema of the input", {"content": _MAPPING})
+    add(output_schema, "JSON schema of the output", {"content": _MAPPING})
+    add(budget, "The budget: promised, spent and left", {"model": BudgetState})
     add(history, "The latest releases", {"model": History})
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}

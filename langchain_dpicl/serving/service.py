@@ -1,8 +1,8 @@
 """One chain as a service: its schemas, and its runs in LangServe's wire format.
 
-The handlers are our own, on LangServe's response models and serializer. Its ``APIHandler`` gives away or loses what
-matters here: it takes the client's config, drops the server's from a batch, answers every fault of a stream with the
-status 200 and an event, and builds the input's schema anew for each request.
+The handlers are our own, on LangServe's response models and serializer. Its ``APIHandler`` takes the client's config,
+drops the server's from a batch, answers every fault of a stream with the status 200 and an event, and builds the
+input's schema anew for each request.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from starlette.responses import Response
 
 from langchain_dpicl.serving.failures import Failure, Refused, failure_of
 from langchain_dpicl.serving.limits import Limits, Slots
+from langchain_dpicl.serving.wire import EventStream, event
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
-
     from langchain_dpicl.release.base import AnyRelease
+
+Events = asyncio.Queue[bytes | Failure | None]
 
 
 class Service:
-    """A chain, the releases in it, and how it is asked over HTTP.
+    """A chain, the releases in it, and its runs for HTTP.
 
-    Every run that began ends, whoever listens. Only a stream whose releases all come in pieces ends at its next piece
-    once its client has left.
+    Every run that has begun ends, with or without a client. Only a stream whose releases all come in pieces ends at its
+    next piece after its client has left.
     """
 
     def __init__(self, runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits) -> None:
@@ -55,36 +57,31 @@ class Service:
         self.answers: Any = create_batch_response_model(space, self.output_model, False)
 
     async def invoke(self, value: BaseModel) -> Response:
-        """One release."""
+        """Make one release."""
         run_id = uuid.uuid4()
         output = await self._slots.run(lambda: self.runnable.ainvoke(_plain(value), self._config(run_id)), 1)
         return self._json({"output": output, "metadata": _metadata(run_id)})
 
     async def batch(self, values: list[BaseModel]) -> Response:
-        """A release for each."""
+        """Make a release for each value."""
         run_ids = [uuid.uuid4() for _ in values]
-        configs = [self._config(run_id) for run_id in run_ids]
-        inputs = list(map(_plain, values))
+        inputs, configs = [*map(_plain, values)], [*map(self._config, run_ids)]
         outputs = await self._slots.run(lambda: self.runnable.abatch(inputs, configs), len(values))
-        metadata = {"run_ids": run_ids, "responses": list(map(_metadata, run_ids))}
+        metadata = {"run_ids": run_ids, "responses": [*map(_metadata, run_ids)]}
         return self._json({"output": outputs, "metadata": metadata})
 
     async def stream(self, value: BaseModel) -> Response:
-        """One run, as events. Its first chunk, or its failure before, decides the status."""
-        from langchain_dpicl.serving.wire import EventStream
-
-        events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
+        """Make one release as events. Its first chunk, or a failure before it, decides the status."""
+        events: Events = asyncio.Queue()
         left = asyncio.Event()
-        await self._slots.start(lambda: self._streamed(_plain(value), events, left), 1)
+        await self._slots.start(lambda: self._run(_plain(value), events, left), 1)
         first = await events.get()
         if isinstance(first, Failure):
             raise Refused(first)
         return EventStream(self._sent(first, events), left.set)
 
-    async def _streamed(self, value: Any, events: asyncio.Queue[bytes | Failure | None], left: asyncio.Event) -> None:
-        """The chain's chunks as events, then None or a failure."""
-        from langchain_dpicl.serving.wire import event
-
+    async def _run(self, value: Any, events: Events, left: asyncio.Event) -> None:
+        """Put the chain's chunks into ``events``, then None or a failure."""
         run_id = uuid.uuid4()
         head = event("metadata", self._dumps({"run_id": run_id}))
         stream = cast("AsyncGenerator[Any, None]", self.runnable.astream(value, self._config(run_id)))
@@ -102,9 +99,7 @@ class Service:
         else:
             events.put_nowait(None)
 
-    async def _sent(self, first: bytes | None, events: asyncio.Queue[bytes | Failure | None]) -> AsyncIterator[bytes]:
-        from langchain_dpicl.serving.wire import event
-
+    async def _sent(self, first: bytes | None, events: Events) -> AsyncIterator[bytes]:
         sent: bytes | Failure | None = first
         while isinstance(sent, bytes):
             yield sent
@@ -118,8 +113,6 @@ class Service:
         return {"run_id": run_id, "run_name": self.path}
 
     def _json(self, content: Any) -> Response:
-        from starlette.responses import Response
-
         return Response(self._dumps(content), media_type="application/json")
 
 
@@ -128,7 +121,7 @@ def _metadata(run_id: uuid.UUID) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What a validated model holds, as the chain takes it: mappings for models, messages as they are."""
+    """Return the content of a validated model for the chain: mappings for models, messages as they are."""
     if isinstance(value, RootModel):
         return _plain(value.root)
     if isinstance(value, BaseModel) and not isinstance(value, Serializable):
@@ -141,14 +134,14 @@ def _input_model(runnable: Runnable[Any, Any], name: str) -> type[BaseModel]:
     root = model.model_fields.get("root")
     if root is None or root.annotation != dict[str, Any]:
         return model
-    # A sealed release that was given no type takes every mapping but one that fills in the examples itself.
+    # A sealed release without an input type takes every mapping but one that fills in the examples itself.
     shape: Any = {"propertyNames": {"not": {"const": "examples"}}}
     body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
     return cast("type[BaseModel]", type(name, (RootModel[dict[str, Any]],), body))
 
 
 def _described(schema: Callable[[], Any], name: str) -> type[BaseModel]:
-    """A model that the OpenAPI document can describe: anything at all, where a type has no JSON schema."""
+    """Return a model that the OpenAPI document can describe; one of anything if the type has no JSON schema."""
     try:
         model: type[BaseModel] = schema()
         model.model_json_schema()

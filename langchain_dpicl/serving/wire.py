@@ -1,4 +1,4 @@
-"""The two shapes of HTTP that the routes need: a request that was read already, and a stream that tells who left."""
+"""The two shapes of HTTP that the routes need: a request whose body was read, and a stream that reports a hang-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class WholeRequest(Request):
-    """A request whose body was read, and checked, before."""
+    """A request whose body was read and checked before."""
 
     def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -20,16 +20,16 @@ class WholeRequest(Request):
         self._value = value
 
     async def body(self) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         return self._whole
 
     async def json(self) -> Any:
-        """Their value."""
+        """Return their value."""
         return self._value
 
 
 class EventStream(Response):
-    """Server-sent events, up to the last one even where nobody reads: a server that shuts down then waits for it.
+    """Server-sent events. All are taken even if the client left, so that a server that shuts down waits for the last.
 
     ``left`` is called when the client hangs up; it may be called after the last event too.
     """
@@ -45,26 +45,27 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
-        watching = asyncio.create_task(self._watch(receive))
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left()
+
+        watching = asyncio.create_task(watch())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self.events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:  # how some servers say that the client left
+        except OSError:  # some servers report a hang-up in this way
             self.left()
             async for _ in self.events:
                 pass
         finally:
             watching.cancel()
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.left()
-
 
 def event(name: str, data: bytes | None = None) -> bytes:
-    """One event, as LangServe writes it."""
+    """Return one event, as LangServe writes it."""
     fields = [b"event: " + name.encode()] + ([] if data is None else [b"data: " + data])
     return b"\r\n".join([*fields, b"", b""])

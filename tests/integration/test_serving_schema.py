@@ -21,7 +21,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.serving.app import create_app
-from langchain_dpicl.serving.config import Settings
+from langchain_dpicl.serving.config import Configuration
 from langchain_dpicl.serving.keys import hash_of, new_key
 
 EXAMPLES = 10
@@ -48,7 +48,7 @@ def test_schemathesis_finds_nothing(return_receipt: bool, tmp_path: Path) -> Non
     release = ensemble | DPAggregate(labels, budget, return_receipt=return_receipt)
     release._randomness = Quiet()  # type: ignore[assignment]
     key = new_key()
-    app = create_app(Settings(chain="its:own", keys={"alice": hash_of(key)}), release)
+    app = create_app(Configuration(chain="its:own", keys={"alice": hash_of(key)}), release)
 
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     schema.config.headers = {"Authorization": f"Bearer {key}"}

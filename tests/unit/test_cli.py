@@ -10,7 +10,6 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
-import langchain_dpicl
 from langchain_dpicl import local
 from langchain_dpicl.cli import main
 
@@ -27,8 +26,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
     monkeypatch.setattr(local, "local_llm", lambda *_, **__: None)
     monkeypatch.setattr(
-        langchain_dpicl,
-        "LabelScorer",
+        "langchain_dpicl.members.models.LabelScorer",
         lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
     )
     return path

@@ -46,24 +46,23 @@ def test_the_list_of_names_is_sorted_and_has_no_repetition() -> None:
     assert langchain_dpicl.__all__ == sorted(set(langchain_dpicl.__all__))
 
 
-@pytest.mark.parametrize("name", langchain_dpicl.__all__)
-def test_every_exported_name_exists_and_is_documented(name: str) -> None:
-    value = getattr(langchain_dpicl, name)
-    assert value.__name__ == name
-    assert value.__module__.startswith("langchain_dpicl.")
-    assert inspect.getdoc(value), f"{name} has no docstring"
-    assert name in dir(langchain_dpicl)
+def test_every_exported_name_exists_and_is_documented() -> None:
+    for name in langchain_dpicl.__all__:
+        value = getattr(langchain_dpicl, name)
+        assert value.__name__ == name
+        assert value.__module__.startswith("langchain_dpicl.")
+        assert inspect.getdoc(value), f"{name} has no docstring"
+        assert name in dir(langchain_dpicl)
 
 
-@pytest.mark.parametrize("name", langchain_dpicl.__all__)
-def test_every_public_method_is_documented(name: str) -> None:
-    value = getattr(langchain_dpicl, name)
+def test_every_public_method_is_documented() -> None:
     bare = [
-        member
-        for member, function in vars(value).items()
+        f"{name}.{member}"
+        for name in langchain_dpicl.__all__
+        for member, function in vars(getattr(langchain_dpicl, name)).items()
         if not member.startswith("_")
         and (inspect.isfunction(function) or isinstance(function, (property, classmethod)))
-        and not inspect.getdoc(getattr(value, member))
+        and not inspect.getdoc(getattr(getattr(langchain_dpicl, name), member))
     ]
     assert bare == []
 
@@ -238,6 +237,17 @@ def test_no_room_imports_what_the_core_does_not_install() -> None:
         if at_load and module.split(".")[0] in (*extras, "fastapi", "matplotlib", "psycopg", "langchain_community")
     ]
     assert eager == []
+
+
+@pytest.mark.xfail(reason="the rebuild is under way", strict=False)
+def test_only_plots_draw() -> None:
+    drawing = {
+        str(path.relative_to(ROOT))
+        for package, path in modules()
+        for module, _ in imports(path)
+        if package != "plots" and module.split(".")[0] == "matplotlib"
+    }
+    assert drawing == set()
 
 
 def test_nothing_on_the_private_side_draws_from_a_generator_with_a_seed() -> None:

@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
-import langchain_dpicl
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.release.base import acting_for, releases_in
@@ -42,8 +41,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
     monkeypatch.setattr(local, "local_llm", lambda *_, **__: RunnableLambda(lambda _: "spray and inhaler"))
     monkeypatch.setattr(
-        langchain_dpicl,
-        "LabelScorer",
+        "langchain_dpicl.members.models.LabelScorer",
         lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
     )
 

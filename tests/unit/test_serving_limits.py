@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from langchain_dpicl import InvalidParameter
 from langchain_dpicl.serving.failures import Refused
-from langchain_dpicl.serving.keys import Keys, hash_of, new_key
+from langchain_dpicl.serving.keys import ApiKeys, hash_of, new_key
 from langchain_dpicl.serving.limits import MAX_DEPTH, Limits, Slots, read_body, read_json
 
 
@@ -167,7 +167,7 @@ def test_a_key_is_known_by_its_hash_alone() -> None:
     key, other = new_key(), new_key()
     assert key != other
     assert len(key) >= 43, "256 bits"
-    keys = Keys({"alice": hash_of(key), "bob": hash_of(other)})
+    keys = ApiKeys({"alice": hash_of(key), "bob": hash_of(other)})
     assert keys.name_of(key) == "alice"
     assert keys.name_of(other) == "bob"
     for wrong in ("", key[:-1], key + "x", hash_of(key), "alice", key.upper()):
@@ -178,7 +178,7 @@ def test_a_key_is_known_by_its_hash_alone() -> None:
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic KEY", "KEY", "Bearer KEY KEY", "bearer\tKEY"])
 def test_only_a_bearer_key_opens(header: str) -> None:
     key = new_key()
-    keys = Keys({"alice": hash_of(key)})
+    keys = ApiKeys({"alice": hash_of(key)})
     with pytest.raises(HTTPException) as caught:
         keys.principal(request_of(lambda: None, authorization=header.replace("KEY", key)))
     assert caught.value.status_code == 401
@@ -199,5 +199,5 @@ def test_only_a_bearer_key_opens(header: str) -> None:
 )
 def test_bad_keys_are_refused_without_being_shown(hashes: Any) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        Keys(hashes)
+        ApiKeys(hashes)
     assert "SECRET" not in str(caught.value)
