@@ -39,7 +39,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.calls import clock, gate, threads, transport
+from langchain_dpicl.calls import clock, flow, gate, threads, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.limits import DEFAULT_TIMEOUT, TimeLimit
@@ -319,11 +319,15 @@ async def test_a_public_question_that_hangs_holds_no_other(sealed_of: Any, hang:
     sealed.ensemble.doubts.asked("")
     sealed.ensemble.mark_suspect()
     vote = NoisyVote(["Positive", "Negative"])
-    first = threading.Thread(target=sealed.ensemble.check_health, args=(QUESTION, vote), daemon=True)
+
+    def ask() -> None:
+        flow.run(sealed.ensemble.check_health(QUESTION, vote))
+
+    first = threading.Thread(target=ask, daemon=True)
     first.start()
     while not asked:
         await asyncio.sleep(0.01)
-    await asyncio.wait_for(asyncio.to_thread(sealed.ensemble.check_health, QUESTION, vote), 5)
+    await asyncio.wait_for(asyncio.to_thread(ask), 5)
     hang.set()
     first.join(5)
 
