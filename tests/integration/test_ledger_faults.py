@@ -104,6 +104,7 @@ def test_processes_charge_exactly_the_limit(any_url: str) -> None:
     whole(any_url, numbers, 60)
 
 
+@pytest.mark.slow
 def test_equal_queries_of_processes_charge_once(any_url: str) -> None:
     answers = in_processes(ask_the_same, 4, any_url)
     assert answers == [[f'"answer {i}"' for i in range(5)]] * 4
@@ -447,6 +448,7 @@ def answer_many(url: str, barrier: Any, results: Any) -> None:
     results.put((numbers, counted))
 
 
+@pytest.mark.slow
 def test_processes_that_give_back_tokens_never_over_spend(any_url: str) -> None:
     answers = in_processes(answer_many, 3, any_url)
     numbers = [number for some, _ in answers for number in some]
@@ -530,6 +532,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_tokens_of_a_killed_process_are_given_back_with_their_receipt_or_not_at_all(any_url: str) -> None:
     charged: set[str] = set()

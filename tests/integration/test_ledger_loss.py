@@ -322,6 +322,7 @@ def test_another_ledger_s_witness_is_refused(ledger_url: str, tmp_path: Path) ->
         line_of(f"sqlite:///{copy}", witness=f"{path_of(ledger_url)}.witness")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", [PLAN, 400])
 def test_killed_processes_and_old_copies_give_no_answer_more(releases: int, ledger_url: str) -> None:
     """Kill -9 at any moment, then an older copy; where the ledger refuses, `recover`. All answers ever begun fit."""
@@ -455,6 +456,7 @@ class Payer:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "tables"),
     [(1, TABLES), (0, INDEX), (1, ["dpicl_usage", "dpicl_usage_rows"]), (1, ["dpicl_usage_rows"])],

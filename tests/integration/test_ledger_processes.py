@@ -70,6 +70,7 @@ def rows_of(url: str) -> tuple[int, list[int]]:
     return spent, numbers
 
 
+@pytest.mark.slow
 def test_four_processes_charge_exactly_the_limit(ledger_url: str) -> None:
     answers = run_processes(charge_many, 4, ledger_url, 100)
     numbers = sorted(number for charged, _ in answers for number in charged)
@@ -78,6 +79,7 @@ def test_four_processes_charge_exactly_the_limit(ledger_url: str) -> None:
     assert rows_of(ledger_url) == (150, numbers)
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_new_ledger_at_once_all_succeed(tmp_path: Path) -> None:
     """Workers that a server starts together, on a ledger that none of them has made yet, 25 times over."""
     assert run_processes(open_at_once, 6, str(tmp_path), None) == [[]] * 6

@@ -54,7 +54,15 @@ def release(url: str, step: str, question: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("step", "spent"), [("charge", 0), ("sample", 1), ("call", 1), ("aggregate", 1), ("record", 1), ("answered", 1)]
+    ("step", "spent"),
+    [
+        pytest.param("charge", 0, marks=pytest.mark.slow),
+        pytest.param("sample", 1, marks=pytest.mark.slow),
+        ("call", 1),
+        pytest.param("aggregate", 1, marks=pytest.mark.slow),
+        pytest.param("record", 1, marks=pytest.mark.slow),
+        pytest.param("answered", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_kill_9_at_any_step_keeps_the_charge_and_the_limit(step: str, spent: int, any_url: str) -> None:
     killed = release(any_url, step, "q")

@@ -37,6 +37,7 @@ class Quiet:
         return np.zeros(size, np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("return_receipt", [True, False])
 def test_schemathesis_finds_nothing(return_receipt: bool, tmp_path: Path) -> None:
     rows = [{"input": f"text {i}", "output": "Positive"} for i in range(8)]

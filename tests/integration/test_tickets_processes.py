@@ -88,6 +88,7 @@ def on_disk(url: str) -> tuple[int, int, int]:
     return number, total, found + sum(len(bytes(positions)) // 4 for (positions,) in rows)
 
 
+@pytest.mark.slow
 def test_processes_and_threads_burn_every_ticket_once(any_url: str) -> None:
     """Three processes of two threads: exactly what everybody was told to have paid is on the disk, at most T each."""
     opened(any_url).line("vote", 0.5)
@@ -127,6 +128,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_time_loses_no_ticket_and_fills_up_none(any_url: str) -> None:
     """Killed five times while it charges and folds: what it said to be paid is burnt, and of every charge that it did
     not live to tell the tickets are burnt or not, all of them together."""

@@ -53,6 +53,7 @@ PROFILES: list[Profile] = [
 # Closed forms: never below, hardly above ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 10, 1000, 1_000_000])
 @pytest.mark.parametrize("total", [0.3, 1.0, 5.0, 50.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
@@ -111,6 +112,7 @@ def test_tails_of_1e_minus_12_and_smaller_are_not_noise() -> None:
 # n releases are n releases --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES, ids=shown)
 @pytest.mark.parametrize("accountant", [PLD, PRVAccountant(0.01)], ids=lambda a: type(a).__name__)
 def test_a_count_is_the_same_as_so_many_lines(accountant: PLDAccountant | PRVAccountant, profile: Profile) -> None:
@@ -209,6 +211,7 @@ def test_prv_says_who_can_when_its_mesh_is_too_large() -> None:
         PRVAccountant(1e-6).epsilon([Line(Gaussian(1.0), 0.01, 1_000_000)], 1e-6)
 
 
+@pytest.mark.slow
 @given(
     rate=st.floats(1e-4, 1.0),
     count=st.integers(1, 1_000_000),

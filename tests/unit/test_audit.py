@@ -122,6 +122,7 @@ BROKEN: list[tuple[str, Callable[[Patch], None], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mechanism", "break_it", "more"), BROKEN)
 def test_a_broken_mechanism_is_proved_to_break_its_claim(
     mechanism: str, break_it: Callable[[Patch], None], more: dict[str, Any], monkeypatch: Patch
@@ -178,6 +179,7 @@ def in_two_members(real: Sample) -> Sample:
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "epsilon", "rate", "trials"),
     [(everybody, 1.0, 0.1, 600), (fixed_size, 1.0, 0.1, 600), (in_two_members, 1.5, 1.0, 2000)],

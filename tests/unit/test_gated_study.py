@@ -216,6 +216,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> CopyingReader:
     return made
 
 
+@pytest.mark.slow
 def test_the_command_reads_once_and_writes_what_the_index_shows(
     files: list[str], reader: CopyingReader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_bad_options_end_in_one_line(
     assert reader.asked == []
 
 
+@pytest.mark.slow
 def test_a_study_may_report_on_what_was_read_so_far(
     files: list[str], reader: CopyingReader, capsys: pytest.CaptureFixture[str]
 ) -> None:

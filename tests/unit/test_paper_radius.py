@@ -29,6 +29,7 @@ def test_a_row_is_mixed_as_far_as_the_ball_and_the_cap_allow() -> None:
         assert weight == cap or reach == pytest.approx(beta * order, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_claimed_ball_grows_with_epsilon_and_shrinks_with_tokens() -> None:
     claims = [beta * order for beta, order in (claimed_beta(e, 1e-5, 1e-3, 1000) for e in (0.5, 1, 2, 4))]
     assert claims == sorted(claims)

@@ -188,6 +188,7 @@ def test_a_receipt_computes_what_it_shows_and_no_more(rate: float, sigma: float)
         assert time.process_time() - started < 0.1, "each step is computed once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "sigma"), RARE)
 def test_spent_on_coarser_grids_is_what_the_finest_says(rate: float, sigma: float) -> None:
     plan = rare(rate, sigma)
@@ -196,6 +197,7 @@ def test_spent_on_coarser_grids_is_what_the_finest_says(rate: float, sigma: floa
         assert finest * (1 - 1e-3) <= plan.spent({"vote": n}) <= finest * (1 + 1e-3) + 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [rare(1e-5, 0.575828, 400), rare(0.01, 3.0, 400)],

@@ -169,6 +169,7 @@ def test_a_file_cut_anywhere_is_refused(saved: Any, tmp_path: Path, canary_free:
         refused(cut, store.embeddings, canary_free)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_refused_or_harmless(saved: Any, canary_free: Callable[..., None]) -> None:
     """Every second byte of the file, one bit each, and every bit of the places where zip keeps its flags: a typed
     error, or exactly the same store (bits that zip ignores)."""

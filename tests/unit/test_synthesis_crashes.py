@@ -159,6 +159,7 @@ def check_finished(made: Demonstrations, sampler: DPSampler, output: Path) -> No
     assert [release.units for release in releases] == tokens
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_a_job_pays_once_and_keeps_every_token(sampler_at: Any, tmp_path: Path) -> None:
     moments = 0
     for n in itertools.count():
@@ -177,6 +178,7 @@ def test_killed_at_any_moment_a_job_pays_once_and_keeps_every_token(sampler_at: 
     assert moments > 3 * (2 * 3 + 3 + 2 * 3), "charges, tokens, records and lines of three answers"
 
 
+@pytest.mark.slow
 def test_killed_at_every_moment_one_after_the_other_a_job_still_pays_once(sampler_at: Any, tmp_path: Path) -> None:
     """Each process gets so many moments further than nothing, and there are moments in a job that need some."""
     for patience in range(9, 16):

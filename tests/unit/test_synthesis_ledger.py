@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from by_hand import charged
+from by_hand import charge
 
 from langchain_dpicl import InvalidParameter, LineRequest, PrivacyBudget
 from langchain_dpicl.budget import BudgetLine, Charge
@@ -51,8 +51,8 @@ def test_without_replay_nothing_is_known_of_a_charge(line_of: Any) -> None:
 
 def test_a_principals_charge_is_its_own(line_of: Any) -> None:
     line = line_of(scope="per_principal")
-    (charge,) = charged(line, 1, "alice", ["a"], units=5)
-    assert line.reopen("a", "alice") == charge
+    (entry,) = charge(line, 1, "alice", ["a"], units=5)
+    assert line.reopen("a", "alice") == entry
     assert line.reopen("a", "bob") is None
     with pytest.raises(InvalidParameter, match="principal"):
         line.reopen("a")

@@ -132,6 +132,7 @@ def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     return str(folder / "first.db"), str(folder / "ledger.db")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("process", ["a new one", "one that has seen the rows", "one that is behind"])
 @pytest.mark.parametrize("loss", LOSSES)

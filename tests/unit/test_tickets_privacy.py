@@ -54,6 +54,8 @@ CASES: dict[str, tuple[Owners, list[Query], int, int]] = {
     "four owners, one ticket": (FOUR, at(10, 90, 175), 1, 5),
     "twins, two tickets": (TWINS, at(0, 80), 2, 6),
 }
+SLOW = {"three owners, two tickets", "four owners, one ticket"}
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def ledgered(tmp_path: Path) -> Any:
 # -- the product's own tickets -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_adaptive_adversary_learns_more_of_any_owner_than_the_plan_says(name: str, ledgered: Any) -> None:
     """Runs of up to six queries, all of them adaptive, with the tickets of real ledgers."""
     owners, queries, tickets, length = CASES[name]
@@ -104,7 +106,7 @@ def _remembered(world: World) -> Any:
     return pay
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_ledger_burns_what_the_theorem_says_at_every_state_that_can_be_reached(name: str, ledgered: Any) -> None:
     """Step by step the same as a dictionary of counts, for the whole store and for each less one owner. So what holds
     for the one holds for the other, and mistakes may be made in the simpler one."""
