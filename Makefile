@@ -33,8 +33,8 @@ $(DEV): $(LOCAL)
 demo: $(LOCAL)
 	$(BIN)/dpicl demo
 
-# Two workers. One hash seed: all workers must name the tests alike.
-PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n auto --dist loadfile
+# One hash seed: all workers must name the tests alike. In order: the examples, which take longest, come first.
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) -m "not slow"

@@ -15,7 +15,7 @@ from langchain_dpicl.evaluation.label_pass import ChainReader
 from langchain_dpicl.evaluation.tasks import ClassificationTask, task
 from langchain_dpicl.local import local_llm
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "smollm2-135m-instruct"
 GOOD, BAD = ("witty", "warm", "gripping", "lovely", "bright"), ("dull", "cold", "clumsy", "tired", "loud")

@@ -155,6 +155,7 @@ def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_r
     assert "spent=1" in budget
 
 
+@pytest.mark.slow
 def test_the_demo_answers_privately_and_beats_zero_shot(run: Run) -> None:
     """Twelve held-out messages: zero-shot is right on 1 in 3, so the private answers reach 7 of 12 by luck with a
     probability of 7 %; what they reach with the model is measured by `dpicl demo` itself on more messages."""

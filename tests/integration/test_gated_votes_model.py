@@ -11,7 +11,7 @@ from langchain_dpicl.decoding.backends.transformers_model import TransformersLog
 from langchain_dpicl.evaluation.label_batches import LabelBatches
 from langchain_dpicl.evaluation.tasks import Shape
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LABELS = ("Animal", "Plant")
 EXAMPLES = [("a fox in the snow", "Animal"), ("an oak", "Plant"), ("three small birds on a long wire", "Animal")]

@@ -156,6 +156,7 @@ def embedded(request: pytest.FixtureRequest) -> tuple[str, TransformersLogits]:
     return request.param, TransformersLogits(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_pieces_and_the_whole_prompt_give_the_same_logits(embedded: tuple[str, TransformersLogits]) -> None:
     """Also behind a demonstration that is longer than a sliding window."""
@@ -174,6 +175,7 @@ def test_pieces_and_the_whole_prompt_give_the_same_logits(embedded: tuple[str, T
         assert np.abs(row - expected.numpy()).max() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_row_is_bit_identical_beside_any_others(
     embedded: tuple[str, TransformersLogits], monkeypatch: pytest.MonkeyPatch

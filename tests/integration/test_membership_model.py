@@ -14,7 +14,7 @@ from langchain_dpicl.audit.membership_reading import TeacherForcing
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROWS = [
     {"input": "cherry, 1921", "output": "Grandmother's orchard fed eleven cousins through one hard winter."},

@@ -66,6 +66,7 @@ def test_a_scorer_asks_the_shared_prefix_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen[0]["prompt"]) == 4  # the reset, the query, two content-free texts
 
 
+@pytest.mark.slow
 def test_votes_with_examples_beat_the_zero_shot_answer_on_the_inbox() -> None:
     """12 questions, 5 members of 5 examples each, without noise or privacy. The seed is fixed and the model is
     deterministic, so this cannot fail by chance on one machine; the bound leaves room for other machines' rounding."""

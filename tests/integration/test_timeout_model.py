@@ -16,7 +16,7 @@ from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.limits import TimeLimit
 from langchain_dpicl.selection.selector import Examples
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 LIMIT = 1.5
 SLOW = "slow"

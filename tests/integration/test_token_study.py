@@ -14,7 +14,7 @@ from langchain_dpicl.decoding.backends.transformers_model import TransformersLog
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.evaluation.batches import Batches
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 COLOURS = ("red", "blue", "green", "yellow", "black", "white")
 FRUITS = ("apple", "plum", "pear", "lemon", "grape", "melon", "fig", "peach")
