@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_command import answer, run
 
-from langchain_dpicl.cli.plan import add_parser, epsilon_curve, noise_curve
+from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.plots.curves import draw_panels
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"
-
-
-def run(line: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(line.split())
-    return int(args.run(args))
-
-
-def answer(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert run(f"{line} --json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def test_the_issue_s_own_line_prints_rate_noise_cost_and_flips(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_command import answer, run
 
-from langchain_dpicl.cli.plan import add_parser
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.plots import curves, style
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
@@ -18,19 +17,6 @@ from langchain_dpicl.privacy.gate import Gate
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200 --members 20 --shots 1"
-
-
-def run(line: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(line.split())
-    return int(args.run(args))
-
-
-def answer(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert run(f"{line} --json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def gate(**more: Any) -> Gate:

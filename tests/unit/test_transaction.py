@@ -96,24 +96,21 @@ async def cancelled_at(sealed: Any, budget: PrivacyBudget, monkeypatch: pytest.M
     assert await asyncio.wait_for(sealed.ainvoke({"input": "q"}), 20) == "Positive"
 
 
-async def test_a_release_cancelled_while_it_is_charged_keeps_the_charge_and_holds_up_nobody(
-    sealed_of: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "spent"),
+    [
+        ("charge", 2),  # the cancelled charge stands
+        ("record", 1),  # its answer is replayed
+    ],
+)
+async def test_a_release_cancelled_at_a_step_keeps_its_charge_and_holds_up_nobody(
+    sealed_of: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch, step: str, spent: int
 ) -> None:
     budget = budget_of(replay=True, replay_patience=300.0)
     sealed = sealed_of(lambda _: "Positive", budget=budget)
     sealed.line()
-    await cancelled_at(sealed, budget, monkeypatch, "charge")
-    assert budget.spent() == 2, "the cancelled charge stands"
-
-
-async def test_a_release_cancelled_while_it_is_recorded_is_recorded(
-    sealed_of: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget = budget_of(replay=True, replay_patience=300.0)
-    sealed = sealed_of(lambda _: "Positive", budget=budget)
-    sealed.line()
-    await cancelled_at(sealed, budget, monkeypatch, "record")
-    assert budget.spent() == 1, "its answer is replayed"
+    await cancelled_at(sealed, budget, monkeypatch, step)
+    assert budget.spent() == spent
 
 
 # -- flows -------------------------------------------------------------------------------------------------------------
