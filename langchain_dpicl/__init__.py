@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.retrieval import DPRetriever as DPRetriever
     from langchain_dpicl.retrieval import wrap_rag as wrap_rag
     from langchain_dpicl.selection.selector import PoissonExampleSelector as PoissonExampleSelector
-    from langchain_dpicl.selection.share import ShareThreshold as ShareThreshold
+    from langchain_dpicl.selection.suggest import ShareThreshold as ShareThreshold
     from langchain_dpicl.selection.suggest import suggest_threshold as suggest_threshold
     from langchain_dpicl.serving import add_dp_routes as add_dp_routes
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
@@ -90,8 +90,7 @@ _HOMES = {
     "release.threshold": "release_threshold",
     "retrieval": "DPRetriever wrap_rag",
     "selection.selector": "PoissonExampleSelector",
-    "selection.share": "ShareThreshold",
-    "selection.suggest": "suggest_threshold",
+    "selection.suggest": "ShareThreshold suggest_threshold",
     "serving": "add_dp_routes",
     "store": "ExemplarStore",
     "store.postgres": "PostgresExemplarStore",

@@ -254,7 +254,8 @@ def as_tool(
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
         except (PrivacyBudgetExceeded, ModelUnavailable) as error:
-            said = _message(error)
+            said = SPENT if isinstance(error, PrivacyBudgetExceeded) else UNAVAILABLE
+            said = ABSTAINED if isinstance(error, MembersAbstained) else said
         if said is not None:
             raise ToolException(said)
         return _told(answer)
@@ -274,12 +275,6 @@ def as_tool(
         response_format="content_and_artifact",
         handle_tool_error=True,
     )
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, PrivacyBudgetExceeded):
-        return SPENT
-    return ABSTAINED if isinstance(error, MembersAbstained) else UNAVAILABLE
 
 
 def _told(answer: Any) -> tuple[str, Any]:

@@ -33,17 +33,6 @@ from langchain_dpicl.store.intake import Vectors
 _PROOF_SECONDS = 60
 
 
-def _any_answer(output: object) -> None:
-    """Takes whatever a call answers."""
-
-
-def _first_keys(member: Runnable[Any, Any]) -> frozenset[str]:
-    """The keys of the caller's mapping that the member's first step is known to need: a prompt's, a scorer's."""
-    while isinstance(member, RunnableSequence):
-        member = member.first
-    return frozenset(getattr(member, "input_variables", ())) - {"examples"}
-
-
 class Members:
     """A selector and a sealed member chain: what `PrivateEnsemble` does, which documents the parameters."""
 
@@ -60,51 +49,32 @@ class Members:
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
         self.selector = selector
-        if max_concurrency is None:
-            max_concurrency = min(selector.members, 64)
-        self.max_concurrency = checks.whole("max_concurrency", max_concurrency)
+        self.members = selector.members
+        at_once = min(selector.members, 64) if max_concurrency is None else max_concurrency
+        self.max_concurrency = checks.whole("max_concurrency", at_once)
         self.public = boundary.check_public(public)
         if not isinstance(allow_state, (list, tuple)):
             raise InvalidParameter("allow_state", type(allow_state).__name__, "a list of objects or names")
         self.allow_state = tuple(allow_state)
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
-        self._limit = TimeLimit(sealed, timeout)
-        self._member = self._limit.prepared
-        self._public_member: Runnable[Any, Any]
-        self._public_member, _ = public_copy(self._member, self.allow_state)
+        limit = TimeLimit(sealed, timeout)
+        self.check_sync, self.timeout = limit.check_sync, limit.seconds
+        self._member = limit.prepared
+        self.public_member: Runnable[Any, Any]  # another copy, for public calls: private calls write nothing into it
+        self.public_member, _ = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
-        self._unproven = bool(snapshot(self._member, self.allow_state).places)
-        self._needed = _first_keys(self._member)
+        self.unproven = bool(snapshot(self._member, self.allow_state).places)
+        """Whether the member could share state between its calls, and has not shown yet that it does not."""
+        first = self._member
+        while isinstance(first, RunnableSequence):
+            first = first.first
+        self._needed = frozenset(getattr(first, "input_variables", ())) - {"examples"}
         self.doubts = Doubts()
 
     @property
     def variant(self) -> str:
         """Further public settings of the ensemble that decide its answers: none here. Part of what replay compares."""
         return ""
-
-    @property
-    def sealed_member(self) -> Runnable[Any, Any]:
-        """The copy of the member that runs inside the boundary."""
-        return self._member
-
-    @property
-    def timeout(self) -> float | None:
-        """Seconds that one call may take; None where there is no limit."""
-        return self._limit.seconds
-
-    def check_sync(self) -> None:
-        """Before a charge: `InvalidParameter` where ``timeout`` can be kept by ``ainvoke`` and ``abatch`` alone."""
-        self._limit.check_sync()
-
-    @property
-    def public_member(self) -> Runnable[Any, Any]:
-        """Another copy, for public calls alone: nothing that a private call writes is in it."""
-        return self._public_member
-
-    @property
-    def members(self) -> int:
-        """N: the number of calls of every release."""
-        return self.selector.members
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
@@ -127,11 +97,6 @@ class Members:
 
     # -- what members share, shown by public calls --------------------------------------------------------------------
 
-    @property
-    def unproven(self) -> bool:
-        """Whether the member could share state between its calls, and has not shown yet that it does not."""
-        return self._unproven
-
     def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> Flow[None]:
         """Before the first charge: see whether two calls on public values and made-up examples leave anything behind.
 
@@ -143,12 +108,12 @@ class Members:
             with self._trying:  # the first thread tries, the others wait for it
                 run(self._trial(values, aggregator))
 
-        if self._unproven:
+        if self.unproven:
             yield Either(here, lambda: arun(self._trial(values, aggregator)))
 
     def _trial(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> Flow[None]:
         """Two calls on made-up examples. The first may set up what later ones use."""
-        if not self._unproven:
+        if not self.unproven:
             return
         chain, allowed = public_copy(self._member, self.allow_state)
         other = other_words(dict(values))
@@ -167,7 +132,7 @@ class Members:
                 f"to show that its calls write nothing into {name}; nothing was charged. Invoke the member chain alone "
                 f"to see the whole error, or allow what it shares: allow_state=[{name!r}]"
             )
-        self._unproven = False
+        self.unproven = False
 
     def _made_up(self, number: int, aggregator: Aggregator[Any]) -> Examples:
         """As many examples, which no record of the store has a part in."""
@@ -180,17 +145,13 @@ class Members:
         return Examples(list(made), store.input_key, store.output_key)
 
     def _probe(
-        self, chain: Runnable[Any, Any], request: boundary.Request, check: Callable[[object], None] = _any_answer
+        self, chain: Runnable[Any, Any], request: boundary.Request, check: Callable[[object], None] | None = None
     ) -> Either:
         """A public call, and a check of its answer. Gives the class of what either raised, or None."""
-        asked = chain, request, check, self.timeout
+        asked = chain, request, check or (lambda output: None), self.timeout
         return Either(partial(boundary.probe, *asked), partial(boundary.aprobe, *asked))
 
     # -- the member's health, from public facts alone -----------------------------------------------------------------
-
-    def mark_suspect(self, caller: str = "") -> None:
-        """A caller's release said that the members abstain: ask a public question before that caller's next charge."""
-        self.doubts.of(caller).suspected = True
 
     def doubtful(self, tells: bool = True, caller: str = "") -> bool:
         """Whether `check_health` would ask now. ``tells``: see `Aggregator.tells`. ``caller``: `BudgetLine.caller`."""
@@ -207,7 +168,7 @@ class Members:
         """
         if not self.doubtful(tells, caller):
             return
-        failure = yield self._probe(self._public_member, self.public_request(values), aggregator.check_public)
+        failure = yield self._probe(self.public_member, self.public_request(values), aggregator.check_public)
         self.doubts.of(caller).judge(failure is None)
         if failure is not None:
             raise ModelUnavailable(
@@ -376,8 +337,8 @@ class MembersRelease(AnyRelease, Release):
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
         """The release, or `MembersAbstained` where it says so."""
         yield from ()
-        if self.aggregator.outcome(release) != "released":
-            self.ensemble.mark_suspect(charged.request.caller)
+        if self.aggregator.outcome(release) != "released":  # ask a public question before this caller's next charge
+            self.ensemble.doubts.of(charged.request.caller).suspected = True
         if release is None:
             raise MembersAbstained
         return release

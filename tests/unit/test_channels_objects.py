@@ -70,7 +70,7 @@ def objects(release: Any) -> dict[str, Any]:
         "selector": selector,
         "buckets": selector.sample(),
         "ensemble": ensemble,
-        "member": ensemble.sealed_member,
+        "member": ensemble._member,
         "aggregator": release.aggregator,
         "vote": NoisyVote(LABELS),
         "mean": EmbeddingMean(selector.store.embeddings, ["a", "b"]),

@@ -158,7 +158,7 @@ def test_a_known_answer_needs_no_model(seal: Seal, member: Member) -> None:
         raise ConnectionError
 
     member.answer = fail
-    sealed.ensemble.mark_suspect()
+    sealed.ensemble.doubts.of("").suspected = True
     assert sealed.invoke({"input": "q"}) == "Positive"
     with pytest.raises(ModelUnavailable):
         sealed.invoke({"input": "other"})

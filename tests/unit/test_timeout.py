@@ -317,7 +317,7 @@ async def test_a_public_question_that_hangs_holds_no_other(sealed_of: Any, hang:
     sealed = sealed_of(member, timeout=20)
     sealed.line()
     sealed.ensemble.doubts.asked("")
-    sealed.ensemble.mark_suspect()
+    sealed.ensemble.doubts.of("").suspected = True
     vote = NoisyVote(["Positive", "Negative"])
 
     def ask() -> None:

@@ -602,7 +602,7 @@ def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> N
     from langchain_dpicl.private.reach import reachable
 
     private = wrap(rag(collection.as_retriever(), Model()))
-    found = list(reachable(private.ensemble.sealed_member))
+    found = list(reachable(private.ensemble._member))
     assert any(isinstance(part, BucketRetriever) for part in found)
     assert not any(part is collection or part is private.ensemble.selector for part in found)
 
