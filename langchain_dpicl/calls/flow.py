@@ -1,19 +1,21 @@
-"""One flow of work for threads and for event loops: a generator that yields what is to be done.
+"""One body of code for threads and for event loops.
 
-A flow yields its effects and gets each one's result, or its error, back, so the same code serves ``invoke`` and
-``ainvoke``. It always runs in a thread and may block, but it never awaits:
+`immediate` runs a coroutine that never suspends: such a coroutine blocks in a thread and awaits in an event loop.
 
-* a function without arguments is called where the flow runs. It is a point at which the flow may be cancelled. `arun`
-  goes on in one thread until the flow yields something else: consecutive functions take one change of thread.
+A flow is a generator that yields effects and gets each one's result, or its error, back. It always runs in a thread and
+may block, but it never awaits:
+
+* a function without arguments is called in the flow's thread. The flow may be cancelled there. `arun` stays in one
+  thread until the flow yields something else: consecutive functions take one change of thread.
 * an `Either` can be done in two ways: `run` calls the one, `arun` awaits the other.
 * a `Chunk` is a part of the answer. `stream` and `astream` hand it out, `run` and `arun` pass over it.
 
-Cancellation reaches a flow where it waits for an effect, never in place of a function's result: what a function has
-done (a charge, above all) is always known to the flow. If the flow's thread is at work when its task is cancelled, the
-task ends at once, and the thread ends the flow with a ``CancelledError`` before its next effect.
+Cancellation reaches a flow when it waits for an effect, never in place of a function's result: a flow always knows what
+a function has done (a charge, above all). If the flow's thread is at work when its task is cancelled, the task ends at
+once, and the thread ends the flow with a ``CancelledError`` before its next effect.
 
-Results and errors may be private. The drivers keep both in a list that is empty whenever the flow runs, so no frame
-that an error passes refers to them.
+Results and errors may be private. `_Driver` keeps both in a list that is empty whenever the flow runs, so no frame that
+an error passes refers to them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import wait
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -56,8 +58,18 @@ Effect = Callable[[], Any] | Either | Chunk
 Flow = Generator[Effect, Any, T]
 
 
+def immediate(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("the coroutine has suspended")
+
+
 def pause(seconds: float) -> Either:
-    """Wait so long, holding no thread of an event loop's."""
+    """Wait so long. In an event loop this holds no thread."""
     return Either(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
 
 
@@ -80,22 +92,17 @@ def together(flows: Sequence[Flow[Any]], at_once: int | None = None) -> Either:
             async with gate:
                 return await arun(flow)
 
-        return await every(map(one, flows))
+        results = await asyncio.gather(*map(one, flows), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     return Either(here, awaited)
 
 
-async def every(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Every result, or, once all have ended, the first exception in order."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
 def run(flow: Flow[T]) -> T:
-    """Run a flow here and return its result."""
+    """Run a flow in this thread and return its result."""
     steps = stream(flow)
     while True:
         try:
@@ -106,45 +113,31 @@ def run(flow: Flow[T]) -> T:
 
 
 def stream(flow: Flow[T]) -> Generator[Any, None, T]:
-    """Run a flow here, yield its chunks and return its result. Closing this ends the flow with a `FlowClosed`."""
-    held: list[Any] = [None]
-    resume: Callable[[Any], Any] = flow.send
-    while True:
-        closed = False
+    """Run a flow in this thread, yield its chunks and return its result. Closing this ends it with a `FlowClosed`."""
+    driver = _Driver(flow)
+    while driver.go_on():
         try:
-            held.append(resume(held.pop()))
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        except FlowClosed:
-            closed = True
-        if closed:
-            raise GeneratorExit
-        resume = flow.send
-        try:
-            if type(held[0]) is Chunk:
-                yield held.pop().value
-                held.append(None)
+            if driver.is_at_chunk():
+                yield driver.take()
             else:
-                held.append(held[0].here() if type(held[0]) is Either else held[0]())
-                del held[0]
+                driver.do()
         except BaseException as error:
-            held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
-            resume = flow.throw
+            driver.throw(error)
+    return driver.result()
 
 
 async def arun(flow: Flow[T]) -> T:
     """Run a flow from an event loop and return its result."""
-    driver: _Driver[T] = _Driver(flow)
-    while not await driver.advance():
+    driver = _Driver(flow)
+    while await driver.advance():
         driver.take()
     return driver.result()
 
 
 async def astream(flow: Flow[Any]) -> AsyncGenerator[Any, None]:
-    """Run a flow from an event loop and yield its chunks. Closing this ends the flow with a `FlowClosed`."""
+    """Run a flow from an event loop and yield its chunks. It ends as in `stream`."""
     driver = _Driver(flow)
-    while not await driver.advance():
+    while await driver.advance():
         try:
             yield driver.take()
         except BaseException as error:
@@ -153,43 +146,40 @@ async def astream(flow: Flow[Any]) -> AsyncGenerator[Any, None]:
 
 
 class _Driver(Generic[T]):
-    """A flow on its way between an event loop and the threads that run its functions."""
+    """A flow under way: in one thread, or between an event loop and the threads that run the flow's functions."""
 
     def __init__(self, flow: Flow[T]) -> None:
         self._flow = flow
-        self._held: list[Any] = [None]
+        self._held: list[Any] = [None]  # the flow's effect, or what the flow gets for its last one
         self._resume: Callable[[Any], Any] = flow.send
-        self._lock = threading.Lock()
-        self._away = False
-        """Whether a thread has the flow."""
-        self._cancelled = False
-        """Whether that thread is to end it: nobody waits for it any more."""
-        self._told = False
         self._ended = False
         self._result: T
         self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._away = False  # a thread has the flow
+        self._cancelled = False  # that thread must end the flow: nobody waits for it any more
+        self._told = False
 
-    async def advance(self) -> bool:
-        """Go on to the next chunk. Returns True at the flow's end."""
-        while True:
-            self._away = True
-            moved = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._work)
-            try:
-                await asyncio.shield(moved)
-            except asyncio.CancelledError as error:  # of this task: `_work` raises nothing
-                with self._lock:
-                    self._cancelled = self._away
-                if self._cancelled or self._ended:
-                    raise
-                self.throw(error)
-                continue
-            if self._ended or type(self._held[0]) is Chunk:
-                return self._ended
-            try:
-                self._held.append(await self._held[0].awaited())
-                del self._held[0]
-            except BaseException as error:
-                self.throw(error)
+    def go_on(self) -> bool:
+        """Run the flow to its next effect. Returns False at the flow's end."""
+        resume, self._resume = self._resume, self._flow.send
+        try:
+            self._held.append(resume(self._held.pop()))
+        except StopIteration as end:
+            self._result = end.value
+            self._ended = True
+        except BaseException as error:
+            self._error = error
+            self._ended = True
+        return not self._ended
+
+    def do(self) -> None:
+        """Do the flow's effect in this thread."""
+        self._held.append(self._held[0].here() if type(self._held[0]) is Either else self._held[0]())
+        del self._held[0]
+
+    def is_at_chunk(self) -> bool:
+        return type(self._held[0]) is Chunk
 
     def take(self) -> Any:
         """The chunk that the flow handed out."""
@@ -214,29 +204,40 @@ class _Driver(Generic[T]):
         finally:
             del error
 
-    def _work(self) -> None:
-        """In a thread: run the flow until it asks for something that only the event loop can do."""
-        while self._go_on():
+    async def advance(self) -> bool:
+        """Go on to the next chunk. Returns False at the flow's end."""
+        while True:
+            self._away = True
+            moved = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._work)
             try:
-                if self._cancelled and not (self._told and callable(self._held[0])):
-                    self._told = True
-                    raise asyncio.CancelledError
-                self._held.append(self._held[0]())
+                await asyncio.shield(moved)
+            except asyncio.CancelledError as error:  # of this task: `_work` raises nothing
+                with self._lock:
+                    self._cancelled = self._away
+                if self._cancelled or self._ended:
+                    raise
+                self.throw(error)
+                continue
+            if self._ended or self.is_at_chunk():
+                return not self._ended
+            try:
+                self._held.append(await self._held[0].awaited())
                 del self._held[0]
             except BaseException as error:
                 self.throw(error)
 
-    def _go_on(self) -> bool:
-        """Run the flow to its next effect. Returns whether this thread is to do it."""
-        resume, self._resume = self._resume, self._flow.send
-        try:
-            self._held.append(resume(self._held.pop()))
-        except StopIteration as end:
-            self._result = end.value
-            self._ended = True
-        except BaseException as error:
-            self._error = error
-            self._ended = True
-        with self._lock:
-            self._away = not self._ended and (self._cancelled or callable(self._held[0]))
-            return self._away
+    def _work(self) -> None:
+        """Run the flow in this thread until it asks for something that only the event loop can do."""
+        while True:
+            self.go_on()
+            with self._lock:
+                self._away = not self._ended and (self._cancelled or callable(self._held[0]))
+            if not self._away:
+                return
+            try:
+                if self._cancelled and not (self._told and callable(self._held[0])):
+                    self._told = True
+                    raise asyncio.CancelledError
+                self.do()
+            except BaseException as error:
+                self.throw(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -34,77 +35,58 @@ class Gate:
     def reset(self) -> None:
         """Nobody has the slot, and nobody waits: this is so in a process that was just forked."""
         self._lock = threading.Lock()
+        self._line: deque[tuple[Call, Future[None]]] = deque()
         self._taken = False
-        self._line: deque[Future[None]] = deque()
-        self._held: dict[Call, list[int]] = {}
-        """Of the calls that have the slot: their requests under way, and those that the server has not finished."""
+        self._holder: Call | None = None
+        self._requests = 0  # of the holder, under way
+        self._clean = True  # whether the server has finished the holder's other requests
 
-    def joins(self, call: Call) -> bool:
-        """Whether a call has the slot already. Its further requests then queue as its own work."""
-        with self._lock:
-            if call in self._held:
-                self._held[call][0] += 1
-                return True
-            return False
-
-    def holds(self, call: Call) -> None:
-        """A call has got the slot."""
-        with self._lock:
-            self._held.setdefault(call, [0, 0])[0] += 1
-
-    def leaves(self, call: Call, *, clean: bool) -> None:
-        """One of a call's requests is over; ``clean`` if the server has finished it."""
-        with self._lock:
-            held = self._held.get(call)
-            if held is None:  # `reset` after a fork
-                return
-            held[0] -= 1
-            held[1] += not clean
-            if held[0]:
-                return
-            del self._held[call]
-        self.release(clean=not held[1])
-
-    def ticket(self) -> Future[None]:
-        """Done once the slot is the caller's."""
+    def join(self, call: Call) -> Future[None]:
+        """A request of a call begins. Done once the call has the slot: its further requests then queue as its work."""
         ticket: Future[None] = Future()
         with self._lock:
-            if self._taken:
-                self._line.append(ticket)
+            if self._taken and call is not self._holder:
+                self._line.append((call, ticket))
                 return ticket
-            self._taken = True
-        ticket.set_running_or_notify_cancel()
+            self._take(call)
         ticket.set_result(None)
         return ticket
 
-    def give_back(self, ticket: Future[None]) -> None:
-        """The caller no longer waits, whether it has got the slot or not."""
+    def give_back(self, call: Call, ticket: Future[None]) -> None:
+        """The request will not be made, whether the call has got the slot or not."""
         if not ticket.cancel():
-            self.release(clean=True)
+            self.leave(call, clean=True)
 
-    def release(self, *, clean: bool) -> None:
-        """The caller's requests are over. The next caller gets the slot once it is free."""
-        if clean:
-            self._pass_on()
-        elif not threads.start(self._settle_and_pass_on):
-            self._settle_and_pass_on()
-
-    def _settle_and_pass_on(self) -> None:
-        try:
-            self._settle()
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
+    def leave(self, call: Call, *, clean: bool) -> None:
+        """A request is over; ``clean`` if the server has finished it. After a call's last, the next has the slot."""
         with self._lock:
-            while self._line:
-                ticket = self._line.popleft()
-                if ticket.set_running_or_notify_cancel():
-                    break
-            else:
-                self._taken = False
+            if call is not self._holder:  # `reset` after a fork
                 return
-        ticket.set_result(None)
+            self._requests -= 1
+            self._clean = self._clean and clean
+            if self._requests:
+                return
+            self._holder, clean, self._clean = None, self._clean, True
+        pass_on = functools.partial(self._pass_on, clean)
+        if clean or not threads.start(pass_on):
+            pass_on()
+
+    def _pass_on(self, clean: bool) -> None:
+        try:
+            if not clean:
+                self._settle()
+        finally:
+            with self._lock:
+                self._taken = False
+                while self._line and not self._taken:
+                    call, ticket = self._line.popleft()
+                    if ticket.set_running_or_notify_cancel():
+                        self._take(call)
+                        ticket.set_result(None)
+
+    def _take(self, call: Call) -> None:
+        self._taken, self._holder = True, call
+        self._requests += 1
 
 
 def _reset_all() -> None:

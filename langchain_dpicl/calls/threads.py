@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ def _serve(inbox: SimpleQueue[Work]) -> None:
 
 
 def submit(function: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
-    """The same with its result, or what it raised."""
+    """Call a function in a thread of `start`, in a copy of this context. Raises RuntimeError if no thread can start."""
     done: Future[T] = Future()
 
     def work() -> None:
@@ -63,12 +64,14 @@ def submit(function: Callable[..., T], *arguments: Any, **named: Any) -> Future[
             return
         try:
             result = function(*arguments, **named)
+        except StopIteration:  # a future of an event loop cannot hold it
+            done.set_exception(RuntimeError("StopIteration"))
         except BaseException as error:
             done.set_exception(error)
         else:
             done.set_result(result)
 
-    if not start(work):
+    if not start(partial(contextvars.copy_context().run, work)):
         raise RuntimeError("can't start new thread")
     return done
 
@@ -109,44 +112,19 @@ async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -
 
     The event loop's own threads are few and everybody's: a call would wait there for other calls.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():  # whoever waited was cancelled
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = context.run(function, *arguments, **named)
-        except StopIteration:  # a future cannot hold it
-            failure = RuntimeError("StopIteration")
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
-        del result, failure
-
     until = time.monotonic() + STARVED
-    while not start(work):
-        if time.monotonic() > until:
-            raise RuntimeError("can't start new thread")
+    while True:
+        try:
+            done = submit(function, *arguments, **named)
+            break
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
         call = current.get()
         with contextlib.nullcontext() if call is None else call.waits():
             await asyncio.sleep(0.05)
-    return await done
-
-
-def _forget() -> None:
-    _idle.clear()
+    return await asyncio.wrap_future(done)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # a fork copies no threads
+    os.register_at_fork(after_in_child=_idle.clear)  # a fork copies no threads

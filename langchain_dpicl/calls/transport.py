@@ -23,11 +23,11 @@ import functools
 import inspect
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_dpicl.calls.clock import Call, Overdue, current
+from langchain_dpicl.calls.flow import immediate
 from langchain_dpicl.calls.gate import Gate
 
 _LIBRARIES = ("httpx", "httpx2")
@@ -87,7 +87,7 @@ class _Flight:
         if self._ended.acquire(blocking=False):
             self.call.end(self)
             if self._gate is not None:
-                self._gate.leaves(self.call, clean=clean)
+                self._gate.leave(self.call, clean=clean)
 
 
 _sent: contextvars.ContextVar[_Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
@@ -96,127 +96,73 @@ _sent: contextvars.ContextVar[_Flight | None] = contextvars.ContextVar("dpicl_se
 
 # -- one request -------------------------------------------------------------------------------------------------------
 
-Steps = Generator[tuple[str, Any], Any, Any]
+
+class _Around:
+    _inner: Any = None
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
-def _exchange(call: Call, gate: Gate | None, request: Any, base: str) -> Steps:
-    """The steps of one request: each is named, with what it needs. Returns the response."""
-    given = dict(request.extensions.get("timeout") or {})
-    while True:
-        if gate is not None and not gate.joins(call):
-            ticket = gate.ticket()
-            if not ticket.done():
-                with call.waits():
-                    try:
-                        yield "wait", ticket
-                    except BaseException:
-                        gate.give_back(ticket)
-                        raise
-            gate.holds(call)
-        flight = _Flight(call, gate)
-        flight.limit(request, given)
-        mark = _sent.set(flight)
-        try:
-            response = yield "send", request
-        except Exception:
-            flight.end(clean=False)
-            if not call.overdue():
-                raise
-            response = None
-        except BaseException:
-            flight.end(clean=False)
-            raise
-        finally:
-            _sent.reset(mark)
-        if response is None:
-            raise Overdue
-        flight.answered(response)
-        seconds = None
-        if response.status_code == 429:
-            if type(request.stream).__name__ == "ByteStream":  # its body can be sent again
-                seconds = call.wait_after(response.headers)
-            if seconds is None:
-                response.headers["x-should-retry"] = "false"  # for SDKs made by Stainless: the waiting is done
-        if seconds is None:
-            kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base)
-            response.stream = _timed(kind)(response.stream, flight)
-            return response
-        yield "close", response
-        flight.end(clean=True)
-        yield "sleep", seconds
-
-
-class _Before:
+class _Before(_Around):
     """A transport that stands before another, of the same client. Each client calls it in one of its two ways."""
 
     def __init__(self, inner: Any, gate: Gate | None) -> None:
-        self._inner, self._gate = inner, gate
+        super().__init__(inner)
+        self._gate = gate
 
     def handle_request(self, request: Any) -> Any:
         call = current.get()
-        if call is None:
-            return self._inner.handle_request(request)
-        do: dict[str, Callable[[Any], Any]] = {
-            "wait": Future.result,
-            "send": self._inner.handle_request,
-            "close": lambda response: response.close(),
-            "sleep": call.pause,
-        }
-        steps = _exchange(call, self._gate, request, "SyncByteStream")
-        try:
-            step, value = next(steps)
-            while True:
-                try:
-                    found = do[step](value)
-                except BaseException as error:
-                    step, value = steps.throw(error)
-                else:
-                    step, value = steps.send(found)
-        except StopIteration as done:
-            return done.value
+        return self._inner.handle_request(request) if call is None else immediate(self._answer(call, request, False))
 
     async def handle_async_request(self, request: Any) -> Any:
         call = current.get()
-        if call is None:
-            return await self._inner.handle_async_request(request)
-        do: dict[str, Callable[[Any], Any]] = {
-            "wait": asyncio.wrap_future,
-            "send": self._inner.handle_async_request,
-            "close": lambda response: response.aclose(),
-            "sleep": call.apause,
-        }
-        steps = _exchange(call, self._gate, request, "AsyncByteStream")
-        try:
-            step, value = next(steps)
-            while True:
-                try:
-                    found = await do[step](value)
-                except BaseException as error:
-                    step, value = steps.throw(error)
-                else:
-                    step, value = steps.send(found)
-        except StopIteration as done:
-            return done.value
+        return await (self._inner.handle_async_request(request) if call is None else self._answer(call, request, True))
 
-    def close(self) -> None:
-        self._inner.close()
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def __enter__(self) -> _Before:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._inner.__exit__(*failure)
-
-    async def __aenter__(self) -> _Before:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        await self._inner.__aexit__(*failure)
+    async def _answer(self, call: Call, request: Any, in_loop: bool) -> Any:
+        """Make one request, and repeat it while the server refuses it. It suspends only if ``in_loop``."""
+        given = dict(request.extensions.get("timeout") or {})
+        while True:
+            if self._gate is not None and not (ticket := self._gate.join(call)).done():
+                with call.waits():
+                    try:
+                        await asyncio.wrap_future(ticket) if in_loop else ticket.result()
+                    except BaseException:
+                        self._gate.give_back(call, ticket)
+                        raise
+            flight = _Flight(call, self._gate)
+            flight.limit(request, given)
+            mark = _sent.set(flight)
+            response = None
+            try:
+                inner = self._inner
+                response = await inner.handle_async_request(request) if in_loop else inner.handle_request(request)
+            except BaseException as error:
+                flight.end(clean=False)
+                if not isinstance(error, Exception) or not call.overdue():
+                    raise
+            finally:
+                _sent.reset(mark)
+            if response is None:
+                raise Overdue
+            flight.answered(response)
+            wait = None
+            if response.status_code == 429:
+                if type(request.stream).__name__ == "ByteStream":  # its body can be sent again
+                    wait = call.wait_after(response.headers)
+                if wait is None:
+                    response.headers["x-should-retry"] = "false"  # for SDKs made by Stainless: the waiting is done
+            if wait is None:
+                base = "AsyncByteStream" if in_loop else "SyncByteStream"
+                kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base)
+                response.stream = _timed(kind)(response.stream, flight)
+                return response
+            await response.aclose() if in_loop else response.close()
+            flight.end(clean=True)
+            await call.apause(wait) if in_loop else call.pause(wait)
 
 
 @functools.cache
@@ -272,14 +218,6 @@ def _timed(base: type[Any]) -> type[Any]:
 # -- the connections beneath -------------------------------------------------------------------------------------------
 
 
-class _Around:
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 class _Wire(_Around):
     """A connection. A request writes before it reads, on a connection that was kept open, too."""
 
@@ -324,8 +262,7 @@ def is_client(client: Any) -> bool:
     if not known or not hasattr(client, "_transport") or not isinstance(getattr(client, "_mounts", None), dict):
         return False
     transports = (client._transport, *client._mounts.values())
-    pools = [getattr(getattr(transport, "_inner", transport), "_pool", None) for transport in transports]
-    return not any(getattr(pool, "_http2", False) for pool in pools)
+    return not any(getattr(getattr(transport, "_pool", None), "_http2", False) for transport in transports)
 
 
 def install(client: Any, gate: Gate | None = None) -> None:

@@ -29,7 +29,7 @@ from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.guarded import Failed, guarded
+from langchain_dpicl.private.boundary import Failed, guarded
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.release.transaction import Charged, Release, Request
@@ -261,7 +261,7 @@ class SamplerRelease(AnyRelease, Release):
             self._doubt(request, found)
             raise found.error()
         receipt = request.line.unreleased_receipt(request.principal)
-        return (yield from self._ended(found.value)), receipt
+        return (yield from self._ended(found)), receipt
 
     def _private(self, line: BudgetLine) -> PrivateAnswer:
         return PrivateAnswer(

@@ -14,6 +14,8 @@ context variables, in the environment and in globals. Here each call runs
   would move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
 
+`guarded` does the last for the flow around the calls: sampling, aggregation, noise.
+
 No library can close the rest: the operators of the process and of the model server, a provider's logs, a function in
 the chain that writes somewhere itself, patches of the classes of a model or its client, timing.
 """
@@ -27,22 +29,28 @@ import copy
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.clock import Call, Calls, current
-from langchain_dpicl.private import silence
+from langchain_dpicl.calls.flow import Either, Flow, immediate
+from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private.sealing import check_public as check_public
 from langchain_dpicl.private.sealing import seal as seal
-from langchain_dpicl.private.silence import ain_private as ain_private
 from langchain_dpicl.private.silence import check_loop as check_loop
 from langchain_dpicl.private.silence import check_surroundings as check_surroundings
+from langchain_dpicl.private.silence import clean_context
 from langchain_dpicl.private.silence import in_private as in_private
+
+T = TypeVar("T")
 
 _GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
 _log = logging.getLogger("langchain_dpicl")
@@ -77,6 +85,7 @@ def current_bucket() -> Sequence[dict[str, Any]] | None:
 
 
 Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
+"""A member's input and its bucket."""
 
 
 class Reader(Protocol):
@@ -97,249 +106,263 @@ class _Whole(Reader):
 
 WHOLE: Final[Reader] = _Whole()
 
-Failed = Callable[[BaseException], object]
-"""What stands in the outputs for a call that raised."""
+
+# -- the calls of one release ------------------------------------------------------------------------------------------
 
 
-def _abstains(error: BaseException) -> Abstention:
-    return ABSTAIN
+def run_private(member: Runnable[Any, Any], requests: Sequence[Request], **how: Any) -> list[object | Abstention]:
+    """Call a sealed member once per request, in parallel threads, and read each output in its own call.
 
-
-def run_private(
-    member: Runnable[Any, Any],
-    requests: Sequence[Request],
-    *,
-    max_concurrency: int,
-    reader: Reader = WHOLE,
-    timeout: float | None = None,
-    failed: Failed = _abstains,
-) -> list[object | Abstention]:
-    """Call a sealed member once per request (input, its bucket), in parallel, and read each output in its own call.
-
-    Failures become `ABSTAIN`, and so does a call whose own work takes longer than ``timeout`` seconds. No other call
-    begins in its place before its request has ended at the model; what hangs elsewhere is left behind in its thread. If
-    the caller is interrupted, no further call begins, and those under way are waited for.
+    ``how`` are the further fields of `_Round`. Failures become `ABSTAIN`, and so does a call whose own work takes more
+    than ``timeout`` seconds. What hangs is left behind in its thread. If the caller is interrupted, no further call
+    begins, and those under way are waited for.
     """
-    outputs: list[object | Abstention] = [ABSTAIN] * len(requests)
-    waiting = deque(range(len(requests)))  # taking from it is atomic: each index goes to one worker
-    calls = Calls(timeout, current.get())
-    under_way: dict[int, Call] = {}  # its worker or `wait` takes a call out of it, and has its place then
-    ended: SimpleQueue[None] = SimpleQueue()
-
-    def work() -> None:
-        while True:
-            try:
-                i = waiting.popleft()
-            except IndexError:
-                break
-            call = under_way[i] = Call(calls)
-            found = silence.clean_context().copy().run(_call, call, member, requests[i], reader, failed)
-            if under_way.pop(i, None) is None:  # another worker has its place
-                return
-            outputs[i] = found
-            del found
-        ended.put(None)
-
-    at_once = min(max_concurrency, len(requests))
-    workers, starved = 0, math.inf
-
-    def wait() -> None:
-        """Wait until all is done. Close each call that is overdue, and replace its worker if possible."""
-        nonlocal workers, starved
-        while workers or waiting:
-            while workers < at_once and waiting and threads.start(work):
-                workers += 1
-            scarce = workers < at_once and bool(waiting)
-            starved = math.inf if workers else min(starved, time.monotonic() + threads.STARVED)
-            if time.monotonic() > starved:
-                waiting.clear()  # they abstain
-            with contextlib.suppress(Empty):
-                ended.get(timeout=0.05 if scarce else _until_next(under_way, calls))
-                workers -= 1
-                continue
-            for i, call in under_way.copy().items():
-                if call.overdue():
-                    call.close()
-                    if under_way.pop(i, None) is not None:
-                        workers -= 1
-
-    try:
-        wait()
-    finally:
-        calls.stopped.set()
-        waiting.clear()
-        wait()
-    if calls.gave_up:
-        _log.warning(REFUSED)
-    return outputs
-
-
-def _until_next(under_way: dict[int, Call], calls: Calls) -> float | None:
-    """Seconds until a call may be overdue; None if there is no limit."""
-    if calls.seconds == math.inf and calls.outer is None:
-        return None
-    left = min((call.left() for call in under_way.copy().values()), default=1.0)
-    return min(max(left, 0.01), 1.0, calls.seconds)
+    return immediate(_InThreads(member, requests, **how).run())
 
 
 async def arun_private(
-    member: Runnable[Any, Any],
-    requests: Sequence[Request],
-    *,
-    max_concurrency: int,
-    reader: Reader = WHOLE,
-    timeout: float | None = None,
-    failed: Failed = _abstains,
+    member: Runnable[Any, Any], requests: Sequence[Request], **how: Any
 ) -> list[object | Abstention]:
     """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
 
-    An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as it would anywhere in asyncio.
+    No call begins in the place of another before that one has ended, or has ignored its cancellation for `_GRACE`
+    seconds. An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as anywhere in asyncio.
     """
     threads.separate(asyncio.get_running_loop())
-    outputs: list[object | Abstention] = [ABSTAIN] * len(requests)  # not the tasks' results, which their reprs show
-    gate = asyncio.Semaphore(max_concurrency)
-    calls = Calls(timeout, current.get())
-    under_way: dict[int, Call] = {}
+    return await _InLoop(member, requests, **how).run()
 
-    def leave(i: int) -> None:
-        if under_way.pop(i, None) is not None:
-            gate.release()
 
-    async def one(i: int) -> None:
-        # Here, in the task's own coroutine, and not further in: a GeneratorExit reaches only the outermost one.
-        await gate.acquire()
-        call = under_way[i] = Call(calls)
-        values = _entered(call, requests[i])
+def private_calls(member: Runnable[Any, Any], requests: Sequence[Request], **how: Any) -> Either:
+    """`run_private` and `arun_private` as a flow's effect."""
+    return Either(partial(run_private, member, requests, **how), partial(arun_private, member, requests, **how))
+
+
+def probe(
+    member: Runnable[Any, Any],
+    request: Request,
+    timeout: float | None = None,
+    check: Callable[[object], None] = lambda output: None,
+) -> Flow[type[BaseException] | None]:
+    """One call on PUBLIC input, and a check of its answer. Returns the class of what either raised, or None.
+
+    The call itself runs as a private one. One that takes too long gives `TimeoutError`.
+    """
+
+    class Checked(Reader):
+        def encode(self, output: object) -> None:
+            check(output)
+
+        async def aencode(self, output: object) -> None:
+            await threads.in_thread(check, output)
+
+    (found,) = yield private_calls(member, [request], max_concurrency=1, reader=Checked(), timeout=timeout, failed=type)
+    failure: type[BaseException] | None = TimeoutError if found is ABSTAIN else found
+    return failure
+
+
+@dataclass(eq=False, repr=False)
+class _Round(ABC):
+    """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
+
+    ``failed`` gives what stands in the outputs for a call that raised.
+    """
+
+    member: Runnable[Any, Any]
+    requests: Sequence[Request]
+    max_concurrency: int
+    reader: Reader = WHOLE
+    timeout: float | None = None
+    failed: Callable[[BaseException], object] = lambda error: ABSTAIN
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(self.timeout, current.get())
+        self.outputs: list[object | Abstention] = [ABSTAIN] * len(self.requests)
+        self.waiting = deque(range(len(self.requests)))
+        self.under_way: dict[int, Call] = {}
+        self.found: dict[int, object] = {}  # what calls gave that have ended
+
+    @abstractmethod
+    def start(self, i: int, call: Call) -> bool:
+        """Begin a call, which runs `call`. False if that is impossible for now."""
+
+    @abstractmethod
+    async def wait(self, seconds: float | None) -> None:
+        """Wait until a call has ended, and `take` it."""
+
+    @abstractmethod
+    def end(self, i: int, call: Call) -> bool:
+        """End a call that is overdue. Returns whether another one may begin in its place."""
+
+    async def run(self) -> list[object | Abstention]:
+        """All outputs, in the order of the requests."""
+        try:
+            await self._finish()
+        finally:
+            self.calls.stopped.set()
+            self.waiting.clear()
+            await self._finish()
+        if self.calls.gave_up:
+            _log.warning(REFUSED)
+        return self.outputs
+
+    async def _finish(self) -> None:
+        """Begin what waits and wait for all that is under way. End each call that is overdue."""
+        starved = math.inf
+        while self.waiting or self.under_way:
+            while self.waiting and len(self.under_way) < self.max_concurrency:
+                i = self.waiting[0]
+                self.under_way[i] = Call(self.calls)
+                if not self.start(i, self.under_way[i]):
+                    del self.under_way[i]
+                    break
+                self.waiting.popleft()
+            starved = math.inf if self.under_way else min(starved, time.monotonic() + threads.STARVED)
+            if time.monotonic() > starved:
+                return  # those that wait abstain
+            seconds = None
+            if self.waiting and len(self.under_way) < self.max_concurrency:
+                seconds = 0.05
+            elif self.calls.seconds < math.inf or self.calls.outer is not None:
+                left = min(call.left() for call in self.under_way.values())
+                seconds = min(max(left, 0.01), 1.0, self.calls.seconds)
+            await self.wait(seconds)
+            for i, call in list(self.under_way.items()):
+                if i not in self.found and call.overdue() and self.end(i, call):
+                    del self.under_way[i]
+
+    def take(self, i: int) -> None:
+        """Keep what a call has found, unless it is too late."""
+        if self.under_way.pop(i, None) is not None:
+            self.outputs[i] = self.found.pop(i, ABSTAIN)
+
+    async def call(self, i: int, call: Call, in_loop: bool) -> None:
+        """One call, in a context of its own. It suspends only if ``in_loop``.
+
+        What the call raises dies here, with its traceback and everything that it refers to. This is the outermost
+        coroutine of its task: a GeneratorExit reaches only that one.
+        """
+        values, bucket = self.requests[i]
+        _bucket.set(bucket)
+        current.set(call)
+        config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}
         wait: float | None = 0.0
         found: object = ABSTAIN
-        while wait is not None:
+        while wait is not None and not call.overdue() and not self.calls.stopped.is_set():
             try:
                 if wait:
-                    await call.apause(wait)
+                    await call.apause(wait) if in_loop else call.pause(wait)
                     call.restart()
-                output = await member.ainvoke(values(), _config())
+                given = {**copy.deepcopy(dict(values)), "examples": bucket}  # no other member has written into it
+                output = await self.member.ainvoke(given, config) if in_loop else self.member.invoke(given, config)
                 call.answered()
-                found = await reader.aencode(output)
+                found = await self.reader.aencode(output) if in_loop else self.reader.encode(output)
                 wait = None
-            except BaseException as error:
-                if _is_cancelled():
-                    break
+            except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
                 wait = call.wait_after_error(error)
-                found = failed(error)
-        if not call.overdue():  # a member may swallow its cancellation
-            outputs[i] = found
+                found = self.failed(error)
+        self.found[i] = ABSTAIN if call.overdue() else found  # a member may swallow its cancellation
         call.close()
-        leave(i)
-        if _is_cancelled():  # the caller's cancellation, or `timeout`: not the member's own failure
-            raise asyncio.CancelledError
 
-    tasks = [asyncio.create_task(one(i), context=silence.clean_context().copy()) for i in range(len(requests))]
-    pending = set(tasks)
-    try:
-        while pending:  # unlike awaiting a task, this ends at once when the caller is cancelled
-            _, pending = await asyncio.wait(pending, timeout=_until_next(under_way, calls))
-            for i, call in under_way.copy().items():
-                if call.overdue():
-                    pending -= _end(tasks[i], call)
-                    if tasks[i] not in pending:
-                        leave(i)
-        if calls.gave_up:
-            _log.warning(REFUSED)
-        return outputs
-    finally:
-        calls.stopped.set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+
+class _InThreads(_Round):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ended: SimpleQueue[int] = SimpleQueue()
+
+    def start(self, i: int, call: Call) -> bool:
+        def work() -> None:
+            clean_context().copy().run(immediate, self.call(i, call, in_loop=False))
+            self.ended.put(i)
+
+        return threads.start(work)
+
+    async def wait(self, seconds: float | None) -> None:
+        with contextlib.suppress(Empty):
+            self.take(self.ended.get(timeout=seconds))
+
+    def end(self, i: int, call: Call) -> bool:
+        call.close()  # its requests have ended at the model then
+        return True
 
 
 _left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
 
 
-def _end(task: asyncio.Task[None], call: Call) -> set[asyncio.Task[None]]:
-    """Cancel a task that is overdue. Returns it if it ignores this for too long: then it is left behind."""
-    if math.isinf(call.closed_at):
-        call.close()
-        task.cancel()
-    elif time.monotonic() - call.closed_at > _GRACE and not task.done():
-        _left_behind.add(task)
-        task.add_done_callback(_left_behind.discard)
-        return {task}
-    return set()
+class _InLoop(_Round):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tasks: dict[int, asyncio.Task[None]] = {}
 
+    def start(self, i: int, call: Call) -> bool:
+        work = self.call(i, call, in_loop=True)
+        self.tasks[i] = asyncio.create_task(work, context=clean_context().copy())
+        return True
 
-def _config() -> RunnableConfig:
-    return {"callbacks": [], "tags": [], "metadata": {}}
-
-
-def _call(
-    call: Call, member: Runnable[Any, Any], request: Request, reader: Reader, failed: Failed
-) -> object | Abstention:
-    """One call in a worker thread; what it raises dies here, with its traceback and everything that it refers to."""
-    values = _entered(call, request)
-    wait: float | None = 0.0
-    found: object = ABSTAIN
-    while wait is not None and not call.overdue():
+    async def wait(self, seconds: float | None) -> None:
+        tasks = {self.tasks[i]: i for i in self.under_way}
         try:
-            if wait:
-                call.pause(wait)
-                call.restart()
-            output = member.invoke(values(), _config())
-            call.answered()
-            found = reader.encode(output)
-            wait = None
-        except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
-            wait = call.wait_after_error(error)
-            found = failed(error)
-    late = call.overdue()
-    call.close()
-    return ABSTAIN if late else found
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        for task in done:
+            self.take(tasks[task])
+
+    def end(self, i: int, call: Call) -> bool:
+        task = self.tasks[i]
+        if math.isinf(call.closed_at):
+            call.close()
+            task.cancel()
+        elif time.monotonic() - call.closed_at > _GRACE and not task.done():
+            _left_behind.add(task)
+            task.add_done_callback(_left_behind.discard)
+            return True
+        return False
 
 
-def _entered(call: Call, request: Request) -> Callable[[], dict[str, Any]]:
-    """Enter a call in this context. Returns what makes its input: a copy, which no other member has written into."""
-    values, bucket = request
-    _bucket.set(bucket)
-    current.set(call)
-    return lambda: {**copy.deepcopy(dict(values)), "examples": bucket}
+# -- the flow around them ----------------------------------------------------------------------------------------------
 
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+@dataclass(frozen=True)
+class Failed:
+    """A private flow raised. Holds an interrupt's type, or an error that shows nothing private, or nothing."""
+
+    interrupt: type[BaseException] | None = None
+    known: DPICLError | None = None
+
+    def error(self, otherwise: Callable[[], DPICLError] = ReleaseFailed) -> BaseException:
+        """A constant error, to be raised outside of every ``except`` block."""
+        if self.known is not None:
+            return self.known
+        return otherwise() if self.interrupt is None else self.interrupt()
 
 
-class _Checked(Reader):
-    """Reads nothing of an output but whether a check passes."""
+def guarded(work: Flow[T], shown: tuple[type[DPICLError], ...] = ()) -> Flow[T | Failed]:
+    """Run a flow on the private side. Every exception ends here, so that no traceback refers to what is private.
 
-    def __init__(self, check: Callable[[object], None]) -> None:
-        self._check = check
-
-    def encode(self, output: object) -> None:
-        self._check(output)
-
-    async def aencode(self, output: object) -> None:
-        await threads.in_thread(self._check, output)
-
-
-def probe(
-    member: Runnable[Any, Any], request: Request, check: Callable[[object], None], timeout: float | None = None
-) -> type[BaseException] | None:
-    """One call on PUBLIC input, and a check of its answer. Returns the class of what either raised, or None.
-
-    The call itself runs as a private one. One that takes too long gives `TimeoutError`.
+    The flow's functions run in a clean context (`in_private`). ``shown`` are the package's own errors that may surface,
+    because their messages hold nothing private: they lose traceback, cause and context.
     """
-    found: Any = run_private(member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=type)
-    failure: type[BaseException] | None = TimeoutError if found[0] is ABSTAIN else found[0]
-    return failure
-
-
-async def aprobe(
-    member: Runnable[Any, Any], request: Request, check: Callable[[object], None], timeout: float | None = None
-) -> type[BaseException] | None:
-    """`probe` with the member's ``ainvoke``."""
-    found: Any = await arun_private(
-        member, [request], max_concurrency=1, reader=_Checked(check), timeout=timeout, failed=type
-    )
-    failure: type[BaseException] | None = TimeoutError if found[0] is ABSTAIN else found[0]
-    return failure
+    held: list[Any] = [None]
+    resume: Callable[[Any], Any] = work.send
+    try:
+        while True:
+            held.append(resume(held.pop()))
+            resume = work.send
+            try:
+                effect = held.pop()
+                held.append((yield partial(in_private, effect) if callable(effect) else effect))
+            except BaseException as error:
+                held[:] = [error]
+                resume = work.throw
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    except shown as error:
+        error.__cause__ = error.__context__ = None
+        return Failed(known=error.with_traceback(None))
+    except Exception:
+        return Failed()
+    except BaseException as interrupt:
+        return Failed(type(interrupt))

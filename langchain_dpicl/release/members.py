@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -117,12 +117,16 @@ class Members:
             return
         chain, allowed = public_copy(self._member, self.allow_state)
         other = other_words(dict(values))
+
+        def ask(values: Mapping[str, Any], examples: int) -> Flow[type[BaseException] | None]:
+            return boundary.probe(chain, (values, self._made_up(examples, aggregator)), self.timeout)
+
         untouched = snapshot(chain, allowed)
-        failure = yield self._probe(chain, (values, self._made_up(1, aggregator)))
+        failure = yield from ask(values, 1)
         before = snapshot(chain, allowed)
         refuse_kept(untouched, before, dict(values))
-        if failure is None and (yield self._probe(chain, (other, self._made_up(2, aggregator)))) is not None:
-            failure = yield self._probe(chain, (values, self._made_up(2, aggregator)))  # the other words may be invalid
+        if failure is None and (yield from ask(other, 2)) is not None:
+            failure = yield from ask(values, 2)  # the other words may be invalid
         refuse_changes(before, snapshot(chain, allowed))
         boundary.seal(chain, public=self.public, allow_state=allowed)  # what the calls have set up, too
         if failure is not None:
@@ -144,13 +148,6 @@ class Members:
                 example[store.output_key] = answers[(number + i) % len(answers)]
         return Examples(list(made), store.input_key, store.output_key)
 
-    def _probe(
-        self, chain: Runnable[Any, Any], request: boundary.Request, check: Callable[[object], None] | None = None
-    ) -> Either:
-        """A public call, and a check of its answer. Gives the class of what either raised, or None."""
-        asked = chain, request, check or (lambda output: None), self.timeout
-        return Either(partial(boundary.probe, *asked), partial(boundary.aprobe, *asked))
-
     # -- the member's health, from public facts alone -----------------------------------------------------------------
 
     def doubtful(self, tells: bool = True, caller: str = "") -> bool:
@@ -168,7 +165,9 @@ class Members:
         """
         if not self.doubtful(tells, caller):
             return
-        failure = yield self._probe(self.public_member, self.public_request(values), aggregator.check_public)
+        failure = yield from boundary.probe(
+            self.public_member, self.public_request(values), self.timeout, aggregator.check_public
+        )
         self.doubts.of(caller).judge(failure is None)
         if failure is not None:
             raise ModelUnavailable(
@@ -206,7 +205,9 @@ class Members:
         paid = () if among is None else (among,)
         buckets = yield partial(self.selector.sample, rate, query, *paid)
         requests = [(values, bucket) for bucket in buckets]
-        found: list[object | boundary.Abstention] = yield self._calls(self._member, requests, reader, self.timeout)
+        found: list[object | boundary.Abstention] = yield self._calls(
+            self._member, requests, reader=reader, timeout=self.timeout
+        )
         return found
 
     def run(
@@ -220,18 +221,8 @@ class Members:
         """`outputs`, here and now. PRIVATE, and charged by nobody: for measurements on public data."""
         return run(self.outputs(values, rate, reader, query, among))
 
-    def _calls(
-        self,
-        chain: Runnable[Any, Any],
-        requests: Sequence[boundary.Request],
-        reader: boundary.Reader = boundary.WHOLE,
-        timeout: float | None = None,
-    ) -> Either:
-        how: dict[str, Any] = {"max_concurrency": self.max_concurrency, "reader": reader, "timeout": timeout}
-        return Either(
-            partial(boundary.run_private, chain, requests, **how),
-            partial(boundary.arun_private, chain, requests, **how),
-        )
+    def _calls(self, chain: Runnable[Any, Any], requests: Sequence[boundary.Request], **how: Any) -> Either:
+        return boundary.private_calls(chain, requests, max_concurrency=self.max_concurrency, **how)
 
 
 class MembersRelease(AnyRelease, Release):

@@ -26,7 +26,7 @@ from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import Flow, together
 from langchain_dpicl.errors import DPICLError, LedgerError, PrivacyBudgetExceeded
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.guarded import Failed, guarded
+from langchain_dpicl.private.boundary import Failed, guarded
 from langchain_dpicl.release.base import acting_principal
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
@@ -181,7 +181,7 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
         found = yield from guarded(_paid(line, release.store, find, pay), (DPICLError,))
         if isinstance(found, Failed):
             raise found.error(_not_charged)
-        return found.value
+        return found
     while True:
         try:
             return (yield from pay(units=units))
@@ -217,9 +217,9 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
         if release.failed(charged, found):
             give_up(charged)
         raise found.error()
-    outcome, answer, unused = release.kept(charged, found.value)
+    outcome, answer, unused = release.kept(charged, found)
     receipt = request.line.record(entry, outcome, answer, unused=unused)  # no cancellation comes between
-    return (yield from release.answer(charged, found.value, receipt)), receipt
+    return (yield from release.answer(charged, found, receipt)), receipt
 
 
 def give_up(charged: Charged) -> None:

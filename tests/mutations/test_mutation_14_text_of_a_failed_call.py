@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import MembersAbstained, NoisyVote, ReleaseFailed
-from langchain_dpicl.private.guarded import Released
 from langchain_dpicl.release import transaction
 from langchain_dpicl.release.members import MembersRelease
 from langchain_dpicl.release.transaction import Charged
@@ -60,13 +59,13 @@ def check(sealed_of: Make, budget_of: Make, canary: str, canary_free: Callable[.
 
 def the_error_passes(work: Any) -> Any:
     """The mutant: whatever is raised on the private side goes to the caller."""
-    return Released((yield from work))
+    return (yield from work)
 
 
 def the_error_is_the_cause(work: Any) -> Any:
     """The mutant: a constant error, raised from the private one."""
     try:
-        return Released((yield from work))
+        return (yield from work)
     except Exception as error:
         raise ReleaseFailed from error
 
@@ -74,7 +73,7 @@ def the_error_is_the_cause(work: Any) -> Any:
 def within_the_except_block(work: Any) -> Any:
     """The mutant: a constant error that hides its context, and has it all the same."""
     try:
-        return Released((yield from work))
+        return (yield from work)
     except Exception:
         raise ReleaseFailed from None
 

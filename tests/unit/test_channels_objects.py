@@ -32,8 +32,7 @@ from pydantic_core import PydanticSerializationError
 
 from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote, PrivacyBudget, UnsafeConfigurationError
 from langchain_dpicl.calls.flow import run
-from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.guarded import Failed, guarded
+from langchain_dpicl.private.boundary import ABSTAIN, Failed, guarded
 from langchain_dpicl.release.base import as_tool
 from langchain_dpicl.release.transaction import charge, checked
 
@@ -62,7 +61,7 @@ def objects(release: Any) -> dict[str, Any]:
     request = checked(release, QUESTION)
     (charged,) = run(charge(release, [request]))
     private = run(guarded(release.work(charged)))
-    receipt = request.line.record(charged.entry, *release.kept(charged, private.value)[:2])
+    receipt = request.line.record(charged.entry, *release.kept(charged, private)[:2])
     return {
         "store": selector.store,
         "the owners": selector.store.owners,

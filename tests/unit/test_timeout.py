@@ -365,10 +365,13 @@ def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -
     settled: list[int] = []
     slot = gate.Gate(lambda: settled.append(1))
     monkeypatch.setattr(threads, "start", lambda work: False)
-    assert slot.ticket().done()
-    slot.release(clean=False)
+    first, second = (clock.Call(clock.Calls(None, None)) for _ in range(2))
+    assert slot.join(first).done()
+    waiting = slot.join(second)
+    assert not waiting.done()
+    slot.leave(first, clean=False)
     assert settled == [1]
-    assert slot.ticket().done()
+    assert waiting.done()
 
 
 def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:

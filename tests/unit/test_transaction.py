@@ -13,7 +13,7 @@ import pytest
 import langchain_dpicl
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
 from langchain_dpicl.calls.flow import Chunk, Either, arun, astream, run, stream, together
-from langchain_dpicl.private.guarded import Failed, Released, guarded
+from langchain_dpicl.private.boundary import Failed, guarded
 
 ROOT = Path(langchain_dpicl.__file__).parent
 TRANSACTION = ROOT / "release" / "transaction.py"
@@ -68,7 +68,7 @@ def test_exceptions_end_in_one_place() -> None:
         if isinstance(node, ast.ExceptHandler)
         and any(isinstance(part, ast.Name) and part.id == "Failed" for part in ast.walk(node))
     }
-    assert makers == {"private/guarded.py"}
+    assert makers == {"private/boundary.py"}
 
 
 # -- what a cancelled release leaves -----------------------------------------------------------------------------------
@@ -189,8 +189,7 @@ def test_every_exception_of_a_private_flow_ends_in_guarded(error: type[BaseExcep
         return "released"
 
     def outer(raises: bool) -> Any:
-        found = yield from guarded(flow(raises))
-        return found.value if isinstance(found, Released) else found
+        return (yield from guarded(flow(raises)))
 
     for drive in (run, lambda each: asyncio.run(arun(each))):
         assert drive(outer(False)) == "released"
