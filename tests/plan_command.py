@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.cli.plan import add_parser
+from langchain_dpicl.cli import parse
 
 
 def run(line: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(line.split())
-    return int(args.run(args))
+    options = parse(line.split())
+    return int(options.run(options))
 
 
 def answer(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

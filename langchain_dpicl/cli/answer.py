@@ -1,35 +1,24 @@
-"""``dpicl answer``: private answers from the user's own file."""
+"""Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in the style
+of the examples' outputs.
 
-from __future__ import annotations
-
-import argparse
-import sys
-from typing import TYPE_CHECKING, Any
-
-from langchain_dpicl.cli.options import add_ensemble, add_model, add_private_data, new_parser
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-
-if TYPE_CHECKING:
-    from langchain_dpicl.cli.session import Question
-
-_EPILOG = """examples:
+examples:
   dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
   dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
   dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough at night"
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "answer",
-        run,
-        "answer questions from your own examples",
-        "Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in "
-        "the style\nof the examples' outputs.",
-        _EPILOG,
-    )
+import argparse
+import sys
+from typing import Any
+
+from langchain_dpicl.cli.options import add_ensemble, add_model, add_private_data, chosen
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     add_private_data(parser, "text", "label")
     modes = ("label", "embedding", "keywords-joint", "keywords-ptr")
     parser.add_argument("--mode", choices=modes, default="label", help="the kind of answer (default label)")
@@ -54,7 +43,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
     from langchain_dpicl import DPAggregate, ExemplarStore, NoisyVote, PoissonExampleSelector, PrivateEnsemble, local
-    from langchain_dpicl.cli.session import LabelSession, Question, Session, open_budget
+    from langchain_dpicl.cli.session import label_session, open_budget
     from langchain_dpicl.cli.texts import text_session
     from langchain_dpicl.members.models import ModelChoice, label_member
     from langchain_dpicl.store.records import read_records
@@ -62,69 +51,54 @@ def run(options: argparse.Namespace) -> int:
     if options.mode == "label" and not options.labels:
         raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
     labels = [label.strip() for label in options.labels.split(",")] if options.mode == "label" else None
-    records, tests = _hold_out(read_records(options.data), options.held_out, options.owner_key)
+    records, tests = read_records(options.data), []
+    if options.held_out > 0:  # the last owners of the file: the same ones in every run
+        owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
+        last = set(list(dict.fromkeys(reversed(owner_of)))[: options.held_out])
+        tests = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
+        records = [row for owner, row in zip(owner_of, records, strict=True) if owner not in last]
     if options.test:
         tests = read_records(options.test)
-    questions = [Question(text) for text in options.question]
-    if not questions and not tests:
+    if not options.question and not tests:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
-    store = ExemplarStore.from_records(
-        records,
-        local.local_embeddings(),
-        input_key=options.input_key,
-        output_key=options.output_key,
-        owner_key=options.owner_key,
-        progress=not options.json,
-    )
+    keys = chosen(options, "input_key", "output_key", "owner_key")
+    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, progress=not options.json)
     budget = open_budget(options, store, lambda _: options.releases)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
     known = _known(tests, labels, options)[: options.limit]
     choice = ModelChoice(options.model, options.model_url)
     try:
         if labels is None:
-            session: Session = text_session(options, budget, selector, choice)
+            session = text_session(options, budget, selector, choice)
         else:
             ensemble = PrivateEnsemble(selector, label_member(choice, labels, options.input_key))
             chain = ensemble | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
-            session = LabelSession(chain, options.input_key, options.json)
+            session = label_session(chain, options.input_key, options)
     except ImportError:
         sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
     line = session.chain.line()
     session.say(f"{store!r}; {budget!r}")
     session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
-    session.ask(questions, compared=options.compare)
+    session.ask(options.question, compared=options.compare)
     session.test(known)
     noise = {"parameter" if labels is None else "sigma": line.parameter}
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **noise)
 
 
-def _hold_out(
-    records: list[dict[str, Any]], owners: int, owner_key: str | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Set the records of the last ``owners`` owners apart; the same ones in every run."""
-    if owners <= 0:
-        return records, []
-    keys = [i if owner_key is None else record.get(owner_key) for i, record in enumerate(records)]
-    last = set(list(dict.fromkeys(reversed(keys)))[:owners])
-    kept = [record for key, record in zip(keys, records, strict=True) if key not in last]
-    apart = [record for key, record in zip(keys, records, strict=True) if key in last]
-    return kept, apart
-
-
-def _known(records: list[dict[str, Any]], labels: list[str] | None, options: argparse.Namespace) -> list[Question]:
-    """Return the test records as questions with right answers; labels in the spelling of ``labels``."""
-    from langchain_dpicl.cli.session import Question
-
-    known = None if labels is None else {label.casefold(): label for label in labels}
-    questions = []
+def _known(
+    records: list[dict[str, Any]], labels: list[str] | None, options: argparse.Namespace
+) -> list[tuple[str, str]]:
+    """Return the texts of test records with their right answers; labels in the spelling of ``labels``."""
+    spelling = {label.casefold(): label for label in labels or ()}
+    found = []
     for i, record in enumerate(records):
         text, answer = record.get(options.input_key), record.get(options.output_key)
-        if isinstance(answer, str) and known is not None:
-            answer = known.get(answer.strip().casefold())
+        if isinstance(answer, str) and labels is not None:
+            answer = spelling.get(answer.strip().casefold())
         if not isinstance(text, str) or not isinstance(answer, str):
-            needed = "a text" if known is None else "one of the labels"
+            needed = "a text" if labels is None else "one of the labels"
             raise InvalidRecords(
                 f"test record {i} needs a text under {options.input_key!r} and {needed} under {options.output_key!r}"
             )
-        questions.append(Question(text, answer))
-    return questions
+        found.append((text, answer))
+    return found

@@ -1,37 +1,25 @@
-"""``dpicl audit``: attack the mechanisms, and compare what that proves about epsilon with what they claim."""
+"""Run a mechanism on neighbouring data sets with a worst-case canary, and report the epsilon that an adversary can
+prove. A bound above the claim means that the claim is false.
 
-from __future__ import annotations
-
-import argparse
-import json
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from langchain_dpicl.cli.options import new_parser
-from langchain_dpicl.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from langchain_core.runnables import Runnable
-
-_EPILOG = """examples:
+examples:
   dpicl audit
   dpicl audit --mechanism vote --canary owner --epsilon 1 --trials 100000
   dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "audit",
-        run,
-        "attack the mechanisms: a lower bound on epsilon beside the claimed one",
-        "Run a mechanism on neighbouring data sets with a worst-case canary, and report the epsilon that an adversary "
-        "can\nprove. A bound above the claim means that the claim is false.",
-        _EPILOG,
-    )
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.cli.options import chosen, show
+from langchain_dpicl.errors import InvalidParameter
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     parser.add_argument(
         "--mechanism",
         default="vote",
@@ -78,46 +66,28 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidParameter("plot", options.plot, "a file in a folder that exists")
     if options.mechanism == "membership":
         return _membership(options)
-    member = _model_member(options) if options.model else None
-    results = [
-        audit(
-            name,
-            canary=options.canary,
-            epsilon=epsilon,
-            delta=options.delta,
-            rate=options.rate,
-            releases=options.releases,
-            members=options.members,
-            trials=30_000 if options.trials is None else options.trials,
-            confidence=options.confidence,
-            member=member,
-        )
-        for name in (ATTACKED if options.mechanism == "all" else (options.mechanism,))
-        for epsilon in options.epsilon
-    ]
+    given = chosen(options, "canary", "delta", "rate", "releases", "members", "confidence")
+    given["trials"] = 30_000 if options.trials is None else options.trials
+    if options.model:
+        from langchain_dpicl import local
+        from langchain_dpicl.audit.cases import LABELS
+        from langchain_dpicl.members.models import ModelChoice, label_member
+
+        if options.mechanism != "vote" or options.canary != "owner":
+            raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")
+        if options.model not in local.KNOWN_MODELS:
+            raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")
+        given["member"] = label_member(ModelChoice(options.model), list(LABELS), "input")
+    names = ATTACKED if options.mechanism == "all" else (options.mechanism,)
+    results = [audit(name, epsilon=epsilon, **given) for name in names for epsilon in options.epsilon]
     if options.plot:
         draw(results, options.plot)
     broken = violated(results)
-    if options.json:
-        print(json.dumps({"audits": [result.to_dict() for result in results], "above the claim": broken}, indent=2))
-    else:
-        print(headline(results), table(results), sep="\n\n")
-        if broken:
-            print(f"\nABOVE THE CLAIM: {', '.join(broken)}")
+    text = f"{headline(results)}\n\n{table(results)}"
+    if broken:
+        text += f"\n\nABOVE THE CLAIM: {', '.join(broken)}"
+    show(options, {"audits": [result.to_dict() for result in results], "above the claim": broken}, text)
     return int(bool(broken))
-
-
-def _model_member(options: argparse.Namespace) -> Runnable[Any, Any]:
-    """Return a scorer of the case's labels on an embedded model."""
-    from langchain_dpicl import local
-    from langchain_dpicl.audit.cases import LABELS
-    from langchain_dpicl.members.models import ModelChoice, label_member
-
-    if options.mechanism != "vote" or options.canary != "owner":
-        raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")
-    if options.model not in local.KNOWN_MODELS:
-        raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")
-    return label_member(ModelChoice(options.model), list(LABELS), "input")
 
 
 def _membership(options: argparse.Namespace) -> int:
@@ -133,20 +103,15 @@ def _membership(options: argparse.Namespace) -> int:
         read_records(options.data),
         DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template)),
         epsilons=options.epsilon,
-        delta=options.delta,
         trials=20 if options.trials is None else options.trials,
-        against=options.against,
-        owners=options.owners,
         shots=options.owners_per_token,
+        **chosen(options, "delta", "against", "owners"),
     )
     if options.plot:
         draw(results, options.plot)
-    if options.json:
-        print(json.dumps({"membership": [asdict(result) for result in results]}, indent=2))
-        return 0
-    print("| answers | attacker | AUC | 95 % | proved |\n|---|---|---|---|---|")
+    rows = ["| answers | attacker | AUC | 95 % | proved |", "|---|---|---|---|---|"]
     for each in results:
         proved = "" if each.bound is None else f"{100 * each.bound:.1f}"
         interval = f"{100 * each.low:.1f} to {100 * each.high:.1f}"
-        print(f"| {each.name} | {each.attack} | {100 * each.auc:.1f} | {interval} | {proved} |")
-    return 0
+        rows.append(f"| {each.name} | {each.attack} | {100 * each.auc:.1f} | {interval} | {proved} |")
+    return show(options, {"membership": [asdict(result) for result in results]}, "\n".join(rows))

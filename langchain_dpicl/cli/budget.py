@@ -1,4 +1,13 @@
-"""``dpicl budget``: read a ledger (spending, history, receipts; privately, tickets), and recover a damaged one."""
+"""Read a ledger: what every budget promised and spent, every release, every receipt; and recover a damaged one.
+
+examples:
+  dpicl budget show --ledger sqlite:///dpicl-budget.db --plot spent.png
+  dpicl budget history --name reviews --last 20
+  dpicl budget receipt reviews:vote:17
+  dpicl budget export --format csv > releases.csv
+  dpicl budget tickets --name reviews --plot private.png
+  dpicl budget recover --ledger sqlite:///dpicl-budget.db
+"""
 
 from __future__ import annotations
 
@@ -12,7 +21,7 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.options import add_ledger, add_witness, new_parser
+from langchain_dpicl.cli.options import add_json, add_ledger, add_witness, show
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -22,40 +31,27 @@ if TYPE_CHECKING:
 
 Steps = list[tuple[datetime, float]]
 
-_EPILOG = """examples:
-  dpicl budget show --ledger sqlite:///dpicl-budget.db --plot spent.png
-  dpicl budget history --name reviews --last 20
-  dpicl budget receipt reviews:vote:17
-  dpicl budget export --format csv > releases.csv
-  dpicl budget tickets --name reviews --plot private.png
-  dpicl budget recover --ledger sqlite:///dpicl-budget.db
-"""
 _RECOVER = """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its
 place. Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every
 plan of the ledger as a whole."""
 
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "budget",
-        help="show what was spent: budgets, history, receipts, exports",
-        description="Read a ledger: what every budget promised and spent, every release, every receipt.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: Any) -> None:
+    """Declare the actions and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, run: Callable[[argparse.Namespace], int], summary: str, of: str = "") -> Any:
-        parser = new_parser(actions, name, run, summary, summary.capitalize() + ".")
-        add_ledger(parser)
+        added = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        added.set_defaults(run=run)
+        add_json(added)
+        add_ledger(added)
         if of:
-            parser.add_argument("--name", help=of, required=name == "tickets")
-        return parser
+            added.add_argument("--name", help=of, required=name == "tickets")
+        return added
 
     one = "one budget of the ledger (default: all)"
-    show = action("show", _show, "every budget: promised, spent, left", one)
-    show.add_argument("--plot", metavar="FILE.png", help="draw spent against time, by line and principal")
+    shown = action("show", _show, "every budget: promised, spent, left", one)
+    shown.add_argument("--plot", metavar="FILE.png", help="draw spent against time, by line and principal")
     history = action("history", _history, "every release, the latest last", one)
     history.add_argument("--last", type=int, metavar="N", help="only the latest N")
     receipt = action("receipt", _receipt, "one release's receipt, by its id", one)
@@ -68,22 +64,14 @@ def add_parser(commands: Any) -> None:
     recover = action("recover", _recover, "after a ledger was lost or rolled back: count what it may lack")
     recover.description = _RECOVER
     add_witness(recover)
-    recover.add_argument(
-        "--keep-count",
-        action="store_true",
-        help="believe a ledger whose witness is lost, if you KNOW that it is no copy",
-    )
+    keep = "believe a ledger whose witness is lost, if you KNOW that it is no copy"
+    recover.add_argument("--keep-count", action="store_true", help=keep)
 
 
 def _open(options: argparse.Namespace) -> closing[LedgerReport]:
     from langchain_dpicl.budget.report import LedgerReport
 
     return closing(LedgerReport(options.ledger))
-
-
-def _print(found: Any, lines: list[str], as_json: bool) -> int:
-    print(json.dumps(found, indent=2) if as_json else "\n".join(lines))
-    return 0
 
 
 # -- show --------------------------------------------------------------------------------------------------------------
@@ -96,14 +84,13 @@ def _show(options: argparse.Namespace) -> int:
             from langchain_dpicl.plots.budget import draw_spending
 
             states = {budget["name"]: budget for budget in found["budgets"]}
-            draw_spending(
-                [_spending(report, plan, states[plan.name]) for plan in report.chosen(options.name)], options.plot
-            )
+            panels = [_spending(report, plan, states[plan.name]) for plan in report.chosen(options.name)]
+            draw_spending(panels, options.plot)
             found["plot"] = options.plot
-    return _print(found, _words(found), options.json)
+    return show(options, found, _words(found))
 
 
-def _words(found: dict[str, Any]) -> list[str]:
+def _words(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for budget in found["budgets"]:
         kind, each = budget["kind"], budget["scope"] == "per_principal"
@@ -113,15 +100,10 @@ def _words(found: dict[str, Any]) -> list[str]:
             f"at delta {budget['delta']:.2g} ({kind} {budget['plan']})",
             f"  {budget['assumption']}",
         ]
-        if not each:
-            lines += [f"  {_line(name, state, kind)}" for name, state in budget["lines"].items()]
-        elif not budget["principals"]:
-            lines.append("  no principal has spent anything")
-        else:
-            for who, state in budget["principals"].items():
-                lines.append(f"  {who}: epsilon {state['epsilon_spent']:.3g}")
-                lines += [f"    {_line(name, line, kind)}" for name, line in state["lines"].items()]
-        lines.append("")
+        for who, state in (budget["principals"] if each else {"": budget}).items():
+            lines += [f"  {who}: epsilon {state['epsilon_spent']:.3g}"] if each else []
+            lines += [f"{'    ' if each else '  '}{_line(name, line, kind)}" for name, line in state["lines"].items()]
+        lines += ["  no principal has spent anything", ""] if each and not budget["principals"] else [""]
     for total in found["totals"]:
         names = ", ".join(plan["name"] for plan in total["plans"])
         lines += [
@@ -134,7 +116,7 @@ def _words(found: dict[str, Any]) -> list[str]:
     for act in found["acts"]:
         when = f"carried out {act['carried_out'][:19]}" if act["carried_out"] else "not carried out"
         lines.append(f"fresh start of {act['budget']}, announced {act['announced'][:19]}, {when}: {act['reason']}")
-    return lines if found["budgets"] else [*lines, "the ledger holds no budget"]
+    return "\n".join(lines if found["budgets"] else [*lines, "the ledger holds no budget"])
 
 
 def _line(name: str, state: dict[str, Any], kind: str) -> str:
@@ -152,38 +134,33 @@ def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> 
     """Return one budget over time: its charges by line and principal, or with tickets the losses by principal."""
     from langchain_dpicl.plots.budget import Spending
 
-    each = state["scope"] == "per_principal"
+    each, lines = state["scope"] == "per_principal", state["lines"]
+    several = len(lines) > 1
     title = (
         f"{plan.name}: epsilon {state['epsilon_spent']:.2g} of {state['epsilon']:g} spent"
         f"{', by the principal who spent most' if each else ''} (delta {state['delta']:.2g})"
     )
     legend = "one counter each, if\ncallers do not collude" if each else ""
-    several = len(state["lines"]) > 1
+    curves: list[tuple[str, Steps]] = []
     if plan.tickets:
-        found = sorted(losses(report, plan).items(), key=lambda item: -sum(item[1][1].values()))
-        curves: Any = []
-        for who, (steps, counts) in found:
+        for who, (steps, counts) in sorted(losses(report, plan).items(), key=lambda item: -sum(item[1][1].values())):
             by_line = [f"{line}: {n:,} queries" if several else f"{n:,} queries" for line, n in counts.items()]
             label = f"{who}: {sum(counts.values()):,} queries" if who else "\n".join(by_line)
             curves.append((label, [(steps[0][0], 0.0), *steps]))
-        ends = ", ".join(f"{name + ': ' if several else ''}{line['count']:,}" for name, line in state["lines"].items())
-        words = (
-            f"the plan: epsilon {state['epsilon']:g}, after the tickets of an owner ({ends}); there is no last answer"
-        )
+        ends = ", ".join(f"{name + ': ' if several else ''}{line['count']:,}" for name, line in lines.items())
+        end = f"the plan: epsilon {state['epsilon']:g}, after the tickets of an owner ({ends}); there is no last answer"
         y = "epsilon, for an owner\neligible for every query"
-        return Spending(title, y, curves, [(state["epsilon"], words)], legend)
-    steps_of: dict[tuple[str, str], Steps] = {}
+        return Spending(title, y, curves, [(state["epsilon"], end)], legend)
+    planned = {} if state["kind"] == "filter" else {name: line["count"] for name, line in lines.items()}
+    charges: dict[tuple[str, str], Steps] = {}
     for row in report.history(plan.name):
-        key = row["line"], row["principal"] or ""
-        steps_of.setdefault(key, []).append((datetime.fromisoformat(row["time"]), row["spent"]))
-    planned = {} if state["kind"] == "filter" else {name: line["count"] for name, line in state["lines"].items()}
-    several = len({line for line, _ in steps_of}) > 1
-    curves = []
-    for (line, who), steps in sorted(steps_of.items(), key=lambda item: -item[1][-1][1]):
+        step = datetime.fromisoformat(row["time"]), row["spent"]
+        charges.setdefault((row["line"], row["principal"] or ""), []).append(step)
+    for (line, who), steps in sorted(charges.items(), key=lambda item: -item[1][-1][1]):
         label = f"{line}, {who}" if who and several else who or line
         of = f" of {planned[line]:,}" if line in planned else ""
         curves.append((f"{label}: {steps[-1][1]:,}{of}", steps))
-    top = max((steps[-1][1] for steps in steps_of.values()), default=1)
+    top = max((steps[-1][1] for _, steps in curves), default=1)
     levels = [
         (count, f"{name}: {count:,} planned" if len(planned) > 1 else f"the plan: {count:,}")
         for name, count in sorted(planned.items(), key=lambda item: item[1])
@@ -232,20 +209,21 @@ def _history(options: argparse.Namespace) -> int:
         who = f"  {row['principal']}" if row["principal"] else ""
         cost = "" if row["epsilon_spent"] is None else f"  epsilon {row['epsilon_spent']:.3g} of {row['epsilon']:g}"
         lines.append(f"{row['time'][:19]}  {row['id']:30s}{who}  {row['outcome']}{cost}")
-    return _print(rows, lines or ["nothing was released"], options.json)
+    return show(options, rows, "\n".join(lines) or "nothing was released")
 
 
 def _receipt(options: argparse.Namespace) -> int:
     with _open(options) as report:
         receipt = report.receipt(options.id)
-    if receipt is None or (options.name is not None and receipt["budget"] != options.name):
+    if receipt is None or options.name not in (None, receipt["budget"]):
         raise InvalidParameter("id", options.id, "the id of a release of this ledger whose receipt was recorded")
     width = max(map(len, receipt))
     lines = [f"{name:{width}s}  {'' if value is None else value}" for name, value in receipt.items()]
-    return _print(receipt, lines, options.json)
+    return show(options, receipt, "\n".join(lines))
 
 
 def _export(options: argparse.Namespace) -> int:
+    """Write the rows as they are read: a ledger may hold millions."""
     from langchain_dpicl.budget.report import FIELDS
 
     with _open(options) as report:
@@ -268,7 +246,7 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-# -- tickets -----------------------------------------------------------------------------------------------------------
+# -- tickets, recover --------------------------------------------------------------------------------------------------
 
 
 def _tickets(options: argparse.Namespace) -> int:
@@ -303,10 +281,7 @@ def _tickets(options: argparse.Namespace) -> int:
         shown = [Usage(*panel) for _, *panel in sorted(panels, key=lambda panel: -panel[0])]
         draw_usage(shown, f"{options.name}: no owner was eligible so far", options.plot)
         found["plot"] = options.plot
-    return _print(found, lines, options.json)
-
-
-# -- recover -----------------------------------------------------------------------------------------------------------
+    return show(options, found, "\n".join(lines))
 
 
 def _recover(options: argparse.Namespace) -> int:
@@ -325,4 +300,4 @@ def _recover(options: argparse.Namespace) -> int:
             name = ", ".join(filter(None, (counter["budget"], counter["line"], counter["principal"])))
             lines.append(f"{name}: {counter['spent']:,} count, {counter['added']:,} of them new")
     lines += [f"{name}: not in the ledger, counts as spent" for name in found["missing"]]
-    return _print(found, lines, options.json)
+    return show(options, found, "\n".join(lines))

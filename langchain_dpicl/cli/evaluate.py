@@ -1,25 +1,7 @@
-"""``dpicl evaluate``: how good private answers are, beside answers that are not private."""
+"""Accuracy or ROUGE of private answers against epsilon, beside answers that are not private. The model is asked once;
+every epsilon, ablation and picture is computed from its answers.
 
-from __future__ import annotations
-
-import argparse
-import json
-import shlex
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from langchain_dpicl.cli.options import add_ensemble, add_model, add_prices, new_parser
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.local import DEFAULT_MODEL
-from langchain_dpicl.privacy.checks import whole
-
-if TYPE_CHECKING:
-    from langchain_dpicl.evaluation.evaluate import Evaluation
-
-_EPILOG = """examples:
+examples:
   dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output results/trec
   dpicl evaluate --task sst2 --data hub --vary members=5,10,20 --vary releases=100,1000,10000 --output results/sst2
 
@@ -27,18 +9,27 @@ The folder keeps the model's answers: run the same command again to resume; othe
 members are not protected there: use public data, or keep the folder as private as the data.
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "evaluate",
-        run,
-        "measure private answers on a task with known answers",
-        "Accuracy or ROUGE of private answers against epsilon, beside answers that are not private. The model is asked "
-        "once;\nevery epsilon, ablation and picture is computed from its answers.",
-        _EPILOG,
-    )
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.options import add_ensemble, add_model, add_prices, chosen, show
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.local import DEFAULT_MODEL
+from langchain_dpicl.privacy.checks import whole
+
+if TYPE_CHECKING:
+    from langchain_dpicl.evaluation.evaluate import Evaluation
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     parser.add_argument("--task", required=True, help="sst2, amazon, agnews, trec, samsum, e2e, wikilarge, docqa, ...")
     data = parser.add_argument_group("data")
     data.add_argument("--data", required=True, help="examples: a file or folder, hub (the task's own), or hf:NAME")
@@ -78,29 +69,27 @@ def run(options: argparse.Namespace) -> int:
 
     evaluation = _evaluation(options)
     scores = evaluation.run()
+    plan, command = evaluation.plan, sys.argv[1:]
+    paths = {str(path) for path in chosen(options, "data", "test", "public", "output").values() if path}
+    for path in sorted(paths, key=len, reverse=True):  # the command shows files by their names alone
+        command = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in command]
     settings = {
         "model": evaluation.model.name,
         "data": Path(options.data).name,
         "queries": len(evaluation.queries),
-        "samples": options.samples,
-        "draws": options.draws,
-        **{name: getattr(evaluation.plan, name) for name in ("owners", "members", "shots", "rate", "releases")},
-        "delta": evaluation.plan.delta,
-        "calibrate_on": options.calibrate_on,
-        "in_batches": options.in_batches,
-        "command": _command(options),
+        **chosen(options, "samples", "draws"),
+        **{name: getattr(plan, name) for name in ("owners", "members", "shots", "rate", "releases", "delta")},
+        **chosen(options, "calibrate_on", "in_batches"),
+        "command": shlex.join(["dpicl", *command]),
     }
     results = write_report(options.output, evaluation.task, scores, settings, evaluation.costs())
     if options.index:
         write_index(options.output.absolute().parent)
-    if options.json:
-        print(json.dumps(results, indent=2))
-    else:
-        print((options.output / "table.md").read_text("utf-8"))
-    return 0
+    return show(options, results, (options.output / "table.md").read_text("utf-8"))
 
 
 def _evaluation(options: argparse.Namespace) -> Evaluation:
+    """Read the data and choose the model."""
     from langchain_dpicl.evaluation.data import load_rows
     from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
     from langchain_dpicl.evaluation.plan import EvaluationPlan
@@ -108,9 +97,8 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
     from langchain_dpicl.members.models import ModelChoice
 
     about = task(options.task)
-    wording = {"instruction": options.instruction, "query": options.query}
-    shape = replace(about.shape, **{k: v.replace("\\n", "\n") for k, v in wording.items() if v is not None})
-    about = replace(about, shape=shape)
+    wording = {k: v.replace("\\n", "\n") for k, v in chosen(options, "instruction", "query").items() if v is not None}
+    about = replace(about, shape=replace(about.shape, **wording))
     columns = dict(_pairs("--column", options.column))
     rows = load_rows(about, options.data, columns=columns)
     if options.test is None and Path(options.data).is_file():
@@ -119,37 +107,28 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
     public = load_rows(about, options.public, columns=columns) if options.public else []
     plan = EvaluationPlan(
         owners=len(rows),
-        members=options.members,
-        shots=options.shots,
-        releases=options.releases,
         delta=0.1 / len(rows) if options.delta is None else options.delta,
         epsilons=tuple(sorted(set(options.epsilon))),
-        few_shots=options.few_shots,
+        **chosen(options, "members", "shots", "releases", "few_shots"),
     )
     whole("queries", options.queries)
     whole("calibrate_on", options.calibrate_on, at_least=0)
     asked = some(queries, options.queries + options.calibrate_on)
-    whole("calibrate_on", options.calibrate_on, at_least=0, at_most=len(asked) - 1)
+    asks = len(asked) - whole("calibrate_on", options.calibrate_on, at_least=0, at_most=len(asked) - 1)
     choice = ModelChoice(options.model, options.model_url)
     name = choice.name or (DEFAULT_MODEL if choice.is_embedded else "default")
-    model = Model(name, choice.load, name if choice.is_embedded else None, options.threads)
     return Evaluation(
         task=about,
         rows=rows,
-        queries=asked[: len(asked) - options.calibrate_on],
+        queries=asked[:asks],
         public=public,
-        model=model,
+        model=Model(name, choice.load, name if choice.is_embedded else None, options.threads),
         plan=plan,
         folder=options.output,
-        samples=options.samples,
-        draws=options.draws,
-        candidates=options.candidates,
         methods=tuple(options.method),
         vary={name: _numbers(name, values) for name, values in _pairs("--vary", options.vary)},
-        neutral=[row.input for row in asked[len(asked) - options.calibrate_on :]],
-        in_batches=options.in_batches,
-        price_in=options.price_in,
-        price_out=options.price_out,
+        neutral=[row.input for row in asked[asks:]],
+        **chosen(options, "samples", "draws", "candidates", "in_batches", "price_in", "price_out"),
     )
 
 
@@ -167,12 +146,3 @@ def _numbers(name: str, values: str) -> tuple[int, ...]:
     except ValueError:
         pass
     raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas")
-
-
-def _command(options: argparse.Namespace) -> str:
-    """The command line that made the results, with files by their names alone."""
-    given = sys.argv[1:]
-    paths = {str(getattr(options, name)) for name in ("data", "test", "public", "output") if getattr(options, name)}
-    for path in sorted(paths, key=len, reverse=True):
-        given = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in given]
-    return shlex.join(["dpicl", *given])

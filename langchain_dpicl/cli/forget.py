@@ -1,16 +1,6 @@
-"""``dpicl forget``: remove an owner from a saved store and its ledgers while workers go on."""
+"""Remove an owner from a saved store and from its ledgers, while workers go on.
 
-from __future__ import annotations
-
-import argparse
-import json
-import sys
-from typing import Any
-
-from langchain_dpicl.cli.options import new_parser
-from langchain_dpicl.errors import InvalidParameter, StoreError
-
-_EPILOG = """examples:
+examples:
   dpicl forget --store patients.npz --owner patient-17
   dpicl forget --store patients.npz --owner - --ledger postgresql://desk@host/budgets < owner.txt
   dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
@@ -19,17 +9,18 @@ Workers that have loaded the file follow before their next release, without a re
 store remembers and those that you name. The exit status is 1 if a remembered ledger could not be opened.
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "forget",
-        run,
-        "remove an owner from a saved store and from its ledgers",
-        "Remove an owner from a saved store and from its ledgers, while workers go on.",
-        _EPILOG,
-    )
+import argparse
+import sys
+from typing import Any
+
+from langchain_dpicl.cli.options import show
+from langchain_dpicl.errors import InvalidParameter
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
@@ -45,7 +36,15 @@ def run(options: argparse.Namespace) -> int:
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
     if not owner:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
-    store = _store(options)
+    model: Any = None  # forgetting embeds nothing
+    if options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
+        from langchain_dpicl.store.postgres import PostgresExemplarStore
+
+        store: Any = PostgresExemplarStore.opened(options.store, model, options.collection)
+    else:
+        from langchain_dpicl.store import ExemplarStore
+
+        store = ExemplarStore.load(options.store, model)
     ledgers, lost = open_ledgers(store, options.ledger)
     try:
         went = forget(store, owner, ledgers)
@@ -53,33 +52,9 @@ def run(options: argparse.Namespace) -> int:
     finally:
         for ledger in ledgers:
             ledger.close()
-    found = {"exemplars": went, "owners_left": store.owner_count, "ledgers": places, "not_reached": lost}
-    if options.json:
-        print(json.dumps(found))
-    else:
-        where = ", ".join(map(str, places)) or "none"
-        print(f"{went} exemplars went, {found['owners_left']} owners are left; ledgers: {where}")
+    left, where = store.owner_count, ", ".join(map(str, places)) or "none"
+    facts = {"exemplars": went, "owners_left": left, "ledgers": places, "not_reached": lost}
+    show(options, facts, f"{went} exemplars went, {left} owners are left; ledgers: {where}")
     for place in lost:
         print(f"dpicl forget: the ledger {place} could not be opened: name it with --ledger", file=sys.stderr)
     return 1 if lost else 0
-
-
-def _store(options: argparse.Namespace) -> Any:
-    from langchain_core.embeddings import Embeddings
-
-    class NoModel(Embeddings):
-        """For a store that embeds nothing."""
-
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            raise StoreError("this store embeds nothing")
-
-        def embed_query(self, text: str) -> list[float]:
-            raise StoreError("this store embeds nothing")
-
-    if not options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
-        from langchain_dpicl.store import ExemplarStore
-
-        return ExemplarStore.load(options.store, NoModel())
-    from langchain_dpicl.store.postgres import PostgresExemplarStore
-
-    return PostgresExemplarStore.opened(options.store, NoModel(), options.collection)

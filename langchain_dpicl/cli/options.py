@@ -1,21 +1,26 @@
-"""Options that several commands share. Each is declared here once."""
+"""Options that several commands share, each declared once, and the printer that all commands share."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
 from typing import Any
 
-Run = Callable[[argparse.Namespace], int]
+
+def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return these options by name, to be passed on."""
+    return {name: getattr(options, name) for name in names}
 
 
-def new_parser(commands: Any, name: str, run: Run, summary: str, description: str, epilog: str = "") -> Any:
-    """Declare a command with ``--json``. ``run`` carries it out and returns the exit status."""
-    layout = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
-    parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, formatter_class=layout)
+def show(options: argparse.Namespace, facts: Any, text: str, indent: int | None = 2) -> int:
+    """Print the facts as JSON if ``--json`` asks for them, otherwise the text. Returns the exit status 0."""
+    print(json.dumps(facts, indent=indent) if options.json else text, flush=True)
+    return 0
+
+
+def add_json(parser: Any) -> None:
+    """Declare ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_ledger(parser: Any, summary: str = "the ledger's address") -> None:

@@ -1,4 +1,7 @@
-"""``dpicl plan``: from a target to rate, noise and cost, with a picture of the trade-offs."""
+"""Solve for the least noise that keeps a privacy promise, and say what it means.
+
+With --gated the plan is for tickets: --releases counts them, for each owner, and the number of queries has no limit.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,15 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import plan_gated
-from langchain_dpicl.cli.options import add_ensemble, add_prices, new_parser
+from langchain_dpicl.cli.options import add_ensemble, add_prices, show
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots.curves import Curve, Panel, draw_panels
-from langchain_dpicl.plots.style import SHADES
+from langchain_dpicl.plots.style import GREY, SHADES
 from langchain_dpicl.privacy.checks import probability, whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy import PrivacyPlan
-    from langchain_dpicl.privacy.explain import Calls
     from langchain_dpicl.privacy.gate import Gate
 
 _TICKETS = (
@@ -26,15 +27,8 @@ _TICKETS = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "plan",
-        run,
-        "what a privacy target allows: rate, noise, cost, chance that noise flips a vote",
-        "Solve for the least noise that keeps a privacy promise, and say what it means.",
-    )
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     target = parser.add_argument_group("the promise")
     target.add_argument("--epsilon", type=float, required=True, help="all releases together stay below this epsilon")
     target.add_argument("--delta", type=float, required=True, help="at this delta; choose it below 1/owners")
@@ -62,117 +56,162 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan. Raises the package's errors, which the command line prints."""
-    from langchain_dpicl.privacy.explain import words
+    """Solve, print and draw. Raises the package's errors, which the command line prints."""
+    from langchain_dpicl.privacy.explain import Calls, words
 
-    if options.gated:
-        gate, calls = gate_of(options), _calls(options)
-        numbers = plan_gated.numbers(gate, options.margin, options.labels, calls)
-        warnings = numbers["warnings"] = [*_delta_warning(options), *numbers["warnings"]]
-        text = plan_gated.words(gate, numbers)
-    else:
-        plan = _plan(options)
-        shape = {"members": options.members, "shots": options.shots, "margins": options.margin}
-        numbers = plan.numbers(**shape, labels=options.labels, calls=_calls(options))
-        numbers["plan"] = json.loads(plan.to_json())
-        if warnings := _delta_warning(options):
-            (numbers["warning"],) = warnings
+    (plan, gate), calls = _solved(options), None
+    if options.prompt_tokens is not None:
+        calls = Calls(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
+    shape = {"members": options.members, "shots": options.shots if gate is None else None}
+    numbers = plan.numbers(**shape, margins=options.margin, labels=options.labels, calls=calls)
+    numbers["plan"] = json.loads(plan.to_json())
+    warnings = []
+    if options.owners is not None and options.delta >= 1.0 / options.owners:  # one owner may be revealed whole
+        warnings.append(f"delta {options.delta:g} is not below 1/owners = {1.0 / options.owners:.3g}")
+    if gate is None:
         text = words(numbers)
+        if warnings:
+            numbers["warning"] = warnings[0]
+    else:
+        _add_gate(gate, numbers)
+        text = _gated_words(gate, numbers)
+        if gate.rate == 1.0:
+            warnings.append("every eligible owner takes part, so nothing is amplified: fewer members or shots?")
+        numbers["warnings"] = warnings
     if options.verify:
-        verified = (gate.solve(gate.rate, gate.tickets) if options.gated else plan).verify()
+        verified = plan.verify()
         numbers["verification"] = verified.to_dict()
         text += f"\n\n{verified}"
-        if options.gated:
+        if gate is not None:
             numbers["verification"]["note"] = _TICKETS
             text += f"\n{_TICKETS}"
     if options.plot:
-        panels = plan_gated.panels(gate) if options.gated else panels_of(plan, options)
-        draw_panels(panels, options.plot)
+        draw_panels(_panels(plan, options) if gate is None else _gated_panels(gate), options.plot)
         numbers["plot"] = options.plot
-    if options.json:
-        print(json.dumps(numbers, indent=2, sort_keys=True))
-        return 0
-    print(text)
-    for warning in warnings:
+    show(options, numbers, text)
+    for warning in [] if options.json else warnings:
         print(f"\nwarning: {warning}", file=sys.stderr)
     return 0
 
 
-def gate_of(options: argparse.Namespace) -> Gate:
-    """Check the options of a gated plan."""
+def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
+    """Check the options and solve the plan. Its gate is None unless ``--gated``."""
+    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
     from langchain_dpicl.privacy.accountant import MAX_COUNT
     from langchain_dpicl.privacy.gate import Gate
 
-    if options.mechanism == "threshold":
-        bound = "a mechanism of answers: the threshold comes before a gate"
-        raise InvalidParameter("mechanism", options.mechanism, bound)
-    for name in ("owners", "eligible"):
-        if getattr(options, name) is None:
-            raise InvalidParameter(name, None, "required with --gated")
-    owners = whole("owners", options.owners)
-    eligible = whole("eligible", options.eligible, at_most=owners)
-    members, shots = whole("members", options.members), whole("shots", options.shots)
-    return Gate(
-        options.epsilon,
-        options.delta,
-        options.mechanism,
-        FrozenMapping(_fixed(options)),
-        eligible,
-        owners,
-        members,
-        rate=min(1.0, members * shots / eligible) if options.rate is None else probability("rate", options.rate),
-        tickets=whole("releases", options.releases, at_most=MAX_COUNT),
-    )
-
-
-def _plan(options: argparse.Namespace) -> PrivacyPlan:
-    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-
-    if options.eligible is not None:
-        bound = "given with --gated: without a gate all owners are eligible"
-        raise InvalidParameter("eligible", options.eligible, bound)
-    owners = None
-    if options.mechanism == "threshold":
-        if options.rate not in (None, 1.0):
-            raise InvalidParameter("rate", options.rate, "1: all owners take part in the release of a threshold")
-        rate = 1.0
-    elif options.rate is not None:
-        rate = options.rate
-    elif options.owners is None:
+    mechanism, rate, owners = options.mechanism, options.rate, options.owners
+    fixed = {name: value for name in ("delta0", "select", "step") if (value := getattr(options, name)) is not None}
+    for name, value in fixed.items():
+        if name not in MECHANISMS[mechanism].options:
+            raise InvalidParameter(name, value, f"{mechanism} has no such number")
+    if mechanism == "threshold":
+        if options.gated:
+            raise InvalidParameter("mechanism", mechanism, "a mechanism of answers: the threshold comes before a gate")
+        if rate not in (None, 1.0):
+            raise InvalidParameter("rate", rate, "1: all owners take part in the release of a threshold")
+        rate, owners = 1.0, None
+    elif options.gated and owners is None:
+        raise InvalidParameter("owners", None, "required with --gated")
+    elif rate is None and owners is None:
         raise InvalidParameter("owners", None, "give --owners (with --members and --shots) or --rate")
-    else:
-        owners = whole("owners", options.owners)
-        rate = min(1.0, whole("members", options.members) * whole("shots", options.shots) / owners)
-    request = LineRequest(options.mechanism, rate, options.releases, options=_fixed(options), owners=owners)
-    return PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={options.mechanism: request})
+    if options.gated == (options.eligible is None):
+        bound = "required with --gated" if options.gated else "given with --gated: without a gate all are eligible"
+        raise InvalidParameter("eligible", options.eligible, bound)
+    eligible = whole("eligible", options.eligible, at_most=whole("owners", owners)) if options.gated else owners
+    if rate is None:
+        rate = min(1.0, whole("members", options.members) * whole("shots", options.shots) / whole("owners", eligible))
+    if options.gated:
+        tickets, members = whole("releases", options.releases, at_most=MAX_COUNT), whole("members", options.members)
+        rate, numbers = probability("rate", rate), FrozenMapping(fixed)
+        gate = Gate(options.epsilon, options.delta, mechanism, numbers, eligible, owners, members, rate, tickets)
+        return gate.solve(rate, tickets), gate
+    of = None if options.rate is not None else owners
+    request = LineRequest(mechanism, rate, options.releases, options=fixed, owners=of)
+    return PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request}), None
 
 
-def _fixed(options: argparse.Namespace) -> dict[str, float]:
-    """Return the fixed numbers of the mechanism that were given."""
-    given = {name: value for name in ("delta0", "select", "step") if (value := getattr(options, name)) is not None}
-    for name, value in given.items():
-        if name not in MECHANISMS[options.mechanism].options:
-            raise InvalidParameter(name, value, f"{options.mechanism} has no such number")
-    return given
+# -- a gated plan, in numbers and words: `privacy.gate` explains them --------------------------------------------------
 
 
-def _calls(options: argparse.Namespace) -> Calls | None:
-    """Return the cost of one member's call, if it was given."""
-    from langchain_dpicl.privacy.explain import Calls
+def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
+    """Add the numbers of a gate to those of its plan, and count its line in tickets."""
+    line = found["lines"][gate.mechanism]
+    line.pop("cost_of_all", None)  # the number of queries has no limit
+    for entry in (line, *line["curve"]):
+        entry["tickets"] = entry.pop("releases")
+        entry.pop("cost", None)
+    noise = line[gate.family.parameter]
+    found["gated"] = {
+        "eligible": gate.eligible,
+        "owners": gate.owners,
+        "members": gate.members,
+        "rate": gate.rate,
+        "tickets": gate.tickets,
+        "exemplars": gate.rate * gate.eligible,
+        "parameter": gate.family.parameter,
+        "noise": noise,
+        "signal": gate.signal(gate.members, noise),
+        "signal_is": gate.signal_name,
+    }
+    shares = sorted({1.0, 0.5, 0.1, 0.01, gate.eligible / gate.owners}, reverse=True)
+    found["lasts"] = [{"share": share, "queries": int(gate.tickets / share + 1e-9)} for share in shares]
+    found["trade_off"] = gate.trade_off()
+    counts = sorted({gate.tickets, gate.lasting})
+    found["blind"] = [gate.point(gate.members, gate.blind_rate, queries=count) for count in counts]
 
-    if options.prompt_tokens is None:
-        return None
-    return Calls(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
+
+def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
+    """Return the numbers of a gated plan as a text."""
+    line, parameter = found["lines"][gate.mechanism], gate.family.parameter
+    text = [
+        f"All releases together are (epsilon, delta)-differentially private with epsilon {gate.epsilon:g} and delta "
+        f"{gate.delta:.3g} when all exemplars of one owner are added or removed (certified: "
+        f"{found['certified_epsilon']:.4g}), however many queries are asked: an owner is "
+        f"eligible for {gate.tickets:,} of them at most, and is left out of all others.",
+        "",
+        f"{gate.mechanism}: each answer gives out {line['what']}.",
+        f"  A query finds {gate.eligible:,} of {gate.owners:,} owners eligible, by a public estimate. Each of them "
+        f"uses one of its {gate.tickets:,} tickets, sampled or not.",
+        f"  An eligible owner takes part with probability {gate.rate:.4g}: {gate.rate * gate.eligible:.4g} exemplars "
+        f"for {gate.members:,} members, on average.",
+        f"  Signal over noise: {gate.signal_name} = {found['gated']['signal']:.3g}.",
+    ]
+    text += [
+        f"  A winner ahead by {row['margin']} of {gate.members} votes is overturned with probability "
+        f"{row['flip_probability']:.3g}."
+        for row in line.get("flips", ())
+    ]
+    if "cost_per_answer" in line:
+        text.append(f"  An answer costs {line['cost_per_answer']:.4g}.")
+    text += ["", "How long an owner's tickets last:"]
+    for row in found["lasts"]:
+        average = " (the average owner)" if row["share"] == gate.eligible / gate.owners else ""
+        text.append(f"  eligible for {100 * row['share']:.3g}% of the queries{average}: {row['queries']:,} queries")
+    text += [
+        "  When popular owners have no ticket left, queries find fewer than estimated.",
+        "",
+        f"{parameter} at this epsilon, and ({gate.signal_name}), with as many exemplars for each member:",
+    ]
+    points = found["trade_off"]
+    counts = sorted({point["tickets"] for point in points})
+    text.append(f"  {'members':>7}  {'rate':>7}" + "".join(f"  {f'{count:,} tickets':>18}" for count in counts))
+    for members in sorted({point["members"] for point in points}):
+        row = [point for point in points if point["members"] == members]
+        text.append(f"  {members:>7,}  {row[0]['rate']:>7.4g}" + "".join(f"  {_cell(point):>18}" for point in row))
+    blind = f"Without the gate, {gate.members:,} members sample all {gate.owners:,} owners at a rate of"
+    text += ["", f"{blind} {gate.blind_rate:.4g}:"]
+    for point in found["blind"]:
+        why = ", as long as an average owner's tickets last" if point["queries"] == gate.lasting else ""
+        text.append(f"  {point['queries']:,} queries in all{why}: {parameter} {_cell(point)}")
+    return "\n".join([*text, "These figures ignore relevance, which is the benefit you pay for."])
 
 
-def _delta_warning(options: argparse.Namespace) -> list[str]:
-    """Warn of a delta that allows one owner's exemplars to be revealed whole."""
-    if options.owners is None or options.delta < 1.0 / options.owners:
-        return []
-    return [f"delta {options.delta:g} is not below 1/owners = {1.0 / options.owners:.3g}"]
+def _cell(point: dict[str, Any]) -> str:
+    return "no plan" if point["noise"] is None else f"{point['noise']:.3g} ({point['signal']:.3g})"
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
+# -- the pictures ------------------------------------------------------------------------------------------------------
 
 
 def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, float | None]]:
@@ -180,8 +219,7 @@ def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, floa
     from langchain_dpicl.privacy.accountant import PLDAccountant
 
     (line,) = plan.lines.values()
-    counts = sorted({max(1, round(line.count ** (index / (points - 1)))) for index in range(points)})
-    accountant = PLDAccountant()
+    accountant, counts = PLDAccountant(), _steps(1, line.count, line.count, points)
     return [(n, min(plan.epsilon, accountant.epsilon([line.line(line.parameter, n)], plan.delta))) for n in counts]
 
 
@@ -195,34 +233,62 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
     return [(epsilon, other.lines[name].parameter) for epsilon, other in zip(epsilons, solved, strict=True)]
 
 
-def panels_of(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
+def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
     from langchain_dpicl.privacy.explain import VOTES, flip_probability
 
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))
-    spent = Panel(
-        f"What {line.count:,} releases spend",
-        "releases",
-        f"epsilon (delta {plan.delta:.2g})",
-        [Curve(epsilon_curve(plan))],
-        plan=(None, plan.epsilon),
-        note=f"the plan: epsilon {plan.epsilon:g}",
-    )
-    x = f"epsilon of all {line.count:,} releases"
+    title, y, level = f"What {line.count:,} releases spend", f"epsilon (delta {plan.delta:.2g})", (None, plan.epsilon)
+    curves, note = [Curve(epsilon_curve(plan))], f"the plan: epsilon {plan.epsilon:g}"
+    spent = Panel(title, "releases", y, curves, plan=level, note=note)
+    x, here = f"epsilon of all {line.count:,} releases", (plan.epsilon, None)
     if line.mechanism not in VOTES:
         parameter, values = line.family.parameter, [value for _, value in noise]
         title, wide = f"The {parameter} that an epsilon allows", max(values) > 30.0 * min(values)
-        return [spent, Panel(title, x, parameter, [Curve(noise)], is_log=wide, plan=(plan.epsilon, None))]
-    members, labels = options.members, options.labels
+        return [spent, Panel(title, x, parameter, [Curve(noise)], is_log=wide, plan=here)]
+    members, labels, flips = options.members, options.labels, []
     margins = options.margin or sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
-    flips = [
-        Curve(
-            [(epsilon, flip_probability(sigma, margin, labels)) for epsilon, sigma in noise],
-            f"ahead by {margin} of {members}",
-            SHADES[min(index, 3)],
-        )
-        for index, margin in enumerate(margins)
-    ]
+    for i, margin in enumerate(margins):
+        chances = [(epsilon, flip_probability(sigma, margin, labels)) for epsilon, sigma in noise]
+        flips.append(Curve(chances, f"ahead by {margin} of {members}", SHADES[min(i, 3)]))
     title, y = f"What noise does to a vote of {members} members", "chance that noise flips the vote"
-    return [spent, Panel(title, x, y, flips, top=1.05 - 1.0 / labels, plan=(plan.epsilon, None))]
+    return [spent, Panel(title, x, y, flips, top=1.05 - 1.0 / labels, plan=here)]
+
+
+def _gated_panels(gate: Gate) -> list[Panel]:
+    """Return noise against tickets at several rates, and signal over noise against members."""
+    from langchain_dpicl.privacy.accountant import MAX_COUNT
+
+    def noise(rate: float, label: str, color: str, style: str = "-") -> Curve:
+        return Curve([(count, gate.noise(rate, count)) for count in counts], label, color, style)
+
+    def signal(tickets: float, share: float, label: str, color: str, style: str = "-") -> Curve:
+        count = max(1, round(tickets))
+        found = [(n, gate.signal(n, gate.noise(gate.rate_of(n) * share, count))) for n in crowds]
+        return Curve(found, label.format(count), color, style)
+
+    shades = (SHADES[0], SHADES[2], SHADES[3])
+    counts = _steps(gate.tickets / 8, gate.tickets * 32, MAX_COUNT)
+    rates = sorted({min(1.0, gate.rate * factor) for factor in (0.25, 1.0, 4.0)})
+    noises = [noise(rate, f"gated, q = {rate:.3g}", shade) for rate, shade in zip(rates, shades, strict=False)]
+    noises.append(noise(gate.blind_rate, f"blind, q = {gate.blind_rate:.3g}: queries in all", GREY, "--"))
+
+    most = max(gate.members, round(gate.members / gate.rate))
+    crowds = _steps(gate.members / 4, min(most, gate.members * 16), most)
+    tickets = [(gate.tickets * factor, shade) for factor, shade in zip((0.25, 1.0, 4.0), shades, strict=True)]
+    signals = [signal(count, 1.0, "gated, {:,} tickets", shade) for count, shade in tickets]
+    share, blind = gate.eligible / gate.owners, "blind, {:,} queries in all"
+    signals += [signal(gate.tickets, share, blind, GREY, ":"), signal(gate.lasting, share, blind, GREY, "--")]
+
+    least, parameter = gate.noise(gate.rate, gate.tickets), gate.family.parameter
+    title, x = f"The {parameter} that epsilon {gate.epsilon:g} allows", "members (as many exemplars each)"
+    left = Panel(title, "tickets of an owner", parameter, noises, is_log=True, plan=(gate.tickets, least))
+    title, here = f"Signal over noise at epsilon {gate.epsilon:g}", (gate.members, gate.signal(gate.members, least))
+    return [left, Panel(title, x, gate.signal_name, signals, is_log=True, plan=here)]
+
+
+def _steps(low: float, high: float, most: int, points: int = 6) -> list[int]:
+    """Return whole numbers from ``low`` to ``high``, evenly on a logarithmic scale."""
+    low, high = max(1.0, low), max(1.0, high)
+    return sorted({min(most, max(1, round(low * (high / low) ** (i / (points - 1))))) for i in range(points)})

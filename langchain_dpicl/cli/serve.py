@@ -1,21 +1,6 @@
-"""``dpicl serve``: a release over HTTP, as a configuration file describes it."""
+"""Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.
 
-from __future__ import annotations
-
-import argparse
-import json
-import os
-import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from langchain_dpicl.cli.options import new_parser
-from langchain_dpicl.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from langchain_dpicl.serving.config import Configuration
-
-_EPILOG = """examples:
+examples:
   dpicl serve --new-key mobile-app
   dpicl serve --config server.yaml --check
   dpicl serve --config server.yaml --workers 4
@@ -34,17 +19,21 @@ answers without end, each from the examples that are near to its question (each 
   budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "serve",
-        run,
-        "answer over HTTP, with keys, limits and several workers on one budget",
-        "Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.",
-        _EPILOG,
-    )
+import argparse
+import json
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from langchain_dpicl.cli.options import chosen, show
+from langchain_dpicl.errors import InvalidParameter
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="YAML or TOML: store, model, release, budget, keys, server")
     what.add_argument("--new-key", metavar="NAME", help="print a fresh API key and its line for the configuration")
@@ -56,8 +45,14 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan, freeze it, and listen; or make a key."""
+    from langchain_dpicl.serving.keys import check_name, hash_of, new_key
+
     if options.new_key is not None:
-        return _new_key(options)
+        name, key = check_name(options.new_key), new_key()
+        if options.check:
+            raise InvalidParameter("--check", True, "left out with --new-key")
+        text = f"{key}\n\nThis key is shown once. In the configuration, under keys:\n  {name}: {hash_of(key)}"
+        return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
     try:
         import fastapi  # noqa: F401
         import langserve.validation  # noqa: F401
@@ -68,17 +63,21 @@ def run(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.serving.protocol import TimedProtocol
 
-    replaced = {name: value for name in ("host", "port", "workers") if (value := getattr(options, name)) is not None}
+    replaced = {k: v for k, v in chosen(options, "host", "port", "workers").items() if v is not None}
     settings = read(options.config, **replaced)
     settings.check_access()
     chain = settings.build()
     if not options.check:
         freeze(chain)
-    _show(settings, plans(chain), options.json)
+    server, budgets = settings.server, plans(chain)
+    where = f"http://{server.host}:{server.port}{server.path}"
+    callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
+    words = [*_words(budgets), f"{where} (workers: {server.workers}; {callers})"]
+    facts = {"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}
+    show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
         create_app(settings, chain)
         return 0
-    server = settings.server
     how: dict[str, Any] = {
         "host": server.host,
         "port": server.port,
@@ -99,40 +98,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _new_key(options: argparse.Namespace) -> int:
-    from langchain_dpicl.serving.keys import check_name, hash_of, new_key
-
-    name, key = check_name(options.new_key), new_key()
-    if options.check:
-        raise InvalidParameter("--check", True, "left out with --new-key")
-    if options.json:
-        print(json.dumps({"name": name, "key": key, "sha256": hash_of(key)}))
-        return 0
-    print(f"{key}\n\nThis key is shown once. In the configuration, under keys:\n  {name}: {hash_of(key)}")
-    return 0
-
-
-def _show(settings: Configuration, budgets: list[dict[str, Any]], as_json: bool) -> None:
-    server = settings.server
-    where = f"http://{server.host}:{server.port}{server.path}"
-    if as_json:
-        print(json.dumps({"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}))
-        sys.stdout.flush()
-        return
+def _words(budgets: list[dict[str, Any]]) -> list[str]:
+    """Describe the budgets. With tickets there is no end."""
+    words = []
     for budget in budgets:
         state = "" if budget["frozen"] else ", not frozen yet"
-        print(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
+        words.append(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
         for line in budget["lines"]:
-            print(f"  {line['line']}: {_counted(line, budget['tickets'])}; rate {line['rate']:.4g}")
-            print(f"  each: {line['mechanism']}")
-    callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
-    print(f"{where} (workers: {server.workers}; {callers})", flush=True)
-
-
-def _counted(line: dict[str, Any], tickets: bool) -> str:
-    """How many there are and how many are left. With tickets there is no end."""
-    if tickets:
-        so_far = " for each caller" if line["spent"] is None else f", {line['spent']:,} so far"
-        return f"no last answer{so_far}; each owner takes part in at most {line['releases']:,}"
-    left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
-    return f"{line['releases']:,} {line['unit']}, {left}"
+            if budget["tickets"]:
+                so_far = " for each caller" if line["spent"] is None else f", {line['spent']:,} so far"
+                count = f"no last answer{so_far}; each owner takes part in at most {line['releases']:,}"
+            else:
+                left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
+                count = f"{line['releases']:,} {line['unit']}, {left}"
+            words.append(f"  {line['line']}: {count}; rate {line['rate']:.4g}\n  each: {line['mechanism']}")
+    return words

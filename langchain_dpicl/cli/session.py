@@ -1,26 +1,34 @@
-"""Ask a sealed release from the command line, beside answers that are not private; open the budget of a file."""
+"""Ask a sealed release from the command line, beside answers that are not private; open the store and budget of a file.
+
+The comparison is for the owner of the data, who wants to see what privacy costs. The ensemble's plain majority is NOT
+private: no release contains it, and a service must not show it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
+from langchain_dpicl.aggregators import NoisyVote
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
-from langchain_dpicl.cli.compare import compare
+from langchain_dpicl.budget.line import RELEASED
+from langchain_dpicl.calls.flow import Flow, run
+from langchain_dpicl.cli.options import show
 from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
 from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.release.sealed import SealedRelease
+from langchain_dpicl.release.transaction import Charged, Request, transact
 from langchain_dpicl.store.base import PrivateStore
 
 
@@ -31,20 +39,16 @@ def open_budget(
     name = options.name or os.path.basename(options.data).partition(".")[0]
     plan = frozen_plan(name, options.ledger)
     delta = delta_of(options.delta, plan, store)
-    return PrivacyBudget(
-        options.epsilon, delta, releases_of(plan), ledger=options.ledger, name=name, witness=options.witness
-    )
+    return PrivacyBudget(options.epsilon, delta, releases_of(plan), options.ledger, name, witness=options.witness)
 
 
 def frozen_plan(name: str, ledger: str) -> PrivacyPlan | None:
     """Return the plan that a ledger holds under this name, or None. Makes no ledger."""
-    with contextlib.suppress(InvalidParameter, LedgerError):  # no ledger, or no such budget in it
-        budget = PrivacyBudget.open(name, ledger, witness=UNWATCHED)
-        try:
+    try:
+        with contextlib.closing(PrivacyBudget.open(name, ledger, witness=UNWATCHED)) as budget:
             return budget.plan
-        finally:
-            budget.close()
-    return None
+    except (InvalidParameter, LedgerError):  # no ledger, or no such budget in it
+        return None
 
 
 def delta_of(given: float | None, plan: PrivacyPlan | None, store: PrivateStore) -> float:
@@ -54,75 +58,68 @@ def delta_of(given: float | None, plan: PrivacyPlan | None, store: PrivateStore)
     return 0.1 / max(1, store.owner_count) if plan is None else plan.delta
 
 
-@dataclass(frozen=True)
-class Question:
-    """A text to answer, and its right answer if it is known."""
-
-    text: str
-    expected: str = ""
-
-
 @dataclass
-class Session(ABC):
-    """Asks, prints and keeps the score. With ``as_json`` it prints nothing until `finish`."""
+class Session:
+    """Asks, prints and keeps the score. With ``--json`` it prints nothing until `finish`."""
 
     chain: SealedRelease
-    input_key: str
-    as_json: bool
+    options: argparse.Namespace
+    answer: Callable[[str, bool], dict[str, Any]]
+    """Answers a question: ``private`` and ``receipt``; if it is to be compared, also answers that are not private."""
+    ways: Mapping[str, str]
+    """The ways to answer a test question: the name in the scores, and the key in an answer."""
+    score: Callable[[list[Any], list[str]], Any]
+    """Compares answers with the right ones: an accuracy, or measures by name."""
     asked: list[dict[str, Any]] = field(default_factory=list)
-    tested: list[tuple[str | None, ...]] = field(default_factory=list)
-    """For each test question its answers, as `try_answers` returns them, and last the right answer."""
+    tested: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """The answers to each test question, and the right answer."""
     started: float = field(default_factory=time.monotonic)
-
-    @abstractmethod
-    def answer(self, text: str, compared: bool) -> dict[str, Any]:
-        """Answer one question: ``private`` and ``receipt``; with ``compared`` also answers that are not private."""
-
-    @abstractmethod
-    def try_answers(self, text: str) -> tuple[str | None, ...]:
-        """Answer one test question in every way that is compared. The first answer is private."""
-
-    @abstractmethod
-    def scores(self) -> dict[str, Any]:
-        """Return the scores of the test, for the JSON object; nothing without a test."""
-
-    @abstractmethod
-    def score_lines(self) -> list[str]:
-        """Return the scores of the test, for people."""
 
     def say(self, text: str = "") -> None:
         """Print a text for people."""
-        if not self.as_json:
+        if not self.options.json:
             print(text, flush=True)
 
-    def ask(self, questions: Sequence[Question], *, compared: bool) -> None:
+    def ask(self, questions: Sequence[str], *, compared: bool) -> None:
         """Answer each question; with ``compared`` show the cost of privacy."""
         with self._keep_answers():
             for question in questions:
-                entry = {"question": question.text, **self.answer(question.text, compared)}
+                entry = {"question": question, **self.answer(question, compared)}
                 self.asked.append(entry)
                 self._show(entry)
 
-    def test(self, questions: Sequence[Question]) -> None:
-        """Answer questions with known answers under a progress bar, and print the scores."""
+    def test(self, questions: Sequence[tuple[str, str]]) -> None:
+        """Answer questions whose right answers are known, under a progress bar, and print the scores."""
         if not questions:
             return
         with self._keep_answers():
-            for question in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
-                self.tested.append((*self.try_answers(question.text), question.expected))
-        self.say("\n" + "\n".join(f"    {line}" for line in self.score_lines()))
+            for text, expected in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
+                self.tested.append((self.answer(text, True), expected))
+        self.say()
+        for way, score in self._scores().items():
+            self.say(
+                f"    {way:45s} {score:6.1%}"
+                if isinstance(score, float)
+                else f"    {way:20s} " + "  ".join(f"{name} {value:.3f}" for name, value in score.items())
+            )
 
     def finish(self, **facts: Any) -> int:
         """Print the last line, or the one JSON object."""
         seconds = time.monotonic() - self.started
-        if self.as_json:
-            print(json.dumps({**facts, **self._answered(), "seconds": round(seconds, 1)}, indent=2))
-        self.say(f"\n{seconds:.0f} seconds.")
-        return 0
+        found = {**facts, **self._answered(), "seconds": round(seconds, 1)}
+        return show(self.options, found, f"\n{seconds:.0f} seconds.")
+
+    def _scores(self) -> dict[str, Any]:
+        right = [expected for _, expected in self.tested]
+        return {way: self.score([answer[key] for answer, _ in self.tested], right) for way, key in self.ways.items()}
 
     def _answered(self) -> dict[str, Any]:
-        tested = {**self.scores(), "held_out": len(self.tested)} if self.tested else {}
-        return {"answers": self.asked, **tested}
+        found: dict[str, Any] = {"answers": self.asked}
+        if self.tested:
+            scores = self._scores()
+            found["accuracy" if isinstance(scores["private"], float) else "scores"] = scores
+            found["held_out"] = len(self.tested)
+        return found
 
     @contextlib.contextmanager
     def _keep_answers(self) -> Iterator[None]:
@@ -144,7 +141,7 @@ class Session(ABC):
         elif "zero_shot" in entry:
             lines.append(("zero-shot", entry["zero_shot"]))
         if receipt is not None:
-            if receipt["outcome"] != "released":
+            if receipt["outcome"] != RELEASED:
                 lines.append(("released", f"nothing: {receipt['outcome']}"))
             lines.append(("receipt", receipt_words(receipt)))
         self.say(f"\n  {shortened(entry['question'])}")
@@ -152,30 +149,71 @@ class Session(ABC):
             self.say(f"    {name:20s} {words}")
 
 
-class LabelSession(Session):
-    """Asks for labels."""
+def label_session(chain: SealedRelease, input_key: str, options: argparse.Namespace) -> Session:
+    """Ask for labels, and score the share of right ones."""
 
-    def answer(self, text: str, compared: bool) -> dict[str, Any]:
-        """Answer with a label."""
+    def answer(text: str, compared: bool) -> dict[str, Any]:
         if compared:
-            return asdict(compare(self.chain, {self.input_key: text}))
-        found = self.chain.invoke({self.input_key: text})
+            return compare(chain, {input_key: text})
+        found = chain.invoke({input_key: text})
         return {"private": found["answer"], "receipt": found["receipt"]}
 
-    def try_answers(self, text: str) -> tuple[str | None, ...]:
-        """Return the private label, the plain majority and the zero-shot label."""
-        found = compare(self.chain, {self.input_key: text})
-        return found.private, found.ensemble_not_private, found.zero_shot
+    def score(given: list[Any], right: list[str]) -> float:
+        return sum(a == b for a, b in zip(given, right, strict=True)) / len(right)
 
-    def scores(self) -> dict[str, Any]:
-        """Return the share of right labels."""
-        names = ("private", "ensemble, NOT private", "zero-shot")
-        right = zip(*([label == expected for label in labels] for *labels, expected in self.tested), strict=True)
-        return {"accuracy": {name: sum(each) / len(each) for name, each in zip(names, right, strict=True)}}
+    ways = {"private": "private", "ensemble, NOT private": "ensemble_not_private", "zero-shot": "zero_shot"}
+    return Session(chain, options, answer, ways, score)
 
-    def score_lines(self) -> list[str]:
-        """One line for each way to answer."""
-        return [f"{name:45s} {value:6.1%}" for name, value in self.scores()["accuracy"].items()]
+
+def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one question in three ways, from ONE sample and one charge.
+
+    ``private`` is a release like any other, with the same checks, charge, sampling, noise and ``receipt`` as
+    ``sealed.invoke``. Beside it stand the plain majority of the very same members, ``ensemble_not_private``, and the
+    member's answer without examples, ``zero_shot``. Each is None if nobody gave a label. Raises what ``sealed.invoke``
+    raises, except that abstention is an answer of None.
+    """
+    vote, ensemble = sealed.aggregator, sealed.ensemble
+    if not isinstance(vote, NoisyVote) or vote.scores:
+        raise InvalidParameter("sealed", vote, "a release by NoisyVote(labels) without scores")
+    compared = object.__new__(_Compared)
+    vars(compared).update(vars(sealed))
+    (release, majority), receipt = run(transact(compared, values))
+    question = ensemble.public_request(ensemble.check_request(values))
+    (output,) = run_private(ensemble.public_member, [question], max_concurrency=1)
+    index = vote.parse(output)
+    return {
+        "private": release if isinstance(release, str) else None,
+        "receipt": receipt,
+        "ensemble_not_private": majority,
+        "zero_shot": None if index is None else vote.labels[index],
+    }
+
+
+class _Compared(SealedRelease):
+    """The same release, never replayed, with the plain majority of its members beside it."""
+
+    def check(self, values: Any) -> Request:
+        """A question that is charged each time."""
+        return replace(super().check(values), id=None)
+
+    def work(self, charged: Charged) -> Flow[Any]:
+        """The vote, and the majority of the same members."""
+        (vote, vector), line = charged.ready, charged.request.line
+        values, who = charged.request.asked, charged.participants
+        outputs = yield from self.ensemble.outputs(values, line.rate, vote, vector, who)
+        counts = vote.counts(outputs)[:-1]
+        release = yield partial(vote.aggregate, outputs, line.parameter, self._randomness)
+        return release, vote.labels[int(counts.argmax())] if counts.max() > 0 else None
+
+    def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
+        """Abstention is an answer here."""
+        return RELEASED, None, 0
+
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
+        """Both."""
+        yield from ()
+        return release
 
 
 def receipt_words(receipt: Receipt) -> str:

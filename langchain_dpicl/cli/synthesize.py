@@ -1,22 +1,7 @@
-"""``dpicl synthesize``: write public demonstrations from private examples, once; use them for ever."""
+"""Write an output for each public input, token by token, in the style of the private examples' outputs. The pairs are
+public: show them to any model, as often as you like, at no further cost.
 
-from __future__ import annotations
-
-import argparse
-import json
-import sys
-import time
-import warnings
-from typing import TYPE_CHECKING, Any
-
-from langchain_dpicl import local
-from langchain_dpicl.cli.options import add_private_data, new_parser
-from langchain_dpicl.errors import DPICLError, InvalidParameter, PrivacyWarning
-
-if TYPE_CHECKING:
-    from langchain_dpicl.privacy import PrivacyPlan
-
-_EPILOG = """examples:
+examples:
   dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
   dpicl synthesize --data reviews.csv --input-key text --output-key reply --inputs public.csv --epsilon 1 \\
     --max-tokens 60 --owner-key customer --output demonstrations.jsonl
@@ -24,18 +9,24 @@ _EPILOG = """examples:
 Run the same command again to resume an interrupted job; no token is charged twice.
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    """Declare the command."""
-    parser = new_parser(
-        commands,
-        "synthesize",
-        run,
-        "write public demonstrations from your own examples",
-        "Write an output for each public input, token by token, in the style of the private examples' outputs. The "
-        "pairs are\npublic: show them to any model, as often as you like, at no further cost.",
-        _EPILOG,
-    )
+import argparse
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl import local
+from langchain_dpicl.cli.options import add_private_data, chosen, show
+from langchain_dpicl.errors import DPICLError, InvalidParameter, PrivacyWarning
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy import PrivacyPlan
+
+
+def add_options(parser: Any) -> None:
+    """Declare the options."""
     add_private_data(parser, "input", "output")
     parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
     parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")
@@ -71,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"each output: at most {options.max_tokens} tokens, rate {line.rate:.4g}; {line.plan_line.describe()}\n")
     with tqdm(total=len(inputs), desc="demonstrations", disable=None, file=sys.stderr) as bar:
 
-        def show(one: Made) -> None:
+        def progress(one: Made) -> None:
             made.append({**one.pair, "receipt": one.receipt})
             if not options.json:
                 asked = ", ".join(str(value) for key, value in one.pair.items() if key != options.output_key)
@@ -83,36 +74,35 @@ def run(options: argparse.Namespace) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PrivacyWarning)  # unanswered inputs are reported below
-                found = synthesize_demonstrations(sampler, inputs, output=options.output, progress=show)
+                found = synthesize_demonstrations(sampler, inputs, output=options.output, progress=progress)
         except DPICLError as error:
             error.__dict__["answered"] = {"demonstrations": made}
             raise
         except KeyboardInterrupt:
             print("\ndpicl synthesize: interrupted; the same command resumes here", file=sys.stderr)
             raise
+    budget, unanswered = sampler.budget, found.unanswered
     facts = {
-        "epsilon": sampler.budget.epsilon,
-        "delta": sampler.budget.delta,
-        "epsilon_spent": sampler.budget.epsilon_spent(),
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "epsilon_spent": budget.epsilon_spent(),
         "tokens": sum(receipt["tokens"] or 0 for receipt in found.receipts),
         "remaining": line.remaining(),
         "output": options.output,
-        "unanswered": found.unanswered,
+        "unanswered": unanswered,
         "demonstrations": [{**pair, "receipt": each} for pair, each in zip(found, found.receipts, strict=True)],
         "seconds": round(time.monotonic() - started, 1),
     }
-    if options.json:
-        print(json.dumps(facts, indent=2))
-    else:
-        print(
-            f"\n{len(found)} demonstrations ({len(made)} of them new) of {facts['tokens']} tokens in {options.output}\n"
-            f"epsilon {facts['epsilon_spent']:.3g} of {facts['epsilon']:g} spent at delta {facts['delta']:.2g}, "
-            f"{facts['remaining']} tokens left; {facts['seconds']:.0f} seconds."
-        )
-    if found.unanswered:
-        left = f"{len(found.unanswered)} of {len(found.unanswered) + len(found)} inputs"
+    text = (
+        f"\n{len(found)} demonstrations ({len(made)} of them new) of {facts['tokens']} tokens in {options.output}\n"
+        f"epsilon {facts['epsilon_spent']:.3g} of {budget.epsilon:g} spent at delta {budget.delta:.2g}, "
+        f"{facts['remaining']} tokens left; {facts['seconds']:.0f} seconds."
+    )
+    show(options, facts, text)
+    if unanswered:
+        left = f"{len(unanswered)} of {len(unanswered) + len(found)} inputs"
         print(f"dpicl synthesize: {left} stay unanswered: the budget's tokens are spent", file=sys.stderr)
-    return 1 if found.unanswered else 0
+    return 1 if unanswered else 0
 
 
 def _inputs(options: argparse.Namespace) -> list[Any]:
@@ -130,6 +120,7 @@ def _inputs(options: argparse.Namespace) -> list[Any]:
 
 
 def _sampler(options: argparse.Namespace, inputs: int) -> Any:
+    """Open the store, the budget and the model."""
     import numpy as np
 
     from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector
@@ -139,31 +130,25 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
 
     def tokens(plan: PrivacyPlan | None) -> int:
         """As given, as frozen, or enough for every input."""
-        if options.tokens is not None:
-            return int(options.tokens)
-        if plan is not None and "tokens" in plan.lines:
-            return plan.lines["tokens"].count
-        return int(max(options.max_tokens, 1)) * inputs
+        frozen = plan.lines.get("tokens") if plan is not None and options.tokens is None else None
+        if frozen is not None:
+            return frozen.count
+        return max(options.max_tokens, 1) * inputs if options.tokens is None else int(options.tokens)
 
     if options.shots < 2:
         raise InvalidParameter("--shots", options.shots, "at least 2")
     records = read_records(options.data)
-    store = ExemplarStore.from_records(
-        records,
-        local.local_embeddings(),
-        input_key=options.input_key,
-        output_key=options.output_key,
-        owner_key=options.owner_key,
-        vectors=np.zeros((len(records), 1), np.float32),  # no search by similarity
-    )
+    no_search = np.zeros((len(records), 1), np.float32)
+    keys = chosen(options, "input_key", "output_key", "owner_key")
+    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, vectors=no_search)
     budget = open_budget(options, store, tokens)
-    stops = options.stop and [text.replace("\\n", "\n") for text in options.stop]
-    chosen = {"min_tokens": options.min_tokens, "top_k": options.top_k, "stop": stops}
+    given = chosen(options, "min_tokens", "top_k")
+    given["stop"] = options.stop and [text.replace("\\n", "\n") for text in options.stop]
     return DPSampler(
         TransformersLogits(options.model, dtype=options.dtype),
         PoissonExampleSelector(store, options.shots, shots=1),
         budget,
-        template=DemonstrationTemplate.of(store, input_name=options.input_name, output_name=options.output_name),
+        template=DemonstrationTemplate.of(store, **chosen(options, "input_name", "output_name")),
         max_tokens=options.max_tokens,
-        **{name: value for name, value in chosen.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
     )

@@ -22,7 +22,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     StoreError,
 )
-from langchain_dpicl.cli.compare import compare
+from langchain_dpicl.cli.session import compare
 from langchain_dpicl.selection.selector import Examples
 
 QUERY = {"question": "what does text 3.1 say?"}
@@ -319,7 +319,7 @@ def test_a_zero_query_is_near_to_nobody_and_draws_at_random(released: Any) -> No
 
 def test_a_comparison_embeds_the_query_too(released: Any) -> None:
     release = released(Model(good))
-    assert compare(release, QUERY).ensemble_not_private == "Positive"
+    assert compare(release, QUERY)["ensemble_not_private"] == "Positive"
 
 
 def test_within_a_prompt_template_and_outside_of_a_release(store_of: Any, records: Any) -> None:
