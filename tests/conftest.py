@@ -100,7 +100,7 @@ class OwnerKeyedRandomness:
             assert size == len(self._chosen), "one priority per sampled owner"
             keys = self.store.owners
             return np.array([self._unit(keys[i], "priority") for i in self._chosen], dtype=np.float64)
-        rows, _ = self.store.rows_of(self.store.owners_at(self._chosen))
+        rows, _ = self.store.rows_of(self.store.numbers[self._chosen])
         assert size == len(rows), "one order number per exemplar of a sampled owner"
         texts = [exemplar["input"] for exemplar in self.store.read(rows)]
         return np.array([self._unit(text, "order") for text in texts], dtype=np.float64)

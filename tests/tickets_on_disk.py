@@ -8,8 +8,6 @@ import contextlib
 import sqlite3
 from array import array
 
-import numpy as np
-
 from langchain_dpicl import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 
@@ -67,7 +65,7 @@ def burnt(
     """The tickets that every owner of a store has used; 0 for one without a position."""
     ((key,),) = run(url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")
     assert isinstance(store, ExemplarStore)
-    numbers = store.owners_at(np.arange(store.owner_count))
+    numbers = store.numbers
     marks = store.marks(numbers, bytes.fromhex(str(key)))
     of = dict(zip(marks_in(url, plan), used_in(url, line, principal, plan), strict=True))
     return {owner: of.get(mark, 0) for owner, mark in zip(store.owners, marks, strict=True)}

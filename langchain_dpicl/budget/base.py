@@ -181,9 +181,7 @@ class BaseBudget(Closed):
             self._watched.add(store)
             self._to_remember.append(store)
         key = self._ledger.key("fingerprint_key")
-        if self.tickets:
-            store.on_owner_forgotten(key, self._forget)
-        store.on_fingerprint_forgotten(key, self._ledger.forget_prints)
+        store.on_owner_forgotten(key, self._forget if self.tickets else None, self._ledger.forget_prints)
 
     def _forget(self, mark: bytes) -> None:
         if self._find() is not None and self._owner_index is not None:

@@ -8,7 +8,7 @@ from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError, UnknownOwner
 from langchain_dpicl.store.base import PrivateStore
-from langchain_dpicl.store.marks import owner_mark, sketch_hash
+from langchain_dpicl.store.owners import owner_mark, sketch_hash
 
 
 def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[StoredLedger], list[str]]:
@@ -42,8 +42,7 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
     """
     for ledger in ledgers:
         key = ledger.key("fingerprint_key")
-        store.on_owner_forgotten(key, _seats_of(ledger))
-        store.on_fingerprint_forgotten(key, ledger.forget_prints)
+        store.on_owner_forgotten(key, _seats_of(ledger), ledger.forget_prints)
     missing = False
     try:
         return store.forget(owner)

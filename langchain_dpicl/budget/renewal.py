@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from langchain_dpicl.budget.schema import ADVICE, acts, plans
 from langchain_dpicl.errors import LedgerError, PlanMismatch
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan
-from langchain_dpicl.store.marks import SKETCH
+from langchain_dpicl.store.owners import SKETCH
 
 
 @dataclass(frozen=True)

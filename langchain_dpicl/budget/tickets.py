@@ -40,7 +40,7 @@ What follows. Answers in parallel are one run: each uses its tickets in a transa
 transactions have an order, and an answer is one step, whose query was chosen before it. A crash uses tickets for
 nothing and gives nothing back. Owners that come later have all their tickets; what is protected is an owner's life in
 the store, so one who is forgotten, and with it its row, and comes again is a new owner: two lives have 2 T together.
-Where each exemplar is its own owner, exemplars of equal content are one owner (`store.marks`): one row, one coin, and
+Where each exemplar is its own owner, exemplars of equal content are one owner (`store.owners`): one row, one coin, and
 it is forgotten when the last of them is. Forget in every process that has a copy of the store.
 A line's tickets are its own; under ``per_principal`` each principal has a set of them, and what colluding principals
 see together is the sum.

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
         from langchain_dpicl.store.postgres import PostgresExemplarStore
 
-        store: Any = PostgresExemplarStore.opened(options.store, model, options.collection)
+        store: Any = PostgresExemplarStore.open(options.store, model, name=options.collection)
     else:
         from langchain_dpicl.store import ExemplarStore
 

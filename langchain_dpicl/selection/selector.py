@@ -235,10 +235,8 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         with self.store.reading() as view:
             if among is None and self.threshold is not None and query is not None:
                 among = view.eligible(query, self._threshold_for(query))
-            if among is None:
-                chosen = view.owners_at(draw.coin_positions(view.places, rate))
-            else:
-                chosen = among[draw.coin_positions(len(among), rate)]
+            among = view.numbers if among is None else among
+            chosen = among[draw.coin_positions(len(among), rate)]
             member_of = draw.integers(self.members, len(chosen))
             priority = draw.uniforms(len(chosen))
             rows, position = view.rows_of(chosen)

@@ -30,35 +30,27 @@ class Arena:
     def __getitem__(self, i: int) -> bytes:
         return bytes(self._data[int(self._ends[i - 1]) if i else 0 : int(self._ends[i])])
 
-    def _starts(self) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), self._ends[:-1]])
-
-    def extend(self, items: Sequence[bytes]) -> None:
+    def extend(self, items: Sequence[bytes | memoryview]) -> None:
         """Append items. The old buffer is overwritten before it is dropped, so no copy of it lingers."""
-        lengths = np.fromiter((len(item) for item in items), np.int64, len(items))
         start = len(self._data)
-        grown = bytearray(start + int(lengths.sum()))
+        ends = start + np.cumsum(np.fromiter((len(item) for item in items), np.int64, len(items)))
+        grown = bytearray(int(ends[-1]) if len(ends) else start)
         grown[:start] = self._data
-        ends = start + np.cumsum(lengths)
         for item, end in zip(items, ends.tolist(), strict=True):
             grown[end - len(item) : end] = item
         self._replace(grown, np.concatenate([self._ends, ends]))
 
     def equal_to(self, item: bytes) -> list[int]:
         """The positions of entries with exactly this content."""
-        starts = self._starts()
-        alike = np.flatnonzero(self._ends - starts == len(item))
-        return [int(i) for i in alike if self._data[starts[i] : self._ends[i]] == item]
+        alike = np.flatnonzero(np.diff(self._ends, prepend=0) == len(item))
+        return [i for i in alike.tolist() if self[i] == item]
 
     def keep(self, rows: NDArray[np.int64]) -> Arena:
         """A new arena of these entries alone."""
-        starts = self._starts()[rows]
-        lengths = self._ends[rows] - starts
-        ends = np.cumsum(lengths)
-        data = bytearray(int(ends[-1]) if len(ends) else 0)
-        for start, length, end in zip(starts.tolist(), lengths.tolist(), ends.tolist(), strict=True):
-            data[end - length : end] = self._data[start : start + length]
-        return Arena(data, ends)
+        kept, data = Arena(), memoryview(self._data)
+        starts = self._ends[rows] - np.diff(self._ends, prepend=0)[rows]
+        kept.extend([data[i:end] for i, end in zip(starts.tolist(), self._ends[rows].tolist(), strict=True)])
+        return kept
 
     def wipe(self) -> None:
         """Overwrite everything with zeros and be empty."""

@@ -14,7 +14,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,8 +25,7 @@ from langchain_dpicl.private.markers import PrivateRecords
 from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
-from langchain_dpicl.store.marks import SKETCH, owner_mark, sketch_hash
-from langchain_dpicl.store.owners import Owners
+from langchain_dpicl.store.owners import SKETCH, Owners, owner_mark, sketch_hash
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -35,14 +33,8 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 Watcher = Callable[[Sequence[int]], None]
-"""Gets the ids of exemplars that went."""
-
-OwnerWatcher = Callable[[bytes], None]
-"""Gets the mark of an owner that was forgotten."""
-
+MarkWatcher = Callable[[bytes], None]
 PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
-"""Gets the hashes of a fingerprint that nobody has any more, and a function that computes the fingerprint of those who
-are left."""
 
 _BATCH = 10_000
 
@@ -52,12 +44,8 @@ class StoreView(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> int:
-        """How many coins give every owner one. A place may be empty."""
-
-    @abstractmethod
-    def owners_at(self, places: Numbers) -> Numbers:
-        """The owners' numbers at these places, ascending as they are. An empty place gives a number that nobody has."""
+    def numbers(self) -> Numbers:
+        """The owners' numbers, ascending: one coin for each gives every owner one. Nobody may have some of them."""
 
     @abstractmethod
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
@@ -89,31 +77,8 @@ class StoreView(ABC):
 
     @abstractmethod
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        """A keyed hash of each of these owners (see `marks`), made in this process: of its key, or of the exemplar that
-        it is. b"" for a forgotten owner."""
-
-
-@dataclass(frozen=True, repr=False)
-class Forgotten:
-    """An owner that a store has forgotten. Private.
-
-    Attributes
-    ----------
-    ids
-        Its exemplars' ids.
-    identity
-        What its marks are made of: its key, or the content of the exemplar that it was. None if an equal exemplar, its
-        own owner too, is left and has the same marks.
-    is_named
-        Whether the identity is a key.
-    parts
-        What a fingerprint hashed of it and hashes of nobody else.
-    """
-
-    ids: list[int]
-    identity: bytes | None
-    is_named: bool
-    parts: list[bytes]
+        """A keyed hash of each of these owners (see `owners`), made in this process: of its key, or of the exemplar
+        that it is. b"" for a forgotten owner."""
 
 
 class PrivateStore(PrivateRecords, ABC):
@@ -124,8 +89,7 @@ class PrivateStore(PrivateRecords, ABC):
         self.input_key, self.output_key, self.owner_key = keys
         self.dimension = dimension
         self._watchers: list[Watcher] = []
-        self._owner_watchers: list[tuple[bytes, OwnerWatcher]] = []
-        self._print_watchers: list[tuple[bytes, PrintWatcher]] = []
+        self._owner_watchers: list[tuple[bytes, MarkWatcher | None, PrintWatcher | None]] = []
 
     @property
     @abstractmethod
@@ -145,7 +109,9 @@ class PrivateStore(PrivateRecords, ABC):
     def reading(self) -> AbstractContextManager[StoreView]:
         """A moment of the store, to read from while the ``with`` block lasts. Private."""
 
-    # -- adding -------------------------------------------------------------------------------------------------------
+    def refresh(self) -> bool:
+        """Take over what other processes have changed; whether there was anything. Every reading does it."""
+        return False
 
     def add(
         self,
@@ -173,44 +139,41 @@ class PrivateStore(PrivateRecords, ABC):
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
         """Add what was checked and embedded; the ids."""
 
-    # -- forgetting ---------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`."""
 
     def on_forget(self, watcher: Watcher) -> None:
         """Call ``watcher(ids)`` with the ids of the exemplars that went: at the end of every `forget`, and when a
-        reading finds that another process has forgotten.
-
-        For everything that keeps something of an exemplar. The store keeps the watcher.
-        """
+        reading finds that another process has forgotten. The store keeps the watcher."""
         self._watchers.append(watcher)
 
-    def on_owner_forgotten(self, key: bytes, watcher: OwnerWatcher) -> None:
-        """Call ``watcher(mark)``, with the mark (of this ``key``) of the owner that went, at the end of every `forget`
-        of this object.
+    def on_owner_forgotten(
+        self, key: bytes, marks: MarkWatcher | None = None, prints: PrintWatcher | None = None
+    ) -> None:
+        """At the end of every `forget` of this object, tell what a ledger with this ``key`` knows of the owner.
 
-        Not if an equal exemplar, its own owner too, still has that mark. Another process tells its own watchers: a
-        ledger is shared, and needs to hear it once. The store keeps the watcher.
+        ``marks(mark)`` gets the owner's mark, unless an equal exemplar, its own owner too, still has that mark.
+        ``prints(gone, left)`` gets the hashes that the owner had in a `fingerprint` and nobody has now, and a function
+        that computes the fingerprint of those who are left. Another process tells its own watchers: a ledger is shared,
+        and needs to hear it once. The store keeps the watchers.
         """
-        self._owner_watchers.append((key, watcher))
+        self._owner_watchers.append((key, marks, prints))
 
-    def on_fingerprint_forgotten(self, key: bytes, watcher: PrintWatcher) -> None:
-        """Call ``watcher(gone, left)`` at the end of every `forget` of this object: the hashes of this ``key`` that the
-        owner had in a `fingerprint` and nobody has now, and a function that computes the fingerprint of those who are
-        left. The store keeps the watcher.
+    def _tell(self, ids: list[int], identity: bytes | None, is_named: bool, parts: list[bytes]) -> None:
+        """Call the watchers about an owner that went.
+
+        ``identity`` is what its marks are made of: its key (``is_named``), or the content of the exemplar that it was;
+        None if an equal exemplar, its own owner too, has the same marks. ``parts`` is what a fingerprint hashed of it
+        and hashes of nobody else.
         """
-        self._print_watchers.append((key, watcher))
-
-    def _tell(self, gone: Forgotten) -> None:
         for watcher in list(self._watchers):
-            watcher(gone.ids)
-        if gone.identity is not None:
-            for key, owner_watcher in list(self._owner_watchers):
-                owner_watcher(owner_mark(key, gone.identity, named=gone.is_named))
-        for key, print_watcher in list(self._print_watchers):
-            print_watcher([sketch_hash(key, part) for part in gone.parts], partial(self.fingerprint, key))
+            watcher(ids)
+        for key, marks, prints in list(self._owner_watchers):
+            if marks is not None and identity is not None:
+                marks(owner_mark(key, identity, named=is_named))
+            if prints is not None:
+                prints([sketch_hash(key, part) for part in parts], partial(self.fingerprint, key))
 
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
@@ -233,17 +196,6 @@ class PrivateStore(PrivateRecords, ABC):
     def _sketched(self) -> Iterator[bytes]:
         """What a fingerprint hashes: owners' keys, and contents of exemplars without one."""
 
-    # -- processes and budgets ----------------------------------------------------------------------------------------
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether `refresh` may have something to do. Costs microseconds."""
-        return False
-
-    def refresh(self) -> bool:
-        """Take over what other processes have changed; whether there was anything. Every reading does it."""
-        return False
-
     @property
     @abstractmethod
     def budgets(self) -> tuple[OpenedBudget, ...]:
@@ -253,8 +205,6 @@ class PrivateStore(PrivateRecords, ABC):
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store; the others that were."""
 
-    # -- queries ------------------------------------------------------------------------------------------------------
-
     def embed_query(self, text: str) -> Vectors:
         """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""
         return nearness.embed_query(self.embeddings, text, self.dimension)
@@ -262,8 +212,6 @@ class PrivateStore(PrivateRecords, ABC):
     async def aembed_query(self, text: str) -> Vectors:
         """`embed_query`, without blocking the event loop."""
         return await nearness.aembed_query(self.embeddings, text, self.dimension)
-
-    # -- what it shows ------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         try:

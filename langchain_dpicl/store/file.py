@@ -4,8 +4,8 @@ The archive is a plain zip of NumPy arrays (``numpy.load(path, allow_pickle=Fals
 the format's name, version, keys, the state of the store that was saved, and SHA-256 sums), ``vectors``, ``ids``,
 ``owner_of``, ``owners``, ``owner_ends``, ``lives``, ``texts``, ``text_ends``.
 
-An owner's life is a random number that it gets when it enters the store. An owner that is forgotten and comes again has
-another one, so processes that share a file recognise an owner by its life, not by its name.
+An owner's life is a random number from 0 to 2^63 - 1 that it gets when it enters the store. An owner that is forgotten
+and comes again has another one, so processes that share a file recognise an owner by its life, not by its name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,6 @@ from langchain_dpicl.store.intake import RecordKeys
 from langchain_dpicl.store.owners import OwnerKeys, decoded, encoded
 
 _FORMAT = {"format": "langchain-dpicl store", "version": 2}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,9 @@ class OpenedBudget:
 class State:
     """Which store a file holds, and which of its generations. Public.
 
-    Attributes
-    ----------
-    lineage
-        One random name for all files of one store.
-    generation
-        A number that every save raises.
-    edition
-        A random name of this very save: two files of one generation may differ.
-    records
-        SHA-256 of all arrays. Saves with equal ones differ in ``budgets`` alone.
-    budgets
-        Those that were opened on the store.
+    ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
+    ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
+    in ``budgets`` alone: those that were opened on the store.
     """
 
     lineage: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -86,11 +75,6 @@ class Contents:
         return self.lives[self.owner_of]
 
 
-def new_lives(count: int) -> NDArray[np.int64]:
-    """Random numbers from 0 to 2^63 - 1, one for each new owner."""
-    return np.frombuffer(secrets.token_bytes(8 * count), np.int64) & np.int64(2**63 - 1)
-
-
 def write(file: IO[bytes], contents: Contents) -> State:
     """Write an archive: the next generation after ``contents.state``. Its state."""
     owners = Arena()
@@ -100,10 +84,9 @@ def write(file: IO[bytes], contents: Contents) -> State:
     }
     arrays["owners"], arrays["owner_ends"] = owners.buffer()
     arrays["texts"], arrays["text_ends"] = contents.texts.buffer()
-    before = contents.state
-    state = replace(
-        before, generation=before.generation + 1, edition=secrets.token_hex(16), records=_digest_arrays(arrays)
-    )
+    generation = contents.state.generation + 1
+    records = _digest_arrays(arrays)
+    state = replace(contents.state, generation=generation, edition=secrets.token_hex(16), records=records)
     header = _FORMAT | contents.keys._asdict() | asdict(state)
     header |= {"dimension": contents.dimension, "next_id": contents.next_id}
     header["sha256"] = _digest(header)
@@ -111,21 +94,15 @@ def write(file: IO[bytes], contents: Contents) -> State:
     return state
 
 
-def read(path: Path) -> Contents:
-    """Read and check a file; every fault is a `StoreFileError` that shows no content."""
-    return _read(path, _contents)
+def read(path: Path, *, with_rows: bool = True) -> Contents:
+    """Read and check a file, or without its rows a page or two of it: its keys and its state.
 
-
-def read_state(path: Path) -> State:
-    """The state of a file, without its records: a page or two are read. Raises `StoreFileError`."""
-    return _read(path, lambda archive: _state(_header(archive)))
-
-
-def _read(path: Path, parse: Callable[[Mapping[str, NDArray[Any]]], T]) -> T:
+    Every fault is a `StoreFileError` that shows no content.
+    """
     problem = "it is truncated, altered, or not a store of this version"
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return parse(archive)
+            return _contents(archive, with_rows)
     except FileNotFoundError:
         problem = "no such file"
     except OSError as error:
@@ -135,43 +112,27 @@ def _read(path: Path, parse: Callable[[Mapping[str, NDArray[Any]]], T]) -> T:
     raise StoreFileError(f"{path.name!r} cannot be read: {problem}")
 
 
-def _header(archive: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The header. `ValueError` for one that is not of this format, or was altered."""
+def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
+    """What an archive holds. `ValueError` for one that is not of this format, or was altered."""
     header: dict[str, Any] = json.loads(archive["header"].tobytes())
     digest = header.pop("sha256")
     if any(header[name] != value for name, value in _FORMAT.items()) or digest != _digest(header):
         raise ValueError
-    return header
-
-
-def _state(header: Mapping[str, Any]) -> State:
+    keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
     budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
-    return State(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
-
-
-def _contents(archive: Mapping[str, NDArray[Any]]) -> Contents:
-    header = _header(archive)
-    arrays = {name: archive[name] for name in archive if name != "header"}
-    if header["records"] != _digest_arrays(arrays):
-        raise ValueError
-    arenas = []
-    for name in ("owner", "text"):
-        data = arrays[f"{name}s"]
-        arenas.append(Arena(bytearray(data.data), arrays[f"{name}_ends"]))
-        data[:] = 0  # the arena has a copy of its own
-    owners, texts = arenas
-    return Contents(
-        keys=RecordKeys(header["input_key"], header["output_key"], header["owner_key"]),
-        dimension=header["dimension"],
-        next_id=header["next_id"],
-        vectors=np.ascontiguousarray(arrays["vectors"], np.float32),
-        ids=arrays["ids"],
-        owner_of=arrays["owner_of"],
-        owner_keys=OwnerKeys(decoded(owners[i]) for i in range(len(owners))),
-        lives=arrays["lives"],
-        texts=texts,
-        state=_state(header),
-    )
+    state = State(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
+    contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
+    if with_rows:
+        arrays = {name: archive[name] for name in archive if name != "header"}
+        if state.records != _digest_arrays(arrays):
+            raise ValueError
+        contents.vectors = np.ascontiguousarray(arrays["vectors"], np.float32)
+        contents.ids, contents.owner_of, contents.lives = arrays["ids"], arrays["owner_of"], arrays["lives"]
+        owners = Arena(bytearray(arrays["owners"].data), arrays["owner_ends"])
+        contents.owner_keys = OwnerKeys(decoded(owners[i]) for i in range(len(owners)))
+        contents.texts = Arena(bytearray(arrays["texts"].data), arrays["text_ends"])
+        arrays["owners"][:] = arrays["texts"][:] = 0  # the arenas have copies of their own
+    return contents
 
 
 def _digest(header: Mapping[str, Any]) -> str:

@@ -40,18 +40,10 @@ class RecordKeys(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Batch:
-    """Records that `check` has accepted. Private.
+    """Records that `check` has accepted: ``texts`` to embed, and with each what a store keeps of it. Private.
 
-    Attributes
-    ----------
-    texts
-        What is embedded.
-    contents
-        What a store keeps: JSON of everything but the owner (input, output, metadata).
-    owners
-        The owners' keys; None if each record is its own owner.
-    ids
-        The ids that the caller chose.
+    ``contents`` are JSON of everything but the owner (input, output, metadata). ``owners`` are the owners' keys, None
+    if each record is its own owner. ``ids`` are those that the caller chose.
     """
 
     texts: list[str]
@@ -65,7 +57,7 @@ class Batch:
 
     def embed(self, embeddings: Embeddings, vectors: Vectors | None, dimension: int | None, progress: bool) -> Vectors:
         """The texts' embeddings, or these vectors in their place: rows of float32 of norm 1."""
-        matrix = embed(embeddings, self.texts, progress) if vectors is None else as_matrix(vectors, len(self.texts))
+        matrix = embed(embeddings, self.texts, progress) if vectors is None else _as_matrix(vectors, len(self.texts))
         if dimension is not None and matrix.shape[1] != dimension:
             raise InvalidRecords(f"embeddings have {matrix.shape[1]} dimensions, the store has {dimension}")
         return matrix
@@ -89,7 +81,6 @@ def check(
                 raise InvalidRecords(f"record {i} has no key {key!r}")
             if not isinstance(record[key], str) or not record[key].strip():
                 raise InvalidRecords(f"record {i} has no text under {key!r}: a non-empty string is needed")
-        texts.append(record[keys.input_key])
         if keys.owner_key is not None:
             owner = record.get(keys.owner_key)
             # The text of anything else (a list, a number with a fraction) would make several of one owner.
@@ -99,17 +90,28 @@ def check(
                     f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
                 )
             owners.append(str(owner))
-        contents.append(_pack(i, {key: value for key, value in record.items() if key != keys.owner_key}))
+        fields = {key: value for key, value in record.items() if key != keys.owner_key}
+        packed = None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            if not _is_deeper(fields, _DEEPEST):
+                packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+        if packed is None:
+            raise InvalidRecords(
+                f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
+            )
+        texts.append(record[keys.input_key])
+        contents.append(packed)
     if not texts and not may_be_empty:
         raise InvalidRecords("the store would be empty: at least one record is needed")
-    return Batch(texts, contents, None if keys.owner_key is None else owners, _checked_ids(ids, len(texts)))
-
-
-def _pack(i: int, fields: dict[str, Any]) -> bytes:
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
-        if not _is_deeper(fields, _DEEPEST):
-            return encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
-    raise InvalidRecords(f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels")
+    if ids is not None:
+        if len(ids) != len(texts):
+            raise InvalidRecords(f"ids has {len(ids)} entries for {len(texts)} records")
+        if not all(isinstance(i, (int, np.integer)) and 0 <= int(i) < 2**62 for i in ids):
+            raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
+        if len(set(ids)) != len(texts):
+            raise InvalidRecords(NOT_UNIQUE)
+    chosen = None if ids is None else np.asarray(ids, np.int64)
+    return Batch(texts, contents, None if keys.owner_key is None else owners, chosen)
 
 
 def _is_deeper(value: object, levels: int) -> bool:
@@ -117,18 +119,6 @@ def _is_deeper(value: object, levels: int) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
-
-
-def _checked_ids(ids: Sequence[int] | None, count: int) -> NDArray[np.int64] | None:
-    if ids is None:
-        return None
-    if len(ids) != count:
-        raise InvalidRecords(f"ids has {len(ids)} entries for {count} records")
-    if not all(isinstance(i, (int, np.integer)) and 0 <= int(i) < 2**62 for i in ids):
-        raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
-    if len(set(ids)) != count:
-        raise InvalidRecords(NOT_UNIQUE)
-    return np.asarray(ids, np.int64)
 
 
 def unpack(content: bytes) -> dict[str, Any]:
@@ -149,7 +139,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
-    """Embeddings of the texts, in batches. Raises `StoreError` if the model fails."""
+    """Embeddings of the texts, in batches: rows of norm 1. Raises `StoreError` if the model fails."""
     from tqdm import tqdm
 
     parts: list[Vectors] = []
@@ -159,13 +149,13 @@ def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vecto
         answer, fault = attempt(embeddings.embed_documents, chunk)
         if fault:
             raise StoreError(f"the embedding model failed ({fault}); nothing was added")
-        parts.append(as_matrix(answer, len(chunk), start))
+        parts.append(_as_matrix(answer, len(chunk), start))
     if len({part.shape[1] for part in parts}) != 1:
         raise InvalidRecords("the embeddings have different dimensions")
     return np.concatenate(parts)
 
 
-def as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
+def _as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
     """Rows as float32 of norm 1; refuses other shapes and values that are not numbers."""
     matrix: Vectors | None = None
     with contextlib.suppress(TypeError, ValueError):

@@ -7,8 +7,10 @@ are small integers ("slots"), in order of first appearance. A row is a place in 
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +21,9 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import InvalidRecords
 from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
-from langchain_dpicl.store.file import Contents, new_lives
+from langchain_dpicl.store.file import Contents
 from langchain_dpicl.store.intake import Batch, Vectors
-from langchain_dpicl.store.marks import owner_mark
-from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots, encoded
+from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots, encoded, owner_mark
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -40,23 +41,31 @@ class MemoryStore(PrivateStore, StoreView):
         self._next_number = 0
         self._adopt(contents)
 
-    # -- what it holds ------------------------------------------------------------------------------------------------
-
     def _adopt(self, contents: Contents) -> None:
-        """Hold these contents from now on. Their vectors are overwritten: the index has its own copy."""
+        """Hold these contents from now on, with the vectors in the index: the given ones are overwritten."""
         import faiss
 
+        given = contents.vectors
         self._index = faiss.IndexFlatIP(self.dimension)
-        self._index.add(contents.vectors)
-        contents.vectors[:] = 0.0
-        self._held = replace(contents, vectors=np.empty((0, self.dimension), np.float32))
+        self._held = contents
         self._owner_slots = OwnerSlots((key, i) for i, key in enumerate(contents.owner_keys))
-        self._number_the_new()
-        self._by_owner: tuple[Numbers, Numbers] | None = None
+        self._grow(given)
+        given[:] = 0.0
 
-    def _contents(self) -> Contents:
-        """What it holds, with a view of the index's vectors."""
-        return replace(self._held, vectors=self._stored_vectors())
+    def _grow(self, matrix: Vectors) -> None:
+        """Put further vectors into the index, and give owners at the end, who have none so far, a number and a life."""
+        import faiss
+
+        held, count = self._held, len(self._held.owner_keys)
+        self._index.add(matrix)
+        view = faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self.dimension)
+        held.vectors = view.reshape(self._index.ntotal, self.dimension)  # writing to it writes to the index
+        new = np.arange(self._next_number, self._next_number + count - len(self._numbers), dtype=np.int64)
+        self._numbers = np.append(self._numbers, new)
+        self._next_number += len(new)
+        lives = np.frombuffer(secrets.token_bytes(8 * (count - len(held.lives))), np.int64)
+        held.lives = np.append(held.lives, lives & np.int64(2**63 - 1))
+        self._by_owner: tuple[Numbers, Numbers] | None = None
 
     def _without(self, slots: Numbers) -> Contents:
         """All but these owners, as a copy."""
@@ -66,29 +75,20 @@ class MemoryStore(PrivateStore, StoreView):
         keep = np.flatnonzero(stays[held.owner_of])
         return replace(
             held,
-            vectors=np.ascontiguousarray(self._stored_vectors()[keep]),
+            vectors=np.ascontiguousarray(held.vectors[keep]),
             ids=held.ids[keep],
             owner_of=(np.cumsum(stays) - 1)[held.owner_of[keep]].astype(np.int32),
-            owner_keys=OwnerKeys(key for key, here in zip(held.owner_keys, stays.tolist(), strict=True) if here),
+            owner_keys=OwnerKeys(itertools.compress(held.owner_keys, stays)),
             lives=held.lives[stays],
             texts=held.texts.keep(keep),
         )
 
     def _become(self, rest: Contents) -> None:
         """Be what is left of this store. What it held is overwritten."""
-        self._stored_vectors()[:] = 0.0
+        self._held.vectors[:] = 0.0
         self._held.texts.wipe()
         self._numbers = self._numbers[np.isin(self._held.lives, rest.lives)]
         self._adopt(rest)
-
-    def _stored_vectors(self) -> Vectors:
-        """The index's own vectors, as a view: writing to it writes to the index."""
-        import faiss
-
-        view: Vectors = faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self.dimension)
-        return view.reshape(self._index.ntotal, self.dimension)
-
-    # -- adding -------------------------------------------------------------------------------------------------------
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
         with self.lock:
@@ -97,44 +97,31 @@ class MemoryStore(PrivateStore, StoreView):
             ids = np.arange(first, first + len(matrix)) if batch.ids is None else batch.ids
             if batch.ids is not None and np.isin(ids, self._held.ids).any():
                 raise InvalidRecords(intake.NOT_UNIQUE)
-            self._enter(batch.contents, self._slots_for(batch.names(ids)), matrix, ids)
+            self._enter(batch.contents, batch.names(ids), matrix, ids)
             self._has_unsaved = True
         found: list[int] = ids.tolist()
         return found
 
-    def _slots_for(self, names: Sequence[str]) -> NDArray[np.int32]:
-        """The slots of these owners. New owners get one, at the end."""
-        slots = np.empty(len(names), np.int32)
-        for i, key in enumerate(names):
-            slots[i] = slot = self._owner_slots.setdefault(key, len(self._owner_slots))
-            if slot == len(self._held.owner_keys):
-                self._held.owner_keys.append(key)
-        self._number_the_new()
-        return slots
-
-    def _number_the_new(self) -> None:
-        """Give owners at the end, who have no number so far, the next ones, and a life unless they have one."""
-        held, end = self._held, self._next_number + len(self._held.owner_keys) - len(self._numbers)
-        self._numbers = np.append(self._numbers, np.arange(self._next_number, end, dtype=np.int64))
-        self._next_number = end
-        held.lives = np.append(held.lives, new_lives(len(held.owner_keys) - len(held.lives)))
-
-    def _enter(self, payloads: Sequence[bytes], slots: NDArray[np.int32], matrix: Vectors, ids: Numbers) -> None:
-        """Append rows."""
-        held = self._held
-        self._index.add(matrix)
-        held.texts.extend(payloads)
+    def _enter(
+        self, contents: Sequence[bytes], names: Sequence[str], matrix: Vectors, ids: Numbers
+    ) -> NDArray[np.int32]:
+        """Append rows; the slots of their owners. New owners get one at the end."""
+        held, slot_of = self._held, self._owner_slots
+        slots = np.array([slot_of.setdefault(name, len(slot_of)) for name in names], np.int32)
+        held.owner_keys.extend(itertools.islice(slot_of, len(held.owner_keys), None))
+        held.texts.extend(contents)
         held.ids = np.concatenate([held.ids, ids])
         held.owner_of = np.concatenate([held.owner_of, slots])
         held.next_id = max(held.next_id, int(ids.max()) + 1)
-        self._by_owner = None
+        self._grow(matrix)
+        return slots
 
     # -- reading (the private side) -----------------------------------------------------------------------------------
 
     @property
     def owners(self) -> Owners:
         with self.lock:
-            return Owners(tuple(self._held.owner_keys))
+            return Owners(self._held.owner_keys)
 
     @property
     def owner_count(self) -> int:
@@ -159,12 +146,9 @@ class MemoryStore(PrivateStore, StoreView):
                 self._readings -= 1
 
     @property
-    def places(self) -> int:
-        """One coin for each owner."""
-        return self.owner_count
-
-    def owners_at(self, places: Numbers) -> Numbers:
-        return self._numbers[places]
+    def numbers(self) -> Numbers:
+        """One for each owner."""
+        return self._numbers
 
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
         """The numbers of all owners with an exemplar whose similarity to the query reaches the threshold.
@@ -181,77 +165,53 @@ class MemoryStore(PrivateStore, StoreView):
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         with self.lock:
-            order, starts = self._rows_by_owner()
-            slots, there = self._slots_of(owners)
-            counts = np.where(there, starts[slots + 1] - starts[slots], 0)
-            position = np.repeat(np.arange(len(slots)), counts)
-            offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
-            return order[starts[slots][position] + offset], position
-
-    def _rows_by_owner(self) -> tuple[Numbers, Numbers]:
-        """All rows, owner by owner, and at which of them each slot's begin."""
-        if self._by_owner is None:
-            starts = np.zeros(
-                len(self._held.owner_keys) + 2, np.int64
-            )  # one more: an empty store has a slot to look up
-            counts = np.bincount(self._held.owner_of, minlength=len(self._held.owner_keys))
-            np.cumsum(counts, out=starts[1 : len(counts) + 1])
-            self._by_owner = (np.argsort(self._held.owner_of, kind="stable"), starts)
-        return self._by_owner
-
-    def _slots_of(self, owners: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Each owner's slot, and whether it is there at all."""
-        if not len(self._numbers):
-            return np.zeros(len(owners), np.int64), np.zeros(len(owners), np.bool_)
-        slots = np.minimum(np.searchsorted(self._numbers, owners), len(self._numbers) - 1)
-        return slots, self._numbers[slots] == owners
-
-    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        with self.lock:
-            slots, there = self._slots_of(owners)
-            found = []
-            for slot, is_there in zip(slots.tolist(), there.tolist(), strict=True):
-                identity, is_named = self._identity(slot) if is_there else (b"", False)
-                found.append(owner_mark(key, identity, named=is_named) if is_there else b"")
-            return found
-
-    def _identity(self, slot: int) -> tuple[bytes, bool]:
-        """What an owner is recognised by, and whether it is a key: else the content of its exemplar."""
-        name = self._held.owner_keys[slot]
-        if self._is_named(name):
-            return encoded(name), True
-        order, starts = self._rows_by_owner()
-        return self._held.texts[int(order[starts[slot]])], False
-
-    def _is_named(self, name: str) -> bool:
-        """Whether this is a key that somebody gave, and not what an exemplar without an owner is called here."""
-        return self.owner_key is not None or not name.startswith("#")
-
-    def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        with self.lock:
-            return [intake.unpack(self._held.texts[int(row)]) for row in rows]
+            if self._by_owner is None:  # all rows, owner by owner, and their owners' numbers
+                order = np.argsort(self._held.owner_of, kind="stable")
+                self._by_owner = order, self._numbers[self._held.owner_of[order]]
+            order, numbers = self._by_owner
+            first = np.searchsorted(numbers, owners)
+            position = np.repeat(np.arange(len(owners)), np.searchsorted(numbers, owners, "right") - first)
+            nth = np.arange(len(position)) - np.searchsorted(position, position)  # of its owner's rows
+            return order[first[position] + nth], position
 
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
         with self.lock:
-            return nearness.inner_products(self._stored_vectors(), rows, query)
+            return nearness.inner_products(self._held.vectors, rows, query)
+
+    def read(self, rows: Numbers) -> list[dict[str, Any]]:
+        with self.lock:
+            return [intake.unpack(self._held.texts[row]) for row in rows.tolist()]
 
     def ids_of(self, rows: Numbers) -> list[int]:
         with self.lock:
             ids: list[int] = self._held.ids[rows].tolist()
             return ids
 
+    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
+        marks = [b""] * len(owners)
+        with self.lock:
+            rows, position = self.rows_of(owners)
+            firsts = np.flatnonzero(np.diff(position, prepend=-1))
+            for row, owner in zip(rows[firsts].tolist(), position[firsts].tolist(), strict=True):
+                identity, is_named = self._identity(row)
+                marks[owner] = owner_mark(key, identity, named=is_named)
+        return marks
+
+    def _identity(self, row: int) -> tuple[bytes, bool]:
+        """What the owner of its first row is recognised by, and whether it is a key: else the row's content."""
+        name = self._held.owner_keys[self._held.owner_of[row]]
+        is_named = self._is_named(name)
+        return encoded(name) if is_named else self._held.texts[row], is_named
+
+    def _is_named(self, name: str) -> bool:
+        """Whether this is a key that somebody gave, and not what an exemplar without an owner is called here."""
+        return self.owner_key is not None or not name.startswith("#")
+
     def _sketched(self) -> Iterator[bytes]:
         with self.lock:
-            yield from self._sketched_of(range(len(self._held.owner_keys)), range(len(self._held.ids)))
-
-    def _sketched_of(self, slots: Iterable[int], rows: Iterable[int]) -> Iterator[bytes]:
-        """What a fingerprint hashes of these owners and of their rows."""
-        for slot in slots:
-            if self._is_named(name := self._held.owner_keys[slot]):
-                yield encoded(name)
-        if self.owner_key is None:
-            for row in rows:
-                yield self._held.texts[row]
+            yield from (encoded(name) for name in self._held.owner_keys if self._is_named(name))
+            if self.owner_key is None:
+                yield from map(self._held.texts.__getitem__, range(len(self)))
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held: the vectors, and everything else (an estimate of Python's own objects included)."""

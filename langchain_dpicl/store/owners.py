@@ -1,11 +1,24 @@
-"""Owners' keys, which may be names: lists and mappings that do not show them."""
+"""Owners' keys, which may be names: how they are hidden, encoded, and hashed for a ledger.
+
+A ledger recognises an owner by a keyed hash, in every process and after every restart, without a name. An owner with a
+key is recognised by its key. If each exemplar is its own owner, it is recognised by its content, so exemplars of equal
+content have one mark, and a ledger takes them for one owner.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from langchain_dpicl.errors import UnsafeConfigurationError
+
+SKETCH = 128
+"""Hashes in a fingerprint."""
+
+MARK = 16
+"""Bytes of a mark. Two of a million owners share one with probability 1.5e-27."""
 
 
 class _Hidden:
@@ -19,12 +32,15 @@ class _Hidden:
 
 
 class Owners(_Hidden, Sequence[str]):
-    """The owners' keys, in order of first appearance. Private: its ``repr`` shows their number alone."""
+    """The owners' keys, in order of first appearance. Private: its ``repr`` shows their number alone.
+
+    No tuple: serialisers write those out.
+    """
 
     __slots__ = ("_keys",)
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -32,12 +48,9 @@ class Owners(_Hidden, Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         return self._keys[index]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
 
 class OwnerKeys(_Hidden, list[str]):
-    """The keys by slot, as the store keeps them."""
+    """The keys by slot, as a store keeps them."""
 
 
 class OwnerSlots(_Hidden, dict[str, int]):
@@ -52,3 +65,14 @@ def encoded(text: str) -> bytes:
 def decoded(content: bytes) -> str:
     """The text that `encoded` turned into bytes."""
     return content.decode("utf-8", "surrogatepass")
+
+
+def owner_mark(key: bytes, content: bytes, *, named: bool) -> bytes:
+    """BLAKE2b of an owner's key or of an exemplar's content, keyed, and for one purpose."""
+    person = b"dpicl owner" if named else b"dpicl exemplar"
+    return hashlib.blake2b(content, digest_size=MARK, key=key, person=person).digest()
+
+
+def sketch_hash(key: bytes, content: bytes) -> str:
+    """One hash of a fingerprint: the first 128 bits of HMAC-SHA256."""
+    return hmac.digest(key, content, hashlib.sha256).hex()[:32]

@@ -13,7 +13,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,14 +46,6 @@ class SharedFile:
         self._seen: Signature | None = None
         self._looked_at: Signature | None = None
 
-    @classmethod
-    def load(cls, path: Path) -> tuple[SharedFile, Contents]:
-        """A file and what it holds, which is known from now on."""
-        file = cls(path)
-        contents = file._read()
-        file.know(contents)
-        return file, contents
-
     def knows(self, ids: NDArray[np.int64], lives: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows (their ids, their owners' lives) were in the generation that is known."""
         if not len(self.ids):
@@ -74,17 +65,16 @@ class SharedFile:
         seen = self._stat()
         return seen is not None and seen != self._seen
 
-    def newer(self) -> Contents | State | None:
-        """What the file holds now if it is newer than what is known; its `State` alone if no record has changed.
+    def newer(self) -> tuple[State, Contents | None] | None:
+        """The file's state if it is newer than what is known, with its contents if any record has changed.
 
         Call `know` when it is taken over.
         `StoreFileChanged` for an older generation or another store, `StoreFileError` for a file that cannot be read.
         """
-        seen = self._stat()
-        known = self.state
+        seen, known = self._stat(), self.state
         if seen is None or seen == self._seen or known is None:
             return None
-        found = store_file.read_state(self.path)
+        found = store_file.read(self.path, with_rows=False).state
         if found.edition == known.edition:  # copied or touched
             self._seen = seen
             return None
@@ -96,25 +86,24 @@ class SharedFile:
             )
         if found.records == known.records:
             self._looked_at = seen
-            return found
-        contents = self._read()
+            return found, None
+        contents = self.read()
         self._check_lineage(contents.state, known)
-        return contents
+        return contents.state, contents
 
-    def _read(self) -> Contents:
+    def read(self) -> Contents:
+        """What the file holds. Call `know` when it is taken over."""
         while True:  # what was looked at and what is read must be one file
             self._looked_at = self._stat()
             contents = store_file.read(self.path)
             if self._looked_at == self._stat():
                 return contents
 
-    def know(self, found: Contents | State) -> None:
-        """What was read last is what this process knows."""
-        self._seen = self._looked_at
-        if isinstance(found, State):
-            self.state = found
-        else:
-            self.state, self.ids, self.row_lives = found.state, found.ids, found.row_lives()
+    def know(self, state: State, contents: Contents | None) -> None:
+        """This process knows what was read or written last: a state, and the rows unless they are known already."""
+        self._seen, self.state = self._looked_at, state
+        if contents is not None:
+            self.ids, self.row_lives = contents.ids, contents.row_lives()
 
     def _stat(self) -> Signature | None:
         try:
@@ -124,6 +113,10 @@ class SharedFile:
         except OSError as error:
             reason = error.strerror
         raise StoreFileError(f"{self.path.name!r} cannot be read: {reason}; so nobody can tell who was forgotten in it")
+
+    def _check_lineage(self, found: State, own: State) -> None:
+        if found.lineage != own.lineage:
+            raise StoreFileChanged(f"{self.path.name!r} holds another store: {_START_AGAIN}")
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -135,31 +128,19 @@ class SharedFile:
         temporary files that a killed process left beside it. Raises `StoreFileError`.
         """
         with self._locked() as exists:
-            if exists:
-                self._check(contents.state)
+            if exists and os.path.getsize(self.path):  # an empty file is a name that somebody reserved
+                found, own, known = None, contents.state, self.state
+                with contextlib.suppress(StoreFileError):
+                    found = store_file.read(self.path, with_rows=False).state
+                if found is None:
+                    raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
+                self._check_lineage(found, own)
+                if not (found.generation <= own.generation if known is None else found.edition == known.edition):
+                    raise StoreFileChanged(
+                        f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
+                        f"nothing was written; {_REFRESH}"
+                    )
             self._replace(contents, exists, scrub)
-
-    def _check(self, own: State) -> None:
-        """`StoreFileChanged` unless this store may replace the file, which is locked."""
-        if os.path.getsize(self.path) == 0:  # a name that somebody reserved
-            return
-        found: State | None = None
-        with contextlib.suppress(StoreFileError):
-            found = store_file.read_state(self.path)
-        if found is None:
-            raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
-        self._check_lineage(found, own)
-        known = self.state
-        is_known = found.generation <= own.generation if known is None else found.edition == known.edition
-        if not is_known:
-            raise StoreFileChanged(
-                f"{self.path.name!r} was changed by another process (it is generation {found.generation}): nothing was "
-                f"written; {_REFRESH}"
-            )
-
-    def _check_lineage(self, found: State, own: State) -> None:
-        if found.lineage != own.lineage:
-            raise StoreFileChanged(f"{self.path.name!r} holds another store: {_START_AGAIN}")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -188,35 +169,36 @@ class SharedFile:
 
     def _replace(self, contents: Contents, exists: bool, scrub: bool) -> None:
         """Write beside the target, flush to disk, then rename over it: a crash or a fault leaves the old file whole."""
-        path, reason = self.path, ""
-        is_replaced = is_taken = False
+        path, reason, stands, is_taken = self.path, "", "the old file is as it was", False
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         with contextlib.ExitStack() as cleanup:
             try:
-                old = os.open(path, os.O_RDWR) if scrub and exists else None
-                if old is not None:
-                    cleanup.callback(os.close, old)
+                old = cleanup.enter_context(open(path, "r+b", 0)) if scrub and exists else None
                 cleanup.callback(_remove, temporary)
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     state = store_file.write(file, contents)
                     file.flush()
                     now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
-                    os.utime(file.fileno(), ns=(now, now))
-                    os.fsync(file.fileno())
-                    found = os.fstat(file.fileno())
-                if exists:
+                    os.utime(descriptor, ns=(now, now))
+                    os.fsync(descriptor)
+                    found = os.fstat(descriptor)
+                if exists or not _link(temporary, path):
                     os.replace(temporary, path)
-                else:
-                    _put(temporary, path)
-                is_replaced = True
+                stands = "the new file is in place, but perhaps not durable yet"
                 self._looked_at = _signature(found)
-                self.know(replace(contents, state=state))  # whatever fails from here on
-                _sync_folder(path.parent)
+                self.know(state, contents)  # whatever fails from here on
+                folder = os.open(path.parent, os.O_RDONLY)
+                cleanup.callback(os.close, folder)
+                os.fsync(folder)
                 if old is not None:
-                    _overwrite(old)
-                if scrub:
-                    _scrub_strays(path)
+                    _overwrite(old.fileno())
+                if scrub:  # and temporary files of this target, left by a process that was killed while it saved
+                    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+                    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+                        with open(stray, "r+b", 0) as file:
+                            _overwrite(file.fileno())
+                        stray.unlink()
             except FileExistsError:
                 is_taken = True
             except OSError as error:
@@ -226,9 +208,6 @@ class SharedFile:
                 f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
             )
         if reason:
-            stands = (
-                "the new file is in place, but perhaps not durable yet" if is_replaced else "the old file is as it was"
-            )
             raise StoreFileError(f"the store could not be written: {reason}; {stands}")
 
 
@@ -236,22 +215,16 @@ def _signature(found: os.stat_result) -> Signature:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _put(temporary: Path, path: Path) -> None:
-    """Give a file its name, unless there is one of that name. Raises `FileExistsError`."""
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a new file its name; False on a file system without links. Raises `FileExistsError` if the name is taken."""
     try:
         os.link(temporary, path)
+        os.unlink(temporary)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
-        os.replace(temporary, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _overwrite(descriptor: int) -> None:
@@ -260,18 +233,6 @@ def _overwrite(descriptor: int) -> None:
     while left > 0:
         left -= os.write(descriptor, bytes(min(_CHUNK, left)))
     os.fsync(descriptor)
-
-
-def _scrub_strays(path: Path) -> None:
-    """Temporary files of this target, left by a process that was killed while it saved."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-        descriptor = os.open(stray, os.O_RDWR)
-        try:
-            _overwrite(descriptor)
-        finally:
-            os.close(descriptor)
-        stray.unlink()
 
 
 def _remove(path: Path) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store import intake, takeover
-from langchain_dpicl.store.base import Forgotten
+from langchain_dpicl.store import intake
+from langchain_dpicl.store import records as elsewhere
 from langchain_dpicl.store.file import Contents, OpenedBudget
 from langchain_dpicl.store.intake import RecordKeys, Vectors
 from langchain_dpicl.store.memory import MemoryStore
@@ -121,7 +120,7 @@ class ExemplarStore(MemoryStore):
         no owner, metadata that JSON cannot represent, metadata under ``input_key``.
         """
         return cls.from_records(
-            takeover.records_of(documents, input_key, owner_key),
+            elsewhere.records_of(documents, input_key, owner_key),
             embeddings,
             input_key=input_key,
             output_key=output_key,
@@ -153,7 +152,7 @@ class ExemplarStore(MemoryStore):
 
         Raises `StoreError` for any other collection, whose documents `from_documents` takes.
         """
-        documents, vectors = takeover.contents_of(vectorstore)
+        documents, vectors = elsewhere.contents_of(vectorstore)
         own = vectorstore.embeddings if embeddings is None else embeddings
         if own is None:
             raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
@@ -182,16 +181,16 @@ class ExemplarStore(MemoryStore):
             slot, rest = self._forget_in_files(str(owner))
             rows = np.flatnonzero(self._held.owner_of == slot)
             ids = self.ids_of(rows)
-            identity, is_named = self._identity(slot)
-            parts = list(self._sketched_of([slot], rows))
+            found, is_named = self._identity(rows[0])
+            contents = [self._held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
             self._become(rest)
             self._saved()
             held = self._held
-            equal = [] if is_named else held.texts.equal_to(identity)
+            equal = [] if is_named else held.texts.equal_to(found)
             has_equal = any(not self._is_named(held.owner_keys[held.owner_of[row]]) for row in equal)
-            if self.owner_key is None:
-                parts = [part for part in parts if not held.texts.equal_to(part)]
-            self._tell(Forgotten(ids, None if has_equal else identity, is_named, parts))
+            parts = [found] if is_named else []
+            parts += [content for content in contents if not held.texts.equal_to(content)]
+            self._tell(ids, None if has_equal else found, is_named, parts)
         return len(ids)
 
     def _forget_in_files(self, owner: str) -> tuple[int, Contents]:
@@ -199,7 +198,7 @@ class ExemplarStore(MemoryStore):
 
         Files come first, because forgetting can be repeated if one of them cannot be written.
         """
-        for attempt in itertools.count(1):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             self.refresh()
             slot = self._owner_slots.get(owner)
             if slot is None:
@@ -211,7 +210,7 @@ class ExemplarStore(MemoryStore):
                         file.write(rest, scrub=True)
                 return slot, rest
             except StoreFileChanged:  # by another process, just now
-                if attempt == _ATTEMPTS:
+                if not attempts_left:
                     raise
         raise AssertionError
 
@@ -232,7 +231,7 @@ class ExemplarStore(MemoryStore):
         with self.lock:
             self._follow([file for file in self._files.values() if file.path != target])
             file = self._files.get(target) or SharedFile(target)
-            file.write(self._contents())
+            file.write(self._held)
             self._files[target] = file
             self._saved()
 
@@ -247,7 +246,9 @@ class ExemplarStore(MemoryStore):
 
         From now on the store follows the file: see `refresh`.
         """
-        file, contents = SharedFile.load(Path(path).expanduser().resolve())
+        file = SharedFile(Path(path).expanduser().resolve())
+        contents = file.read()
+        file.know(contents.state, contents)
         return cls(embeddings, contents, file)
 
     @property
@@ -268,24 +269,22 @@ class ExemplarStore(MemoryStore):
         return self._follow(self._files.values())
 
     def _follow(self, files: Iterable[SharedFile]) -> bool:
-        files = list(files)
-        if not any(file.is_behind() for file in files):
-            return False
+        behind = [file for file in files if file.is_behind()]
         changed = False
-        with self.lock:
-            for file in files:
-                found = file.newer()
-                if found is None:
+        with self.lock if behind else contextlib.nullcontext():
+            for file in behind:
+                news = file.newer()
+                if news is None:
                     continue
-                state = found.state if isinstance(found, Contents) else found
-                gone = self._take_over(found, file) if isinstance(found, Contents) else []
+                state, found = news
+                gone = [] if found is None else self._take_over(found, file)
                 if gone is None:
-                    del found
+                    del found, news
                     raise StoreFileChanged("two files of this store were changed separately; load one of them again")
                 budgets = tuple(dict.fromkeys([*self._held.state.budgets, *state.budgets]))
                 generation = max(self._held.state.generation, state.generation)
                 self._held.state = replace(self._held.state, generation=generation, budgets=budgets)
-                file.know(found)
+                file.know(state, found)
                 changed = True
                 for watcher in self._watchers if gone else []:
                     watcher(gone)
@@ -322,10 +321,9 @@ class ExemplarStore(MemoryStore):
             gone += moved.tolist()
             self._become(rest)
         if len(rows):
-            slots = self._slots_for(names)
+            contents = [found.texts[row] for row in rows.tolist()]
+            slots = self._enter(contents, names, np.ascontiguousarray(found.vectors[rows]), found.ids[rows])
             self._held.lives[slots] = found.lives[owners]
-            payloads = [found.texts[int(row)] for row in rows]
-            self._enter(payloads, slots, np.ascontiguousarray(found.vectors[rows]), found.ids[rows])
         self._held.next_id = max(self._held.next_id, next_id)
         found.texts.wipe()
         found.vectors[:] = 0.0
@@ -354,6 +352,6 @@ class ExemplarStore(MemoryStore):
                     for file in self._files.values():
                         with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
                             if file.path.exists():
-                                file.write(self._contents())
+                                file.write(self._held)
                     self._saved()
         return others

@@ -19,7 +19,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl import ExemplarStore, PrivacyBudget, StoreFileChanged, UnknownOwner
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.cli import main
-from langchain_dpicl.store.marks import owner_mark, sketch_hash
+from langchain_dpicl.store.owners import owner_mark, sketch_hash
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 TICKETS = 3
@@ -205,7 +205,7 @@ def test_a_process_killed_while_it_forgets_leaves_a_file_that_others_go_on_with(
     killed = subprocess.run([sys.executable, "-c", KILLED, when], check=False, cwd=folder)
     assert killed.returncode == -signal.SIGKILL
     with here.reading() as view:
-        assert view.places == (4 if when == "before the rename" else 3)
+        assert len(view.numbers) == (4 if when == "before the rename" else 3)
     if when == "before the rename":
         assert dpicl_forget("owner-1", capsys=capsys)["exemplars"] == 1
     else:

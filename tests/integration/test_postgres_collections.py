@@ -118,15 +118,15 @@ def test_a_forgotten_owners_number_and_ids_are_never_given_again(shared_store: A
     store = shared_store(records(3))
     assert store.forget("owner-2") == 1
     with store.reading() as view:
-        assert view.places == 2
+        assert len(view.numbers) == 2
     assert store.add([records(3)[2]]) == [3]
     with store.reading() as view:
-        assert view.places == 4
+        assert len(view.numbers) == 4
         assert [bool(mark) for mark in view.marks(np.arange(4), KEY)] == [True, True, False, True]
     for owner in ("owner-2", "owner-0", "owner-1"):
         store.forget(owner)
     with store.reading() as view:
-        assert (view.places, view.eligible(UNIT, -1.0).tolist()) == (0, [])
+        assert (len(view.numbers), view.eligible(UNIT, -1.0).tolist()) == (0, [])
 
 
 def test_watchers_hear_of_what_went_here_and_elsewhere(shared_store: Any, worker: Any, records: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_watcher_that_fails_is_called_again_and_may_read(shared_store: Any, wo
     def watcher(gone: Any) -> None:
         calls.append(len(here))
         with here.reading() as view:
-            calls.append(view.places)
+            calls.append(len(view.numbers))
         if len(calls) == 2:
             raise RuntimeError("busy")
 
@@ -177,7 +177,7 @@ def test_a_watcher_that_fails_is_called_again_and_may_read(shared_store: Any, wo
 def marks_of(store: PostgresExemplarStore) -> list[bytes]:
     """By the owners' numbers, b"" for one who is gone."""
     with store.reading() as view:
-        return view.marks(np.arange(view.places), KEY)
+        return view.marks(view.numbers, KEY)
 
 
 def test_equal_exemplars_have_one_mark_and_the_last_to_go_tells_it(shared_store: Any, worker: Any) -> None:

@@ -19,7 +19,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
 from langchain_dpicl.store.nearness import rounding
-from langchain_dpicl.store.postgres.view import PostgresView
+from langchain_dpicl.store.postgres.collection import PostgresView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four
 DIMENSION = 8
@@ -114,8 +114,8 @@ class OwnersCoins:
     def __init__(self, store: PostgresExemplarStore, salt: int, among: NDArray[np.int64] | None) -> None:
         self.store, self.salt, self.among = store, salt, among
         with store.reading() as view:
-            rows, position = view.rows_of(np.arange(view.places))
-            self.places = view.places
+            rows, position = view.rows_of(view.numbers)
+            self.places = len(view.numbers)
             self.texts = {int(row): found["input"] for row, found in zip(rows, view.read(rows), strict=True)}
         self.names = {int(p): self.texts[int(row)].split(".")[0] for row, p in zip(rows, position, strict=True)}
         self.chosen: NDArray[np.int64] = np.empty(0, np.int64)
@@ -286,7 +286,7 @@ def test_the_gate_and_the_similarity_agree_to_the_last_bit(collection: Any, reco
     for store in (collection(rows, vectors=vectors), ExemplarStore.from_records(rows, None, vectors=vectors)):  # type: ignore
         query = vectors[10]
         with store.reading() as view:
-            numbers = view.owners_at(np.arange(view.places))
+            numbers = view.numbers
             found, position = view.rows_of(numbers)
             values = view.similarity(found, query)
             for owner in range(0, len(numbers), 7):

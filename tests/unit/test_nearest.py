@@ -123,7 +123,7 @@ def test_a_similarity_does_not_depend_on_the_rows_around_it() -> None:
     alone = store.similarity(np.arange(3001), query)
     for rows in (rng.permutation(3001), np.arange(1, 3001), np.arange(7, 12), np.array([2999]), np.arange(0, 3001, 3)):
         assert (store.similarity(rows, query) == alone[rows]).all()
-    assert np.allclose(alone, store._stored_vectors() @ query, atol=1e-6)
+    assert np.allclose(alone, store._held.vectors @ query, atol=1e-6)
 
 
 # -- the coupling ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`budget/owner_index.py` and `store/marks.py`: a row of its own for every owner, found again, and removed when it is
+"""`budget/owner_index.py` and `store/owners.py`: a row of its own for every owner, found again, and removed when it is
 forgotten."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.budget import usage
-from langchain_dpicl.store.marks import MARK
+from langchain_dpicl.store.owners import MARK
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     """Charge one query that finds these owners (all of them by default); who pays."""
     line = budget.line("vote", 0.5)
     names = list(store.owners)
-    numbers = store.owners_at(np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64))
+    numbers = store.numbers[np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64)]
     (entry,) = line.charge(owners=[line.ask(store, numbers)])
     paid = entry.participants.take()  # type: ignore[union-attr]
-    return [name for name, number in zip(names, store.owners_at(np.arange(len(names))), strict=True) if number in paid]
+    return [name for name, number in zip(names, store.numbers, strict=True) if number in paid]
 
 
 def anonymous(embeddings: Any, texts: list[str]) -> ExemplarStore:

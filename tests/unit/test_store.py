@@ -48,7 +48,7 @@ def snapshot(store: ExemplarStore) -> tuple[Any, ...]:
         store._held.owner_of.tolist(),
         store._held.next_id,
         store._index.ntotal,
-        store._stored_vectors().tolist() if len(store) else [],
+        store._held.vectors.tolist() if len(store) else [],
     )
 
 
@@ -291,7 +291,7 @@ def test_vectors_are_scaled_to_norm_one_and_a_zero_vector_stays_zero(records: An
     vectors = np.array([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0], [1e18, 1e18]], np.float32)
     given = vectors.copy()
     store = store_of(records(4), vectors=vectors)
-    stored = store._stored_vectors()
+    stored = store._held.vectors
     assert np.allclose(stored, [[0.6, 0.8], [0, 0], [1, 0], [0.5**0.5, 0.5**0.5]], atol=1e-6)
     assert (vectors == given).all(), "the caller's array is the caller's"
 
@@ -376,7 +376,7 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
     secret_rows = [{"input": f"{canary} {i}", "output": canary, "owner": f"{canary}-owner"} for i in range(3)]
     store.add(secret_rows, owner_key="owner")
     store.rows_of(np.arange(6))  # fills the owners' index
-    vectors = store._stored_vectors()[-3:].copy()
+    vectors = store._held.vectors[-3:].copy()
     old_buffer, old_index = store._held.texts._data, store._index
     assert any(shows(item, canary.encode()) for item in everything_reachable(store)), "the search can find it"
 
@@ -386,7 +386,7 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
     assert old_buffer == bytes(len(old_buffer)), "the old buffer is overwritten, not merely dropped"
     old_rows = faiss.rev_swig_ptr(old_index.get_xb(), 13 * 8).reshape(13, 8)
     assert (old_rows[-3:] == 0).all(), "the old index's rows are overwritten"
-    left = store._stored_vectors()
+    left = store._held.vectors
     assert left.shape == (10, 8)
     for vector in vectors:
         assert (np.abs(left - vector).max(axis=1) > 1e-6).all()
@@ -398,17 +398,17 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
 def test_forgetting_leaves_the_others_as_they_are(records: Any, store_of: Any) -> None:
     rows = records(6, 3)
     store = store_of(rows, ids=[100 + i for i in range(18)])
-    vectors = {int(i): v.copy() for i, v in zip(store._held.ids, store._stored_vectors(), strict=True)}
+    vectors = {int(i): v.copy() for i, v in zip(store._held.ids, store._held.vectors, strict=True)}
     for owner in ("owner-3", "owner-0", "owner-5"):
         store.forget(owner)
     left = [row for row in rows if row["owner"] not in ("owner-3", "owner-0", "owner-5")]
     assert store.read(np.arange(9)) == [{"input": r["input"], "output": r["output"]} for r in left]
     assert list(store.owners) == ["owner-1", "owner-2", "owner-4"]
     assert store._held.ids.tolist() == [100 + i for i, r in enumerate(rows) if r in left]
-    for i, vector in zip(store._held.ids, store._stored_vectors(), strict=True):
+    for i, vector in zip(store._held.ids, store._held.vectors, strict=True):
         assert (vectors[int(i)] == vector).all()
     for slot, owner in enumerate(store.owners):
-        found, _ = store.rows_of(store.owners_at(np.array([slot])))
+        found, _ = store.rows_of(store.numbers[[slot]])
         assert [left[int(row)]["owner"] for row in found] == [owner] * 3
 
 
@@ -424,7 +424,7 @@ def test_the_last_owner_can_be_forgotten_and_the_store_used_again(records: Any, 
     assert len(reloaded) == 0
     for each in (store, reloaded):
         assert each.add(records(2), owner_key="owner") == [2, 3]
-        assert each.rows_of(each.owners_at(np.array([0, 1])))[0].tolist() == [0, 1]
+        assert each.rows_of(each.numbers[:2])[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("owner", ["nobody", "owner-1 ", "", "OWNER-1"])
@@ -476,7 +476,7 @@ def test_threads_that_add_forget_and_read_see_whole_changes_only(records: Any, s
     def read(_: random.Random) -> None:
         with store.lock:
             slots = np.arange(store.owner_count)
-            rows, position = store.rows_of(store.owners_at(slots))
+            rows, position = store.rows_of(store.numbers)
             exemplars = store.read(rows)
             if len(exemplars) != 3 * len(slots) or (np.bincount(position) != 3).any():
                 faults.append("a reader saw half a change")

@@ -40,7 +40,7 @@ def same(one: ExemplarStore, other: ExemplarStore) -> bool:
         and one._held.owner_of.tolist() == other._held.owner_of.tolist()
         and (one.input_key, one.output_key, one.dimension, one._held.next_id)
         == (other.input_key, other.output_key, other.dimension, other._held.next_id)
-        and (not len(one) or (one._stored_vectors() == other._stored_vectors()).all())
+        and (not len(one) or (one._held.vectors == other._held.vectors).all())
     )
 
 
@@ -434,7 +434,7 @@ def test_forgetting_rewrites_every_file_and_overwrites_the_old_content(
     with_secret: ExemplarStore, canary: str, tmp_path: Path
 ) -> None:
     paths = [tmp_path / "one.npz", tmp_path / "two.npz"]
-    vector = with_secret._stored_vectors()[-1].tobytes()
+    vector = with_secret._held.vectors[-1].tobytes()
     for i, path in enumerate(paths):
         with_secret.save(path)
         assert canary.encode() in path.read_bytes()

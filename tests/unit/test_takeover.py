@@ -1,4 +1,4 @@
-"""`store/takeover.py`: what exists already becomes a store, with nothing lost and nothing embedded again."""
+"""`store/records.py`: what exists already becomes a store, with nothing lost and nothing embedded again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_given_vectors_are_taken_in_place_of_embedding() -> None:
     model = Counted()
     store = ExemplarStore.from_documents(collection(), model, vectors=np.eye(9, DIMENSION, dtype=np.float32) * 3)
     assert model.embedded == 0
-    assert np.array_equal(store._stored_vectors()[:DIMENSION], np.eye(DIMENSION))
+    assert np.array_equal(store._held.vectors[:DIMENSION], np.eye(DIMENSION))
 
 
 def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
@@ -193,7 +193,7 @@ def test_a_collection_is_taken_over_whole_and_nothing_is_embedded_again(name: st
     expected = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient")
     assert held(store) == held(expected)
     assert list(store.owners) == list(expected.owners)
-    assert np.allclose(store._stored_vectors(), expected._stored_vectors(), atol=1e-6)
+    assert np.allclose(store._held.vectors, expected._held.vectors, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -204,7 +204,7 @@ def test_what_was_deleted_does_not_come_along_and_the_rest_keeps_its_vectors() -
     left = [document for i, document in enumerate(collection()) if i not in (0, 4)]
     expected = ExemplarStore.from_documents(left, Counted())
     assert [row["text"] for row in held(store)] == [document.page_content for document in left]
-    assert np.allclose(store._stored_vectors(), expected._stored_vectors(), atol=1e-6)
+    assert np.allclose(store._held.vectors, expected._held.vectors, atol=1e-6)
 
 
 def test_a_subclass_is_taken_over_like_its_base() -> None:

@@ -35,7 +35,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     """Charge a query that finds these owners; who pays."""
     line = budget.line("vote", 0.5)
     names = list(store.owners)
-    numbers = store.owners_at(np.arange(len(names)))
+    numbers = store.numbers
     asked = line.ask(store, np.array([n for n, name in zip(numbers, names, strict=True) if name in owners], np.int64))
     (entry,) = line.charge(owners=[asked])
     paid = entry.participants.take().tolist()  # type: ignore[union-attr]

@@ -136,7 +136,7 @@ def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection
     owners = [{int(document.page_content.split()[1]) // 2 for document in documents} for documents in seen]
     assert sum(map(len, owners)) == len(set.union(*owners))
     for documents in seen:
-        near = [float(store._stored_vectors()[document.metadata["page"]] @ query) for document in documents]
+        near = [float(store._held.vectors[document.metadata["page"]] @ query) for document in documents]
         assert len(near) == 5
         assert near == sorted(near, reverse=True)
 

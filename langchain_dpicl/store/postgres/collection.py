@@ -1,4 +1,4 @@
-"""A collection on PostgreSQL: its tables, and the changes to them.
+"""A collection on PostgreSQL: its tables, the changes to them, and a view of one moment.
 
 A row in ``dpicl_collections`` and three tables of its own. Names, texts and their hashes are bytes: no encoding or
 collation makes two owners equal. They are kept out of the planner's statistics, which are copies that forgetting would
@@ -14,22 +14,21 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Forgotten, Numbers
+from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import NOT_UNIQUE, Batch, RecordKeys, Vectors
-from langchain_dpicl.store.owners import encoded
+from langchain_dpicl.store.intake import NOT_UNIQUE, Batch, RecordKeys, Vectors, unpack
+from langchain_dpicl.store.owners import encoded, owner_mark
+from langchain_dpicl.store.postgres.connections import Ask
 
 if TYPE_CHECKING:
-    import psycopg
-
-    Connection = psycopg.Connection[Any]
+    from langchain_dpicl.store.postgres.connections import Connection
 
 MOST_DIMENSIONS = 16_000
 """Of pgvector's type ``vector``."""
@@ -43,41 +42,32 @@ _MAKING = 0x6470_6963_6C
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
+_NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
-@dataclass(frozen=True)
+
 class Collection:
-    """A collection's name, what is public about it, and the schema in which pgvector is installed."""
+    """A collection's name, what is public about it, and its tables.
 
-    name: str
-    dimension: int
-    keys: RecordKeys
-    extension: str = "public"
+    ``extension`` is the schema in which pgvector is installed, quoted. ``forgets`` is how often the collection had
+    forgotten an owner when it was opened. ``forgotten`` is the table of ids that went, without anything else, for
+    workers that keep something of an exemplar.
+    """
 
-    @property
-    def owners(self) -> str:
-        """The table of owners."""
-        return f"dpicl_{self.name}_owners"
-
-    @property
-    def exemplars(self) -> str:
-        """The table of exemplars."""
-        return f"dpicl_{self.name}_exemplars"
-
-    @property
-    def forgotten(self) -> str:
-        """The table of ids that went, without anything else, for workers that keep something of an exemplar."""
-        return f"dpicl_{self.name}_forgotten"
+    def __init__(self, name: str, dimension: int, keys: RecordKeys, extension: str, forgets: int = 0) -> None:
+        self.name, self.dimension, self.keys, self.extension, self.forgets = name, dimension, keys, extension, forgets
+        self.owners, self.exemplars, self.forgotten = (
+            f"dpicl_{name}_{k}" for k in ("owners", "exemplars", "forgotten")
+        )
 
 
-def check_name(name: object) -> str:
-    """A collection's name, which becomes part of its tables' names. Raises `InvalidParameter`."""
+def check_name(name: object) -> None:
+    """A collection's name becomes part of its tables' names. Raises `InvalidParameter`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter("name", name, "up to 40 of a-z, 0-9 and _, the first one no digit")
-    return name
 
 
-def find(connection: Connection, name: str) -> tuple[Collection, int] | None:
-    """The collection of this name, if there is one, and how often it has forgotten an owner."""
+def find(connection: Connection, name: str) -> Collection | None:
+    """The collection of this name, if there is one."""
     row = None
     if _exists(connection, "dpicl_collections"):
         query = "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s"
@@ -85,39 +75,61 @@ def find(connection: Connection, name: str) -> tuple[Collection, int] | None:
     extension = _extension(connection)
     if row is None or extension is None:
         return None
-    return Collection(name, int(row[0]), RecordKeys(*json.loads(row[1])), extension), int(row[2])
+    return Collection(name, int(row[0]), RecordKeys(*json.loads(row[1])), extension, int(row[2]))
 
 
-def check_free(connection: Connection, name: str) -> tuple[Collection, int] | None:
+def check_free(connection: Connection, name: str) -> Collection | None:
     """An empty collection of this name, if there is one. Raises `StoreError` for one with content."""
     found = find(connection, name)
-    if found is not None and connection.execute(f"SELECT FROM {found[0].exemplars} LIMIT 1").fetchall():
+    if found is not None and connection.execute(f"SELECT FROM {found.exemplars} LIMIT 1").fetchall():
         raise StoreError(f"there is a collection {name!r} with content already: open it, or take another name")
     return found
 
 
-def make(connection: Connection, wanted: Collection) -> tuple[Collection, int]:
-    """Make the collection's tables, or take over those of an empty one that is alike. Raises `StoreError`."""
+def make(
+    connection: Connection, name: str, dimension: int, keys: RecordKeys, batch: Batch, matrix: Vectors
+) -> Collection:
+    """Make a collection's tables, or take over those of an empty one that is alike, and fill them.
+
+    Raises `StoreError`.
+    """
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-    extension = _extension(connection)
-    if extension is None:
+    if _extension(connection) is None:
         if not connection.execute("SELECT FROM pg_available_extensions WHERE name = 'vector'").fetchall():
             raise StoreError("the server has no pgvector: install the extension there")
         connection.execute("CREATE EXTENSION vector")
-        extension = _extension(connection) or "public"
-    made = replace(wanted, extension=extension)
-    found = check_free(connection, made.name)
-    if found is not None:
-        if found[0] != made:
-            raise StoreError(f"there is a collection {made.name!r} of another dimension or with other keys already")
-        return found
-    for statement in _statements(made):
-        connection.execute(statement)
-    connection.execute(
-        "INSERT INTO dpicl_collections (name, dimension, keys) VALUES (%s, %s, %s)",
-        [made.name, made.dimension, json.dumps(made.keys)],
-    )
-    return made, 0
+    made = check_free(connection, name)
+    if made is None:
+        made = Collection(name, dimension, keys, _extension(connection) or "public")
+        owners, exemplars = made.owners, made.exemplars
+        # An owner without a name of its own is known by its exemplar's content, of which its row has a hash.
+        connection.execute(
+            f"""
+            CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, dimension integer NOT NULL,
+                keys text NOT NULL, next_id bigint NOT NULL DEFAULT 0, next_number bigint NOT NULL DEFAULT 0,
+                forgets bigint NOT NULL DEFAULT 0);
+            CREATE TABLE {owners} (number bigint PRIMARY KEY, name bytea NOT NULL, digest bytea);
+            CREATE UNIQUE INDEX {owners}_name ON {owners} (sha256(name));
+            CREATE INDEX {owners}_digest ON {owners} (digest) WHERE digest IS NOT NULL;
+            CREATE TABLE {exemplars} (id bigint PRIMARY KEY, owner bigint NOT NULL REFERENCES {owners},
+                content bytea NOT NULL, embedding {made.extension}.vector({dimension}) NOT NULL);
+            CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id);
+            CREATE TABLE {made.forgotten} (entry bigint PRIMARY KEY, ids bigint[] NOT NULL);
+            ALTER TABLE {owners} ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN digest SET STATISTICS 0;
+            ALTER TABLE {exemplars} ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN embedding SET STATISTICS 0;
+            ALTER INDEX {owners}_name ALTER COLUMN 1 SET STATISTICS 0;
+            """
+        )
+        if dimension <= _BESIDE_THE_TEXT:
+            connection.execute(f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
+        connection.execute(
+            "INSERT INTO dpicl_collections (name, dimension, keys) VALUES (%s, %s, %s)",
+            [name, dimension, json.dumps(keys)],
+        )
+    elif (made.dimension, made.keys) != (dimension, keys):
+        raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
+    insert(connection, made, batch, matrix)
+    return made
 
 
 def remember(connection: Connection, name: str, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
@@ -158,31 +170,7 @@ def _extension(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _statements(made: Collection) -> Iterator[str]:
-    owners, exemplars, forgotten = made.owners, made.exemplars, made.forgotten
-    yield (
-        "CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, dimension integer NOT NULL, "
-        "keys text NOT NULL, next_id bigint NOT NULL DEFAULT 0, next_number bigint NOT NULL DEFAULT 0, "
-        "forgets bigint NOT NULL DEFAULT 0)"
-    )
-    # An owner without a name of its own is known by its exemplar's content, of which it has a hash.
-    yield f"CREATE TABLE {owners} (number bigint PRIMARY KEY, name bytea NOT NULL, digest bytea)"
-    yield f"CREATE UNIQUE INDEX {owners}_name ON {owners} (sha256(name))"
-    yield f"CREATE INDEX {owners}_digest ON {owners} (digest) WHERE digest IS NOT NULL"
-    yield (
-        f"CREATE TABLE {exemplars} (id bigint PRIMARY KEY, owner bigint NOT NULL REFERENCES {owners}, "
-        f"content bytea NOT NULL, embedding {made.extension}.vector({made.dimension}) NOT NULL)"
-    )
-    yield f"CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id)"
-    yield f"CREATE TABLE {forgotten} (entry bigint PRIMARY KEY, ids bigint[] NOT NULL)"
-    for table, column in [(owners, "name"), (owners, "digest"), (exemplars, "content"), (exemplars, "embedding")]:
-        yield f"ALTER TABLE {table} ALTER COLUMN {column} SET STATISTICS 0"
-    yield f"ALTER INDEX {owners}_name ALTER COLUMN 1 SET STATISTICS 0"
-    if made.dimension <= _BESIDE_THE_TEXT:
-        yield f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN"
-
-
-def hold(connection: Connection, collection: Collection) -> tuple[int, int, int]:
+def _hold(connection: Connection, collection: Collection) -> tuple[int, int, int]:
     """Let nobody else change the collection until this transaction ends; its counters."""
     query = "SELECT next_id, next_number, forgets FROM dpicl_collections WHERE name = %s FOR UPDATE"
     row = connection.execute(query, [collection.name]).fetchone()
@@ -193,10 +181,10 @@ def hold(connection: Connection, collection: Collection) -> tuple[int, int, int]
 
 def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vectors) -> list[int]:
     """Add exemplars with their owners; their ids. Raises `InvalidRecords` for an id that is there already."""
-    next_id, next_number, _ = hold(connection, into)
+    next_id, next_number, _ = _hold(connection, into)
     ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
     taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
-    if batch.ids is not None and connection.execute(taken, [array(ids)]).fetchall():
+    if batch.ids is not None and connection.execute(taken, [_array(ids)]).fetchall():
         raise InvalidRecords(NOT_UNIQUE)
     names = batch.names(ids)
     distinct = list(dict.fromkeys(names))
@@ -232,9 +220,14 @@ def _copy(connection: Connection, target: str, types: Sequence[str], rows: Itera
             copy.write_row(row)
 
 
-def delete(connection: Connection, collection: Collection, owner: str) -> tuple[Forgotten, int]:
-    """Delete an owner with all exemplars, and count it. Raises `UnknownOwner`."""
-    entry = hold(connection, collection)[2] + 1
+def delete(
+    connection: Connection, collection: Collection, owner: str
+) -> tuple[int, tuple[list[int], bytes | None, bool, list[bytes]]]:
+    """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._tell` tells the watchers.
+
+    Raises `UnknownOwner`.
+    """
+    entry = _hold(connection, collection)[2] + 1
     query = f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)"
     row = connection.execute(query, [encoded(owner)]).fetchone()
     if row is None:
@@ -259,10 +252,10 @@ def delete(connection: Connection, collection: Collection, owner: str) -> tuple[
         query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
         has_equal = bool(connection.execute(query, [digest]).fetchall())
         identity = None if has_equal else next(each for each in contents if _digest_of(each) == digest)
-    return Forgotten(ids, identity, digest is None, parts), entry
+    return entry, (ids, identity, digest is None, parts)
 
 
-def array(numbers: Numbers) -> str:
+def _array(numbers: Numbers) -> str:
     """Numbers as a value that is cast to ``bigint[]``."""
     return "{" + ",".join(map(str, numbers.tolist())) + "}"
 
@@ -270,3 +263,72 @@ def array(numbers: Numbers) -> str:
 def _digest_of(content: bytes) -> bytes:
     """The server's ``sha256(content)``."""
     return hashlib.sha256(content).digest()
+
+
+class PostgresView(StoreView):
+    """A collection at one moment, in one transaction. A row is an exemplar's id."""
+
+    def __init__(self, collection: Collection, ask: Ask, end: int) -> None:
+        self._collection, self._ask, self._end = collection, ask, end
+        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
+        self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
+
+    @property
+    def numbers(self) -> Numbers:
+        """All numbers up to the greatest that an owner has, with those of owners who are gone."""
+        return np.arange(self._end)
+
+    def eligible(self, query: Vectors, threshold: float) -> Numbers:
+        """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
+        wanted = (
+            f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
+            f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
+        )
+        return self._packed(">i8", wanted, query.tolist(), float(np.float32(threshold))).astype(np.int64)
+
+    def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
+        """Their exemplars' ids and the positions, by position, then id."""
+        wanted = (
+            "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
+            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
+        )
+        pairs = self._packed(">i8", wanted, _array(owners)).astype(np.int64).reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
+        """The inner product of each of these rows' vectors with a query's, as `eligible` computes it."""
+        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
+        found = self._packed(">f4", wanted, query.tolist(), _array(rows)).astype(np.float32)
+        _check_all(len(found), rows)
+        return found
+
+    def read(self, rows: Numbers) -> list[dict[str, Any]]:
+        found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", _array(rows))
+        _check_all(len(found), rows)
+        return [unpack(content) for (content,) in found]
+
+    def ids_of(self, rows: Numbers) -> list[int]:
+        """They are the rows."""
+        ids: list[int] = rows.tolist()
+        return ids
+
+    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
+        its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"
+        query = (
+            f"SELECT position - 1, digest IS NULL, CASE WHEN digest IS NULL THEN name ELSE ({its_own} LIMIT 1) END "
+            f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
+        )
+        marks = [b""] * len(owners)
+        for position, is_named, identity in self._ask(query, _array(owners)):
+            marks[position] = owner_mark(key, identity, named=is_named)
+        return marks
+
+    def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
+        """Numbers that the server has packed into one value."""
+        packed: bytes | None = self._ask(query, *values)[0][0]
+        return np.frombuffer(packed or b"", dtype=kind)
+
+
+def _check_all(found: int, rows: Numbers) -> None:
+    if found != len(rows):
+        raise StoreError("rows of one reading of the store were used in another")

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
 
 if TYPE_CHECKING:
     import psycopg
+
+    Connection = psycopg.Connection[Any]
 
 T = TypeVar("T")
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -41,25 +43,34 @@ class Connections:
         self._reason = sql.reason
         self._faults = (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
 
+        engine = weakref.ref(self._engine)
+
+        def drop() -> None:
+            """A child must not use its parent's connections, nor close them on the parent's side."""
+            if (kept := engine()) is not None:
+                kept.dispose(close=False)
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=drop)
+
         @sa.event.listens_for(self._engine, "connect")
-        def _on_connect(connection: psycopg.Connection[Any], _: Any) -> None:
+        def _on_connect(connection: Connection, _: Any) -> None:
             # Values are always part of the plan: a query's vector is converted once and not for every row, and a pooler
             # between here and the server need not keep statements.
             connection.prepare_threshold = None
 
-        _pools.add(self)
-
     @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection of the pool, which rolls back what is left open. One that may be broken is closed instead."""
+    def _borrowed(self, statement: str) -> Iterator[Connection]:
+        """A connection of the pool that has run a statement. The pool rolls back what is left open, and closes a
+        connection that may be broken."""
         pooled = self._engine.raw_connection()
         driver: Any = pooled.driver_connection
         try:
+            driver.execute(statement)
             yield driver
-        except Exception:
-            raise
-        except BaseException:
-            driver.close()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                driver.close()
             raise
         finally:
             with contextlib.suppress(Exception):
@@ -68,13 +79,15 @@ class Connections:
             with contextlib.suppress(Exception):
                 pooled.close()
 
-    def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """One change: all of it, or nothing. What ``work`` raises itself rolls back and surfaces as it is."""
+    def run(self, work: Callable[..., T], *given: Any) -> T:
+        """``work(connection, *given)`` as one change: all of it, or nothing.
+
+        What ``work`` raises itself rolls back and surfaces as it is.
+        """
         reason = ""
         try:
-            with self._borrowed() as connection:
-                connection.execute(_CHANGE)
-                answer = work(connection)
+            with self._borrowed(_CHANGE) as connection:
+                answer = work(connection, *given)
                 try:
                     connection.execute("COMMIT")
                 except Exception as error:
@@ -97,8 +110,7 @@ class Connections:
         reason, has_ended = "", False
         with contextlib.ExitStack() as cleanup:
             try:
-                connection = cleanup.enter_context(self._borrowed())
-                connection.execute(_READING)
+                connection = cleanup.enter_context(self._borrowed(_READING))
             except self._faults as error:
                 reason = self._reason(error)
             if reason:
@@ -128,13 +140,13 @@ class Connections:
         with self.snapshot() as ask:
             return ask(query, *values)
 
-    def tidy(self, tables: Sequence[str]) -> None:
+    def tidy(self, *tables: str) -> None:
         """``VACUUM`` these tables, and look at their keys' distribution.
 
         The server may refuse: somebody else's table, or one that is being vacuumed already, is left to autovacuum.
         """
-        with contextlib.suppress(*self._faults), self._borrowed() as connection:
-            connection.execute(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}")
+        with contextlib.suppress(*self._faults), self._borrowed(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}"):
+            pass
 
     def _refusal(self, reason: str) -> StoreError:
         return StoreError(f"the exemplar store on {self} cannot be used: {reason}")
@@ -148,16 +160,3 @@ class Connections:
 
     def __reduce__(self) -> NoReturn:
         raise UnsafeConfigurationError("connections to private exemplars are not pickled or copied")
-
-
-_pools: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-
-def _forget_connections_after_fork() -> None:
-    """A child must not use its parent's connections; drop them without closing the parent's side."""
-    for pool in list(_pools):
-        pool._engine.dispose(close=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_connections_after_fork)

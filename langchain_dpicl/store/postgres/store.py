@@ -29,9 +29,8 @@ from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
 from langchain_dpicl.store.owners import Owners, decoded
 from langchain_dpicl.store.postgres import collection as tables
-from langchain_dpicl.store.postgres.collection import Collection
-from langchain_dpicl.store.postgres.connections import Ask, Connections
-from langchain_dpicl.store.postgres.view import PostgresView
+from langchain_dpicl.store.postgres.collection import Collection, PostgresView
+from langchain_dpicl.store.postgres.connections import Connections
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -54,14 +53,11 @@ class PostgresExemplarStore(PrivateStore):
     is what makes it exact: 0.2 s for 100,000, 2 s for a million, four times as long as FAISS takes in memory.
     """
 
-    def __init__(self, embeddings: Embeddings, connections: Connections, collection: Collection, forgets: int) -> None:
+    def __init__(self, embeddings: Embeddings, connections: Connections, collection: Collection) -> None:
         super().__init__(embeddings, collection.keys, collection.dimension)
-        self._connections = connections
-        self._collection = collection
+        self._connections, self._collection = connections, collection
         self._lock = threading.Lock()
-        self._seen = forgets
-
-    # -- building -----------------------------------------------------------------------------------------------------
+        self._seen = collection.forgets
 
     @classmethod
     def from_records(
@@ -99,18 +95,12 @@ class PostgresExemplarStore(PrivateStore):
         batch = intake.check(records, keys, ids, may_be_empty=False)
         connections = Connections(url)
         try:
-            connections.run(lambda connection: tables.check_free(connection, name))  # before anything is embedded
+            connections.run(tables.check_free, name)  # before anything is embedded
             matrix = batch.embed(embeddings, vectors, None, progress)
             dimension = matrix.shape[1]
             if dimension > tables.MOST_DIMENSIONS:
                 raise InvalidRecords(f"embeddings have {dimension} dimensions, pgvector holds {tables.MOST_DIMENSIONS}")
-
-            def work(connection: Any) -> tuple[Collection, int]:
-                made, forgets = tables.make(connection, Collection(name, dimension, keys))
-                tables.insert(connection, made, batch, matrix)
-                return made, forgets
-
-            store = cls(embeddings, connections, *connections.run(work))
+            store = cls(embeddings, connections, connections.run(tables.make, name, dimension, keys, batch, matrix))
         except BaseException:
             connections.close()
             raise
@@ -134,33 +124,25 @@ class PostgresExemplarStore(PrivateStore):
         the collection's dimension. Raises `StoreError` if something differs, there is no such collection, or the
         database cannot be used, and `ModelUnavailable` if the model fails.
         """
-        store = cls.opened(url, embeddings, name)
-        try:
-            for key, given in (("input_key", input_key), ("output_key", output_key), ("owner_key", owner_key)):
-                if given is not None and given != getattr(store, key):
-                    raise StoreError(f"the collection {name!r} was made with {key}={getattr(store, key)!r}")
-            store.embed_query("word")
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    @classmethod
-    def opened(cls, url: str, embeddings: Embeddings, name: str) -> PostgresExemplarStore:
-        """`open`, without asking the model or comparing keys."""
         tables.check_name(name)
         connections = Connections(url)
         try:
-            found = connections.run(lambda connection: tables.find(connection, name))
+            found = connections.run(tables.find, name)
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
-            return cls(embeddings, connections, *found)
+            store = cls(embeddings, connections, found)
+            for key, given in (("input_key", input_key), ("output_key", output_key), ("owner_key", owner_key)):
+                if given is not None and given != getattr(store, key):
+                    raise StoreError(f"the collection {name!r} was made with {key}={getattr(store, key)!r}")
+            if embeddings is not None:  # a command that forgets has none
+                store.embed_query("word")
         except BaseException:
             connections.close()
             raise
+        return store
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
-        return self._connections.run(lambda connection: tables.insert(connection, self._collection, batch, matrix))
+        return self._connections.run(tables.insert, self._collection, batch, matrix)
 
     # -- reading (the private side) -----------------------------------------------------------------------------------
 
@@ -168,7 +150,7 @@ class PostgresExemplarStore(PrivateStore):
     def owners(self) -> Owners:
         """The owners' keys, by number: all of them, from the server. ``owner_count`` is their number."""
         found = self._connections.look(f"SELECT name FROM {self._collection.owners} ORDER BY number")
-        return Owners(tuple(decoded(name) for (name,) in found))
+        return Owners(decoded(name) for (name,) in found)
 
     @property
     def owner_count(self) -> int:
@@ -181,19 +163,31 @@ class PostgresExemplarStore(PrivateStore):
     def reading(self) -> Iterator[StoreView]:
         """This moment of the collection, whatever others change while the ``with`` block lasts. Private.
 
-        It holds a connection of the pool, and the server keeps what is deleted meanwhile, so let it end soon.
+        It holds a connection of the pool, and the server keeps what is deleted meanwhile, so let it end soon. First the
+        watchers hear what was forgotten elsewhere: some may hear of an exemplar twice, none never.
         """
-        query = (
+        counters = (
             f"SELECT forgets, (SELECT coalesce(max(number) + 1, 0) FROM {self._collection.owners}) "
             "FROM dpicl_collections WHERE name = %s"
         )
+        went = f"SELECT ids FROM {self._collection.forgotten} WHERE entry > %s AND entry <= %s ORDER BY entry"
         with self._connections.snapshot() as ask:
-            row = ask(query, self._collection.name)
+            row = ask(counters, self._collection.name)
             if not row:
                 raise StoreError(f"there is no collection {self._collection.name!r} any more")
-            forgets, places = row[0]
-            self._catch_up(ask, forgets)
-            yield PostgresView(self._collection, ask, places)
+            forgets, end = row[0]
+            with self._lock:
+                watchers, last = list(self._watchers), self._seen
+                self._seen = max(last, forgets)
+            try:
+                for (ids,) in ask(went, last, forgets) if watchers and forgets > last else []:
+                    for watcher in watchers:
+                        watcher(ids)
+            except BaseException:
+                with self._lock:
+                    self._seen = min(last, self._seen)  # again with the next reading
+                raise
+            yield PostgresView(self._collection, ask, end)
 
     def _sketched(self) -> Iterator[bytes]:
         queries = [(self._collection.owners, "name", "number", "AND digest IS NULL")]
@@ -221,43 +215,22 @@ class PostgresExemplarStore(PrivateStore):
         still lie in the table's file; ``VACUUM FULL`` writes a new one. Write-ahead logs, replicas and backups hold
         what they held until they are recycled. If that matters, encrypt the disk, and let archives expire.
         """
-        owner = str(owner)
-        gone, entry = self._connections.run(lambda connection: tables.delete(connection, self._collection, owner))
+        entry, gone = self._connections.run(tables.delete, self._collection, str(owner))
         try:
             with self._lock:
                 if self._seen == entry - 1:
                     self._seen = entry
-            self._tell(gone)
+            self._tell(*gone)
         finally:
             self._tidy()
-        return len(gone.ids)
-
-    def _catch_up(self, ask: Ask, forgets: int) -> None:
-        """Tell the watchers what was forgotten elsewhere. Some may hear of an exemplar twice, none never."""
-        with self._lock:
-            watchers, last = list(self._watchers), self._seen
-            self._seen = max(last, forgets)
-        if forgets <= last or not watchers:
-            return
-        query = f"SELECT ids FROM {self._collection.forgotten} WHERE entry > %s AND entry <= %s ORDER BY entry"
-        try:
-            for (ids,) in ask(query, last, forgets):
-                for watcher in watchers:
-                    watcher(ids)
-        except BaseException:
-            with self._lock:
-                self._seen = min(last, self._seen)  # again with the next reading
-            raise
+        return len(gone[0])
 
     def _tidy(self) -> None:
-        self._connections.tidy([self._collection.owners, self._collection.exemplars])
-
-    # -- budgets ------------------------------------------------------------------------------------------------------
+        self._connections.tidy(self._collection.owners, self._collection.exemplars)
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
-        name = self._collection.name
-        return self._connections.run(lambda connection: tables.remembered(connection, name))
+        return self._connections.run(tables.remembered, self._collection.name)
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember in the database that a budget was opened on this collection; the others that were.
@@ -265,7 +238,7 @@ class PostgresExemplarStore(PrivateStore):
         If this role may not write there, nothing is remembered.
         """
         with suppress(StoreError):
-            return self._connections.run(lambda connection: tables.remember(connection, self._collection.name, budget))
+            return self._connections.run(tables.remember, self._collection.name, budget)
         return ()
 
     def close(self) -> None:
