@@ -16,16 +16,17 @@ from langchain_dpicl.budget.line import IN_TRANSACTION, BudgetLine
 from langchain_dpicl.calls.flow import arun, run
 
 
-def charge(line: BudgetLine, *given: Any, **options: Any) -> Any:
-    """Charge a line here."""
-    return run(line.charging(IN_TRANSACTION, *given, **options))
+def charge(line: BudgetLine, count: int = 1, principal: str | None = None, queries: Any = None, **options: Any) -> Any:
+    """Charge a line here: so many releases, or one for each query."""
+    return run(line.charging(IN_TRANSACTION, [None] * count if queries is None else queries, principal, **options))
 
 
-async def acharge(line: BudgetLine, *given: Any, **options: Any) -> Any:
+async def acharge(line: BudgetLine, count: int = 1, queries: Any = None, **options: Any) -> Any:
     """Charge a line from an event loop."""
 
     def flow() -> Any:
-        entries = yield from line.charging(IN_TRANSACTION, *given, **options)
+        wanted = [None] * count if queries is None else queries
+        entries = yield from line.charging(IN_TRANSACTION, wanted, **options)
         try:
             yield lambda: None
         except BaseException:

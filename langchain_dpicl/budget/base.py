@@ -6,19 +6,19 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from typing_extensions import TypedDict
-
 from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.ledger import Ledger, Where
+from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope
+from langchain_dpicl.budget.policy import Policy
 from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
 from langchain_dpicl.budget.stored import Release
-from langchain_dpicl.budget.ticket_report import TicketReport
+from langchain_dpicl.budget.tickets import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.private.markers import Closed
@@ -28,26 +28,6 @@ from langchain_dpicl.store.file import OpenedBudget
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
 
 Fingerprint = Callable[[bytes], tuple[str, ...]]
-
-
-class LineState(TypedDict):
-    """A line of the budget as it stands."""
-
-    count: int
-    """Its releases in all; if owners pay with tickets, the tickets of each owner."""
-    spent: int
-    remaining: int | None
-    """None if owners pay with tickets: the line has no end."""
-    mechanism: str | None
-
-
-class Preview(TypedDict):
-    """The effect of ``n`` further releases."""
-
-    releases: int
-    fits: bool
-    epsilon_after: float
-    remaining_after: int | None
 
 
 class BaseBudget(Closed):
@@ -68,36 +48,25 @@ class BaseBudget(Closed):
         self.epsilon = epsilon
         self.delta = delta
         self.name = name
+        self.scope = policy.scope
+        """One counter for all callers (``"shared"``), or one for each of them (``"per_principal"``)."""
+        self.on_exhausted = policy.on_exhausted
+        """The action of a chain when the releases are spent."""
+        self.replay = policy.replay
+        """Whether equal queries are answered from the ledger: for everybody, or for the principal who asked."""
+        self.keep_queries = policy.keep_queries
+        """Whether receipts hold the queries' texts."""
         self._policy = policy
         self._ledger = Ledger(ledger, witness=witness)
         self._lock = threading.RLock()
         self._plan: PrivacyPlan | None = None
+        self._lines: dict[str, BudgetLine] = {}
         self._stored: StoredPlan | None = None
         self._owner_index: OwnerIndex | None = None
         self._watching = threading.Lock()
         self._watched: WeakSet[PrivateStore] = WeakSet()
         self._to_remember: list[PrivateStore] = []
         self._find()
-
-    @property
-    def scope(self) -> Scope:
-        """One counter for all callers (``"shared"``), or one for each of them (``"per_principal"``)."""
-        return self._policy.scope
-
-    @property
-    def on_exhausted(self) -> OnExhausted:
-        """The action of a chain when the releases are spent."""
-        return self._policy.on_exhausted
-
-    @property
-    def replay(self) -> Replay:
-        """Whether equal queries are answered from the ledger: for everybody, or for the principal who asked."""
-        return self._policy.replay
-
-    @property
-    def keep_queries(self) -> bool:
-        """Whether receipts hold the queries' texts."""
-        return self._policy.keep_queries
 
     @property
     def plan(self) -> PrivacyPlan | None:
@@ -123,10 +92,8 @@ class BaseBudget(Closed):
         """The budget as the ledger holds it, perhaps since another worker froze it; None before the first use."""
         if self._stored is None:
             with self._lock:
-                stored = self._ledger.find_plan(self.name) if self._stored is None else None
-                if stored is not None:
+                if self._stored is None and (stored := self._ledger.find_plan(self.name)) is not None:
                     self._adopt(stored)
-                    self._stored = stored
         return self._stored
 
     def _adopt(self, stored: StoredPlan) -> None:
@@ -142,17 +109,14 @@ class BaseBudget(Closed):
             self.name, content, digest, allowed, scope=self.scope, fingerprint=marks, **more
         )
         self._adopt(stored)
-        self._stored = stored
         return stored
 
     def _refuse_other(self, pairs: Mapping[str, tuple[object, object]]) -> None:
-        different = [
-            f"{key} {frozen!r} (asked: {asked!r})" for key, (frozen, asked) in pairs.items() if frozen != asked
-        ]
-        if different:
+        """`PlanMismatch` names the frozen values that differ from those asked for."""
+        if words := different(pairs):
             raise PlanMismatch(
-                f"the budget {self.name!r} was frozen at first use with {', '.join(different)}; "
-                "use another name for another plan (both then count: their losses add up)"
+                f"the budget {self.name!r} was frozen at first use with {words}; use another name for another plan "
+                "(both then count: their losses add up)"
             )
 
     def principals(self) -> dict[str, dict[str, int]]:
@@ -164,7 +128,16 @@ class BaseBudget(Closed):
     def private_ticket_report(self) -> TicketReport:
         """How many owners have used how many tickets. PRIVATE, for the deployer alone: no part of it may be shown to
         callers, published, or used to choose anything that is public."""
-        raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
+        if not self.tickets:
+            raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
+        self._find()
+        found: TicketReport = {}
+        for name, line in self._lines.items():
+            assert line.tickets is not None
+            found[name] = {}
+            for who, counter in self._ledger.counters(line.plan_id, name).items():
+                found[name][who] = self._ledger.run(partial(line.tickets.report, counter_id=counter), "note")
+        return found
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
@@ -184,15 +157,15 @@ class BaseBudget(Closed):
         store.on_owner_forgotten(key, self._forget if self.tickets else None, self._ledger.forget_prints)
 
     def _forget(self, mark: bytes) -> None:
-        if self._find() is not None and self._owner_index is not None:
+        self._find()
+        if self._owner_index is not None:
             self._owner_index.forget(mark)
 
     def _remember(self) -> None:
         """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
         with self._watching:
             stores, self._to_remember = self._to_remember, []
-        place = self._ledger.place
-        if place is None or not stores:
+        if not stores or (place := self._ledger.place) is None:
             return
         plans = self._ledger.plans()
         mine = next(plan for plan in plans if plan.name == self.name)
@@ -226,9 +199,10 @@ class BaseBudget(Closed):
         if principal is not None and self.scope == "shared" and self.replay == "principal":
             raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
         stored, known = self._find(), parse_release_id(release_id)
-        if stored is None or known is None or known.budget != self.name:
+        if stored is None or known is None or known[0] != self.name:
             return None
-        found = self._ledger.receipt(stored.id, known.line, known.number, known.counter)
+        _, line, counter, number = known
+        found = self._ledger.receipt(stored.id, line, number, counter)
         if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
             return None
         return read_receipt(found[0])
@@ -274,3 +248,8 @@ class BaseBudget(Closed):
     def close(self) -> None:
         """Close the ledger's connections, and give back unused permits, as the end of the process does."""
         self._ledger.close()
+
+
+def different(pairs: Mapping[str, tuple[object, object]]) -> str:
+    """The pairs of (known, asked) that are not equal, in words; "" if all are."""
+    return ", ".join(f"{key} {known!r} (asked: {asked!r})" for key, (known, asked) in pairs.items() if known != asked)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
-from langchain_dpicl.budget.base import BaseBudget, Fingerprint, LineState, Preview
+from langchain_dpicl.budget.base import BaseBudget, Fingerprint, different
 from langchain_dpicl.budget.filtered import FilteredBudget
 from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.policy import OnExhausted, Policy, Replay, Scope, SoftLimit
+from langchain_dpicl.budget.policy import LineState, OnExhausted, Policy, Preview, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.renewal import StoredPlan
-from langchain_dpicl.budget.schedule import Releases, Schedule, declared, differences
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.ticket_report import TicketReport, line_tickets
-from langchain_dpicl.budget.tickets import TicketLine
-from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanMismatch
-from langchain_dpicl.privacy import PrivacyPlan, checks
+from langchain_dpicl.budget.tickets import TicketUsage
+from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanIncomplete, PlanMismatch
+from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, checks, default_delta0
+
+Releases = int | Mapping[str, int | LineRequest]
+
+
+_WHOLE = ("rate", "weight")
+"""What a `LineRequest` fixes beside its options."""
 
 
 class PrivacyBudget(BaseBudget):
@@ -101,14 +106,27 @@ class PrivacyBudget(BaseBudget):
         on_soft_limit: Callable[[SoftLimit], Any] | None = None,
     ) -> None:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.open_unit("delta", delta)
-        self._schedule = Schedule(releases)
-        self.releases = self._schedule.counts
+        self.releases: int | dict[str, int]
+        self._asked: dict[str, LineRequest] = {}
+        if isinstance(releases, Mapping):
+            self.releases = {}
+            for line, value in releases.items():
+                if not isinstance(line, str) or not line or ":" in line or len(line) > 255:
+                    raise InvalidParameter("releases", line, 'names of 1 to 255 characters without ":"')
+                if isinstance(value, LineRequest):
+                    self._asked[line], value = value, value.count
+                self.releases[line] = checks.whole(f"releases[{line!r}]", value)
+            if not releases:
+                raise InvalidParameter("releases", {}, "at least one line")
+        else:
+            self.releases = checks.whole("releases", releases)
+        # Every declared line, and the names of its values that somebody chose. The others may still change.
+        self._declared = {line: (asked, frozenset([*asked.options, *_WHOLE])) for line, asked in self._asked.items()}
         if not isinstance(tickets, bool):
             raise InvalidParameter("tickets", tickets, "True or False")
         if tickets and soft_limit is not None:
             raise InvalidParameter("soft_limit", soft_limit, "None if owners pay with tickets: there is no end")
         self.tickets = tickets
-        self._lines: dict[str, BudgetLine] = {}
         policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
         super().__init__(epsilon, delta, policy, ledger, name, witness)
 
@@ -148,19 +166,25 @@ class PrivacyBudget(BaseBudget):
         if stored.is_filter:
             raise PlanMismatch(f"the budget {self.name!r} is a filtered one: use PrivacyBudget.filtered")
         plan = PrivacyPlan.from_json(stored.content)
-        different: dict[str, tuple[object, object]] = {
+        counts: object = {name: line.count for name, line in plan.lines.items()}
+        if isinstance(self.releases, int) and len(plan.lines) == 1:
+            counts = next(iter(plan.lines.values())).count
+        pairs: dict[str, tuple[object, object]] = {
             "epsilon": (plan.epsilon, self.epsilon),
             "delta": (plan.delta, self.delta),
             "scope": (stored.scope, self.scope),
             "tickets": (bool(stored.tickets), self.tickets),
+            "releases": (counts, self.releases),
         }
-        self._refuse_other({**different, **self._schedule.differences(plan)})
+        for name, asked in self._asked.items():
+            if name in plan.lines:
+                pairs |= _differences(plan.lines[name], asked, {*asked.options, *_WHOLE}, asked.owners)
+        self._refuse_other(pairs)
         index = OwnerIndex(self._ledger, stored.id)  # one for all lines: each of them has tickets of its own
-        lines: dict[str, BudgetLine] = {}
         for name, line in plan.lines.items():
-            about = (self.name, self._ledger, self._policy, stored, name, line, plan)
-            lines[name] = TicketLine(*about, index=index, watch=self.watch) if self.tickets else BudgetLine(*about)
-        self._plan, self._owner_index, self._lines = plan, index, lines
+            tickets = TicketUsage(index, line.count) if self.tickets else None
+            self._lines[name] = BudgetLine(self._ledger, self._policy, stored, name, line, plan, tickets)
+        self._plan, self._owner_index, self._stored = plan, index, stored
 
     def declare(
         self,
@@ -180,11 +204,25 @@ class PrivacyBudget(BaseBudget):
         """
         with self._lock:
             is_new = self._find() is None
-            asked, chosen = declared(mechanism, rate, rate_is_explicit, owners if is_new else None, options)
-            if is_new:
-                self._schedule.declare(line, asked, chosen)
+            given = dict(options or {})
+            chosen = frozenset([*given, "rate"] if rate_is_explicit else given)
+            if isinstance(mechanism, str) and mechanism in MECHANISMS:  # options without a default
+                known = MECHANISMS[mechanism].options.items()
+                given = {**{key: option.high for key, option in known if option.default is None}, **given}
+            asked = LineRequest(mechanism, rate, 1, options=given, owners=owners if is_new else None)
+            name = self._name(line, mechanism)
+            if not is_new:
+                self._refuse_other(_differences(self._lines[name].plan_line, asked, chosen, owners))
+            elif name not in self._declared:
+                self._declared[name] = asked, chosen
             else:
-                self._refuse_other(differences(self._pick(line).plan_line, asked, chosen, owners))
+                earlier, before = self._declared[name]
+                if words := different(_differences(earlier, asked, chosen & before)):
+                    raise PlanMismatch(f"the line {name!r} was declared with {words}")
+                latest = asked if "rate" in chosen else earlier
+                merged = {**earlier.options, **{key: asked.options[key] for key in chosen if key in asked.options}}
+                request = replace(earlier, rate=latest.rate, owners=latest.owners, options=merged)
+                self._declared[name] = request, chosen | before
 
     def line(
         self,
@@ -207,119 +245,108 @@ class PrivacyBudget(BaseBudget):
         is frozen, so that the ledger recognises a later plan on the same data. Raises `PlanIncomplete` while another
         line is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of them costs anything.
         """
-        if self._lines and not self._to_remember and parameter is None:  # frozen: a look-up
-            found = self._pick(name)
-            frozen = found.plan_line
-            wanted = {"mechanism": mechanism, "rate": rate, **(options or {})}
-            known = {"mechanism": frozen.mechanism, "rate": frozen.rate, **frozen.options}
-            if wanted.items() <= known.items() and (not rate_is_explicit or owners in (None, frozen.owners)):
-                return found
         if parameter is not None:
             raise InvalidParameter("parameter", parameter, "None: the plan chooses the noise")
+        about: dict[str, Any] = {"rate_is_explicit": rate_is_explicit, "owners": owners, "options": options}
         with self._lock:
-            is_new = self._find() is None
-            asked, chosen = declared(mechanism, rate, rate_is_explicit, owners if is_new else None, options)
-            if is_new:
-                self._schedule.declare(name, asked, chosen)
-                requests = self._schedule.requests(self.delta)
+            self.declare(name, mechanism, rate, **about)
+            if self._stored is None:
+                requests = self._requests()
                 plan = PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines=requests)
                 allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
                 self._freeze(plan.to_json(), plan.digest, allowed, fingerprint, tickets=self.tickets)
-        if self._to_remember:
-            self._remember()
-        found = self._pick(name)
-        self._refuse_other(differences(found.plan_line, asked, chosen, owners))
+                self.declare(name, mechanism, rate, **about)  # the plan may be one that another worker stored first
+        self._remember()
+        return self._lines[self._name(name, mechanism)]
+
+    def _requests(self) -> dict[str, LineRequest]:
+        """Every line, complete. `PlanIncomplete` names the lines that nobody has declared."""
+        counts = self._counts()
+        missing = [name for name in counts if name not in self._declared]
+        if missing:
+            raise PlanIncomplete(
+                f"the plan is solved for all its lines, and nothing has declared {', '.join(missing)}: build every "
+                "chain before the first release (a DPAggregate declares its line), call budget.declare(line, "
+                "mechanism, rate), or give releases={line: LineRequest(...)}; nothing was charged"
+            )
+        tests = sum(line.mechanism == "ptr" for line, _ in self._declared.values())
+        found = {}
+        for name, (line, chosen) in self._declared.items():
+            options = dict(line.options)
+            if line.mechanism == "ptr" and "delta0" not in chosen:
+                options["delta0"] = default_delta0(self.delta, line.rate, counts[name], tests)
+            found[name] = replace(line, count=counts[name], options=options)
         return found
 
-    def _pick(self, name: str | None) -> BudgetLine:
-        """A line of the frozen plan."""
-        if name is None and len(self._lines) == 1:
-            return next(iter(self._lines.values()))
-        if name is None or name not in self._lines:
-            raise InvalidParameter("line", name, f"one of this budget's lines: {', '.join(self._lines)}")
-        return self._lines[name]
+    def _counts(self) -> dict[str, int]:
+        """Every line's releases. One number means one line, named after its mechanism ("" until it is declared)."""
+        if isinstance(self.releases, dict):
+            return self.releases
+        return dict.fromkeys([*self._lines] or [*self._declared] or [""], self.releases)
+
+    def _name(self, line: str | None, mechanism: str | None = None) -> str:
+        """The name of the line that is meant. None means the only line; `InvalidParameter` if there are several."""
+        names = [name or mechanism or "" for name in self._counts()]
+        if len(names) == 1 and (line is None or (line == mechanism and isinstance(self.releases, int))):
+            return names[0]
+        if line is None or line not in names:
+            known = ", ".join(names) or "none is declared yet"
+            raise InvalidParameter("line", line, f"one of this budget's lines: {known}")
+        return line
 
     # -- spent and left ------------------------------------------------------------------------------------------------
 
-    def _spent(self, principal: str | None) -> dict[str, int]:
-        """Releases spent on every line, by all callers or by one principal."""
+    def _states(self, principal: str | None) -> dict[str, LineState]:
+        """`lines`, and "" for a line without a name."""
         counter = self._policy.principal(principal)
-        stored = self._find()
-        return dict.fromkeys(self._schedule.names, 0) if stored is None else self._ledger.spent(stored.id, counter)
-
-    def _state(self, name: str, spent: int) -> LineState:
-        frozen = self._lines.get(name)
-        count, mechanism = self._schedule.line(name) if frozen is None else (frozen.count, frozen.mechanism)
-        left = None if self.tickets else count - spent
-        return LineState(count=count, spent=spent, remaining=left, mechanism=mechanism)
-
-    def _named(self, line: str | None, principal: str | None) -> tuple[str, LineState]:
-        """A line's name and state. None is the only line."""
-        spent = self._spent(principal)
-        name = self._pick(line).name if self._lines else self._schedule.name_of(line)
-        return name, self._state(name, spent[name] if self._lines else 0)
+        stored, counts = self._find(), self._counts()
+        spent = dict.fromkeys(counts, 0) if stored is None else self._ledger.spent(stored.id, counter)
+        lines = {name: asked for name, (asked, _) in self._declared.items()} if self._plan is None else self._plan.lines
+        states = {}
+        for name, number in spent.items():
+            left = None if self.tickets else counts[name] - number
+            mechanism = lines[name].mechanism if name in lines else None
+            states[name] = LineState(count=counts[name], spent=number, remaining=left, mechanism=mechanism)
+        return states
 
     def lines(self, principal: str | None = None) -> dict[str, LineState]:
         """Every line: its count, its releases spent and left, and its mechanism (None until somebody declares it).
 
         A budget of one number of releases has no line before a chain is bound to it.
         """
-        return {name: self._state(name, spent) for name, spent in self._spent(principal).items()}
+        return {name: state for name, state in self._states(principal).items() if name}
 
     def spent(self, line: str | None = None, principal: str | None = None) -> int:
         """Releases charged so far, by all workers. ``line`` is needed if the budget has several, ``principal`` if it
         counts each caller's releases."""
-        return self._named(line, principal)[1]["spent"]
+        return self._states(principal)[self._name(line)]["spent"]
 
     def remaining(self, line: str | None = None, principal: str | None = None) -> int | None:
         """Releases left; None if owners pay with tickets: there is no end."""
-        return self._named(line, principal)[1]["remaining"]
+        return self._states(principal)[self._name(line)]["remaining"]
 
     def epsilon_spent(self, principal: str | None = None) -> float:
         """Upper bound on epsilon, at the plan's delta, for the releases charged so far on all lines; 0 before any.
 
-        With ``scope="per_principal"``: of one principal's releases, if callers do not collude.
+        With ``scope="per_principal"``: of one principal's releases, if callers do not collude. If owners pay with
+        tickets: of an owner who paid for every query, at most with all its tickets.
         """
-        counts = self._spent(principal)
-        return 0.0 if self._plan is None else self.epsilon_of(counts)
-
-    def epsilon_of(self, counts: Mapping[str, int]) -> float:
-        """Upper bound on epsilon, at the plan's delta, after so many releases of each line; before the first use the
-        whole plan's. If owners pay with tickets, an owner has paid for each of them at most, and never more than it
-        has."""
-        if self._plan is None:
-            return self.epsilon
-        return self._plan.spent(self._plan.at_most(counts) if self.tickets else counts)
+        counts = {name: state["spent"] for name, state in self._states(principal).items()}
+        return 0.0 if self._plan is None else self._plan.spent(self._plan.at_most(counts))
 
     def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
         """The effect of ``n`` further releases. Charges nothing. Before first use: the whole plan's epsilon."""
         checks.whole("n", n)
-        name, state = self._named(line, principal)
-        left = state["remaining"]
+        states, name = self._states(principal), self._name(line)
+        left = states[name]["remaining"]
         fits = left is None or n <= left
         further = n if fits else 0
+        counts = {each: state["spent"] + (further if each == name else 0) for each, state in states.items()}
         return {
             "releases": n,
             "fits": fits,
-            "epsilon_after": self.epsilon_of({**self._spent(principal), name: state["spent"] + further}),
+            "epsilon_after": self.epsilon if self._plan is None else self._plan.spent(self._plan.at_most(counts)),
             "remaining_after": None if left is None else left - further,
-        }
-
-    def private_ticket_report(self) -> TicketReport:
-        """How many owners have used how many tickets. PRIVATE, for the deployer alone: no part of it may be shown to
-        callers, published, or used to choose anything that is public."""
-        if not self.tickets:
-            return super().private_ticket_report()
-        stored = self._find()
-        if stored is None:
-            return {}
-        return {
-            name: {
-                principal: line_tickets(line.tickets_used(counter), line.count)
-                for principal, counter in self._ledger.counters(stored.id, name).items()
-            }
-            for name, line in self._lines.items()
-            if isinstance(line, TicketLine)
         }
 
     def __repr__(self) -> str:
@@ -327,7 +354,7 @@ class PrivacyBudget(BaseBudget):
             if self.scope == "per_principal":
                 spent = f"by {len(self.principals())} principals"
             else:
-                counts = self._spent(None)
+                counts = {name: state["spent"] for name, state in self._states(None).items()}
                 spent = str(counts) if len(counts) > 1 else str(sum(counts.values()))
         except DPICLError:  # showing an object must not fail
             spent = "?"
@@ -335,6 +362,27 @@ class PrivacyBudget(BaseBudget):
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, releases={self.releases}, "
             f"name={self.name!r}, spent={spent})"
         )
+
+
+def _differences(
+    line: LineRequest, asked: LineRequest, chosen: Collection[str], owners: int | None = None
+) -> dict[str, tuple[object, object]]:
+    """The values of a line that are not as asked: each value and the value asked for. Only chosen values are compared.
+
+    ``owners``: from how many a chosen rate was computed. A store may have other owners by now, or none.
+    """
+    options = [key for key in asked.options if key in chosen]
+    pairs: dict[str, tuple[object, object]] = {
+        "mechanism": (line.mechanism, asked.mechanism),
+        "options": ({key: line.options.get(key) for key in options}, {key: asked.options[key] for key in options}),
+    }
+    if "rate" in chosen:
+        pairs["rate"] = (line.rate, asked.rate)
+        if owners is not None:
+            pairs["owners"] = (line.owners, owners)
+    if "weight" in chosen:
+        pairs["weight"] = (line.weight, asked.weight)
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 Budget = PrivacyBudget | FilteredBudget

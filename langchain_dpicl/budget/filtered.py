@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
-from langchain_dpicl.budget.base import BaseBudget, Fingerprint, LineState, Preview
-from langchain_dpicl.budget.claims import Account, Charge, ChargeRule, DoesNotFit, Spent, read_filter, write_filter
+from langchain_dpicl.budget.base import BaseBudget, Fingerprint
+from langchain_dpicl.budget.filters import filter_of
 from langchain_dpicl.budget.ledger import Where
 from langchain_dpicl.budget.line import BudgetLine
-from langchain_dpicl.budget.owner_index import EligibleOwners
-from langchain_dpicl.budget.policy import Policy
+from langchain_dpicl.budget.policy import LineState, Policy, Preview
 from langchain_dpicl.budget.renewal import StoredPlan
-from langchain_dpicl.budget.schema import ADVICE, UNLIMITED
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch, PrivacyBudgetExceeded
-from langchain_dpicl.privacy import Line, PlanLine, RenyiFilter, checks
+from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.errors import InvalidParameter, PlanMismatch
+from langchain_dpicl.privacy import PlanLine, RenyiFilter
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 
 
@@ -55,6 +51,9 @@ class FilteredBudget(BaseBudget):
     ) -> None:
         filter_ = RenyiFilter(epsilon, delta, tuple(orders), failures)
         self.orders, self.failures = filter_.orders, filter_.failures
+        content = {"format": "filter-1", "epsilon": filter_.epsilon, "delta": filter_.delta}
+        content |= {"orders": list(filter_.orders), "failures": filter_.failures}
+        self._content = json.dumps(content, sort_keys=True)
         self._names: set[str] = set()
         if policy.get("scope", "shared") != "shared":
             raise InvalidParameter("scope", policy["scope"], '"shared": all callers share one filter')
@@ -65,25 +64,13 @@ class FilteredBudget(BaseBudget):
     def _adopt(self, stored: StoredPlan) -> None:
         if not stored.is_filter:
             raise PlanMismatch(f"the budget {self.name!r} has a plan that is fixed in advance: use PrivacyBudget")
-        frozen, asked = json.loads(stored.content), json.loads(self._content())
+        frozen, asked = json.loads(stored.content), json.loads(self._content)
         self._refuse_other({key: (frozen.get(key), asked[key]) for key in asked})
-
-    def _content(self) -> str:
-        content = {"format": "filter-1", "epsilon": self.epsilon, "delta": self.delta}
-        return json.dumps({**content, "orders": list(self.orders), "failures": self.failures}, sort_keys=True)
-
-    def _filter(self, state: str | None) -> RenyiFilter:
-        filter_ = RenyiFilter(self.epsilon, self.delta, self.orders, self.failures)
-        if state is not None:
-            try:
-                filter_.restore(json.loads(state))
-            except (ValueError, KeyError, TypeError):
-                raise LedgerError(f"the ledger's filter cannot be read; {ADVICE}") from None
-        return filter_
+        self._stored = stored
 
     def _now(self) -> RenyiFilter:
         stored = self._find()
-        return self._filter(None if stored is None else self._ledger.filter_state(stored.id))
+        return filter_of(self._content, None if stored is None else self._ledger.filter_state(stored.id))
 
     def declare(self, line: str | None, mechanism: str, rate: float, **_: object) -> None:
         """Nothing to declare: a filter's lines are not fixed in advance."""
@@ -120,16 +107,14 @@ class FilteredBudget(BaseBudget):
         with self._lock:
             stored = self._find()
             if stored is None:
-                content = self._content()
-                digest = hashlib.sha256(content.encode()).hexdigest()
-                state = json.dumps(self._filter(None).state())
-                stored = self._freeze(content, digest, {}, fingerprint, filter_state=state)
+                digest = hashlib.sha256(self._content.encode()).hexdigest()
+                state = json.dumps(filter_of(self._content).state())
+                stored = self._freeze(self._content, digest, {}, fingerprint, filter_state=state)
             if name not in self._names:
                 self._ledger.add_line(stored.id, name, UNLIMITED)
                 self._names.add(name)
-        if self._to_remember:
-            self._remember()
-        return FilteredLine(self, stored, name, item)
+        self._remember()
+        return BudgetLine(self._ledger, self._policy, stored, name, item, None)
 
     # -- spent and left ------------------------------------------------------------------------------------------------
 
@@ -149,7 +134,7 @@ class FilteredBudget(BaseBudget):
         return sum(state["spent"] for name, state in counts.items() if line in (None, name))
 
     def remaining(self, line: str | None = None, principal: str | None = None) -> int:
-        """Not known: it depends on the releases to come. See `FilteredLine.remaining`."""
+        """Not known: it depends on the releases to come. See `BudgetLine.remaining`."""
         raise InvalidParameter("remaining", None, "asked of a line: a filter's releases differ in cost")
 
     def epsilon_spent(self, principal: str | None = None) -> float:
@@ -157,85 +142,8 @@ class FilteredBudget(BaseBudget):
         return self._now().epsilon_spent
 
     def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
-        """Not known without a line's parameters: see `FilteredLine.preview`."""
+        """Not known without a line's parameters: see `BudgetLine.preview`."""
         raise InvalidParameter("preview", n, "asked of a line: a filter's releases differ in cost")
 
     def __repr__(self) -> str:
         return f"PrivacyBudget.filtered(epsilon={self.epsilon:g}, delta={self.delta:g}, name={self.name!r})"
-
-
-class FilterRule(ChargeRule):
-    """A charge advances the filter by its units."""
-
-    whole_plan = True
-
-    def __init__(self, line: FilteredLine) -> None:
-        self._line = line
-
-    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
-        """Advance the filter, and write its epsilon into each charge."""
-        line, units = self._line, sum(charge.units for charge in charges)
-        before = read_filter(connection, line.plan_id)
-        filter_ = line._budget._filter(before)
-        if not filter_.spend(line._line(units)):
-            raise DoesNotFit
-        after = json.dumps(filter_.state())
-        write_filter(connection, line.plan_id, after)
-        epsilon, left = filter_.epsilon_spent, filter_.left(line._line(1))
-        return Spent([replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after)
-
-
-class FilteredLine(BudgetLine):
-    """Releases of one kind, charged to a filter.
-
-    Tokens may be charged as ``units``, which the filter advances by. It gives none back: ``unused`` must be 0.
-    """
-
-    reopens = False
-
-    def __init__(self, budget: FilteredBudget, stored: StoredPlan, name: str, item: PlanLine) -> None:
-        super().__init__(budget.name, budget._ledger, budget._policy, stored, name, item)
-        self._budget = budget
-
-    def _where(self) -> tuple[str, ...]:
-        item = self.plan_line
-        fixed = json.dumps(dict(item.options), sort_keys=True)
-        return self._digest, self.name, item.mechanism, item.rate.hex(), item.parameter.hex(), fixed
-
-    def _line(self, count: int) -> Line:
-        return self.plan_line.line(self.parameter, checks.whole("count", count, at_most=MAX_COUNT))
-
-    def _rule(self, owners: Sequence[EligibleOwners | None] | None, count: int) -> ChargeRule:
-        super()._rule(owners, count)
-        return FilterRule(self)
-
-    def _exceeded(self, account: Account, needed: int) -> PrivacyBudgetExceeded:
-        return PrivacyBudgetExceeded(
-            f"the filter {self._budget_name!r} has room for {self.remaining()} {self._unit} of this kind "
-            f"({self._words}), and {needed} are needed: nothing was released and nothing charged; a smaller or noisier "
-            "request may fit"
-        )
-
-    @property
-    def _target(self) -> tuple[float, float]:
-        return self._budget.epsilon, self._budget.delta
-
-    def _may_return(self, charge: Charge) -> int:
-        return 0
-
-    def _epsilon_of(self, charge: Charge, spent: int) -> float:
-        return self._budget.epsilon if charge.epsilon is None else charge.epsilon
-
-    def _left_after(self, charge: Charge, spent: int) -> int:
-        return charge.left or 0
-
-    def remaining(self, principal: str | None = None) -> int:
-        """How many further releases of this kind fit, at least."""
-        return self._budget._now().left(self._line(1))
-
-    def preview(self, n: int = 1) -> Preview:
-        """The effect of ``n`` further releases of this kind. Charges nothing."""
-        filter_ = self._budget._now()
-        fits = filter_.spend(self._line(n))
-        left = filter_.left(self._line(1))
-        return {"releases": n, "fits": fits, "epsilon_after": filter_.epsilon_spent, "remaining_after": left}

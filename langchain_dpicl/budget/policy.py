@@ -1,9 +1,7 @@
-"""How a budget treats its callers: the counter of each, replay, and the soft limit."""
+"""How a budget treats its callers (the counter of each, replay, the soft limit), and the state it tells them."""
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,8 +22,6 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "keep_queries": (True, False),
 }
 
-logger = logging.getLogger("langchain_dpicl.budget")
-
 
 class SoftLimit(TypedDict):
     """The argument of ``on_soft_limit``."""
@@ -36,6 +32,26 @@ class SoftLimit(TypedDict):
     spent: int
     count: int
     remaining: int
+
+
+class LineState(TypedDict):
+    """A line of the budget as it stands."""
+
+    count: int
+    """Its releases in all; if owners pay with tickets, the tickets of each owner."""
+    spent: int
+    remaining: int | None
+    """None if owners pay with tickets: the line has no end."""
+    mechanism: str | None
+
+
+class Preview(TypedDict):
+    """The effect of ``n`` further releases."""
+
+    releases: int
+    fits: bool
+    epsilon_after: float
+    remaining_after: int | None
 
 
 @dataclass(frozen=True)
@@ -71,26 +87,6 @@ class Policy:
         if self.scope == "shared" and self.replay == "principal":
             return _checked(principal, "replays an answer to the caller who asked for it")
         return self.principal(principal)
-
-    def warn(self, facts: SoftLimit, before: int) -> None:
-        """Log a warning and call the callback at the charge that crosses the soft limit.
-
-        One charge crosses it, whatever the number of workers, so this happens once per counter; on a line of tokens it
-        happens again if returned tokens brought the counter back below. A callback that fails is logged: the charge
-        stands and must be used.
-        """
-        if self.soft_limit is None:
-            return
-        threshold = max(1, math.ceil(self.soft_limit * facts["count"]))
-        if not before < threshold <= facts["spent"]:
-            return
-        spent = "has spent %(spent)d of %(count)d releases of the line %(line)r: %(remaining)d are left"
-        logger.warning(f"the budget %(budget)r {spent}", facts)
-        if self.on_soft_limit is not None:
-            try:
-                self.on_soft_limit(facts)
-            except Exception:
-                logger.exception("on_soft_limit failed; the charge stands")
 
 
 def _checked(principal: str | None, reason: str) -> str:

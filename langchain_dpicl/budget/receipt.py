@@ -1,17 +1,21 @@
-"""The receipt of a release: its cost and the releases left. Public, and kept in the ledger."""
+"""The receipt of a release (its cost, and the releases left), and how the ledger names releases and queries."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
 
 class Receipt(TypedDict):
-    """One release's receipt. Holds nothing private, neither the answer nor (unless the deployer asks) the query."""
+    """One release's receipt, kept in the ledger. Public: it holds no answer, and no query unless the deployer asks."""
 
     id: str
     """``budget:line:number``, or ``budget:line:counter.number`` for one principal's; unique in its ledger."""
@@ -32,8 +36,8 @@ class Receipt(TypedDict):
     epsilon: float
     delta: float
     remaining: int | None
-    """Releases (tokens) left on this line just after this one was charged, without the tokens that it never sampled.
-    None if owners pay with tickets: such a line has no end."""
+    """Releases (tokens) left on this line just after this charge, less the tokens that it never sampled. None if owners
+    pay with tickets: such a line has no end."""
     tokens: int | None
     """How many tokens it counts for, on a line that counts them."""
     outcome: str
@@ -59,25 +63,70 @@ def release_id(budget: str, line: str, principal: str, counter_id: int, number: 
     return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
 
 
-class ReleaseId(NamedTuple):
-    """The parts of a release's id."""
-
-    budget: str
-    line: str
-    counter: int | None
-    number: int
-
-
-def parse_release_id(text: str) -> ReleaseId | None:
-    """The parts of an id that `release_id` made; None for any other text."""
-    pattern = r"(.*):([^:]*):(?:([0-9]{1,18})\.)?([0-9]{1,18})"
-    found = re.fullmatch(pattern, str(text), re.DOTALL)
+def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
+    """Budget, line, counter (None: the shared one) and number, from an id that `release_id` made; else None."""
+    found = re.fullmatch(r"(.*):([^:]*):(?:([0-9]{1,18})\.)?([0-9]{1,18})", str(text), re.DOTALL)
     if found is None:
         return None
     budget, line, counter, number = found.groups()
-    return ReleaseId(budget, line, None if counter is None else int(counter), int(number))
+    return budget, line, None if counter is None else int(counter), int(number)
 
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
     """A receipt as the ledger holds it."""
     return cast("Receipt", {**json.loads(text), "replayed": replayed})
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+class _NotSerialisable(Exception):
+    """A value whose content cannot be told for certain."""
+
+
+def query_id(key: bytes, where: tuple[str, ...], request: Mapping[str, object], variant: str) -> str | None:
+    """The keyed hash by which an equal query is known again, as 64 hex digits.
+
+    Two requests have the same hash if and only if they are equal in value AND type (1, "1", True and 1.0 differ), on
+    the same plan, line and variant. The key is random, made once with the ledger, so a reader of receipts alone cannot
+    test guesses. None for a request that cannot be serialised, which is then never replayed.
+    """
+    try:
+        content = _encode(where) + _encode(variant) + _encode(dict(request))
+    except (_NotSerialisable, RecursionError):
+        return None
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+_PLAIN: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
+    type(None): (b"n", lambda _: b""),
+    bool: (b"b", lambda value: b"1" if value else b"0"),
+    int: (b"i", lambda value: b"%x" % value),
+    float: (b"f", lambda value: value.hex().encode()),
+    str: (b"s", lambda value: value.encode("utf-8", "surrogatepass")),
+    bytes: (b"y", lambda value: value),
+    list: (b"l", lambda value: b"".join(map(_encode, value))),
+    tuple: (b"t", lambda value: b"".join(map(_encode, value))),
+    set: (b"e", lambda value: b"".join(sorted(map(_encode, value)))),
+    frozenset: (b"z", lambda value: b"".join(sorted(map(_encode, value)))),
+    dict: (b"d", lambda value: b"".join(sorted(_encode(key) + _encode(item) for key, item in value.items()))),
+}
+"""By exact type, subclasses excluded: a tag, and the content."""
+
+
+def _encode(value: object) -> bytes:
+    """A serialisation that no two different values share: a tag, the length, the content."""
+    tag, content = _PLAIN.get(type(value), (b"m", _model))
+    found = content(value)
+    return tag + len(found).to_bytes(8, "big") + found
+
+
+def _model(value: object) -> bytes:
+    """LangChain's messages, documents and prompt values are pydantic models: their class and their fields."""
+    kind, fields = type(value), None
+    if isinstance(getattr(kind, "model_fields", None), dict):
+        with contextlib.suppress(Exception):
+            fields = value.model_dump()  # type: ignore[attr-defined]
+    if type(fields) is not dict:
+        raise _NotSerialisable
+    return _encode(f"{kind.__module__}.{kind.__qualname__}") + _encode(fields)

@@ -8,33 +8,17 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from langchain_dpicl.budget import renewal
 from langchain_dpicl.budget.budget import Budget, PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt, release_id
-from langchain_dpicl.budget.renewal import StoredPlan
+from langchain_dpicl.budget.renewal import StoredPlan, assumption
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.ticket_report import WARNING
+from langchain_dpicl.budget.tickets import WARNING
 from langchain_dpicl.errors import InvalidParameter
 
 FIELDS = (
-    "time",
-    "id",
-    "budget",
-    "plan",
-    "line",
-    "principal",
-    "number",
-    "units",
-    "spent",
-    "outcome",
-    "mechanism",
-    "epsilon_spent",
-    "epsilon",
-    "delta",
-    "remaining",
-    "query",
-    "assumption",
+    *("time", "id", "budget", "plan", "line", "principal", "number", "units", "spent", "outcome", "mechanism"),
+    *("epsilon_spent", "epsilon", "delta", "remaining", "query", "assumption"),
 )
 """What `history` says of every release, in this order. Of one that was charged and never answered, some are None.
 
@@ -64,54 +48,78 @@ class LedgerReport:
         return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
 
     def show(self, name: str | None = None) -> dict[str, Any]:
-        """Every budget as it stands, the totals of those on the same data, and the fresh starts."""
-        budgets, totals, acts = [], [], []
+        """Every budget as it stands, the totals of those on the same data, and the fresh starts.
+
+        In a ``per_principal`` plan: the lines of each principal, and the largest epsilon.
+        """
+        budgets, totals, acts = [], {}, []
         for plan in self.chosen(name):
+            row: dict[str, Any] = {
+                "name": plan.name,
+                "plan": plan.digest[:16],
+                "kind": "filter" if plan.is_filter else "plan",
+                "tickets": bool(plan.tickets),
+                "scope": plan.scope,
+                "assumption": assumption(plan.scope),
+                "created": plan.created,
+                "generation": plan.generation,
+            }
             with self._open(plan.name) as budget:
-                budgets.append({**_facts(plan), "epsilon": budget.epsilon, "delta": budget.delta, **_spent(budget)})
-        for generation in sorted({plan.generation for plan in self.chosen(name)}):
-            same = renewal.same_data(self.stored, generation)
-            spent = {plan.id: self._ledger.most_spent(plan.id) for plan in same}
-            totals.append({"generation": generation, **renewal.total(same, spent)})
+                row |= {"epsilon": budget.epsilon, "delta": budget.delta}
+                if plan.scope == "shared":
+                    row |= {"epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
+                else:
+                    spent = {who: budget.epsilon_spent(who) for who in budget.principals()}
+                    row["epsilon_spent"] = max(spent.values(), default=0.0)
+                    row["principals"] = {
+                        who: {"epsilon_spent": each, "lines": budget.lines(who)} for who, each in spent.items()
+                    }
+                    lines = {} if budget.plan is None else budget.plan.lines
+                    row["lines"] = {
+                        key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()
+                    }
+                if plan.generation not in totals:
+                    totals[plan.generation] = {"generation": plan.generation, **budget.total()}
+            budgets.append(row)
         for act in self._ledger.acts():
-            row = asdict(act)
-            del row["id"]
-            sketches = {when: json.loads(row.pop(when) or "null") for when in ("before", "after")}
-            acts.append({"budget": row.pop("name"), **row, "sketches": sketches})
-        return {"ledger": self._ledger.shown, "budgets": budgets, "totals": totals, "acts": acts}
+            told = asdict(act)
+            del told["id"]
+            sketches = {when: json.loads(told.pop(when) or "null") for when in ("before", "after")}
+            acts.append({"budget": told.pop("name"), **told, "sketches": sketches})
+        by_generation = [total for _, total in sorted(totals.items())]
+        return {"ledger": self._ledger.shown, "budgets": budgets, "totals": by_generation, "acts": acts}
 
     def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
         """Every release, budget by budget and counter by counter, in the order of their numbers."""
         for plan in self.chosen(name):
             spent: dict[int, int] = {}
             for release in self._ledger.history(plan.id):
-                spent[release.counter_id] = spent.get(release.counter_id, 0) + release.units
-                row: dict[str, Any] = dict.fromkeys(FIELDS)
-                row |= {
-                    "time": release.charged,
-                    "id": release_id(plan.name, release.line, release.principal, release.counter_id, release.number),
+                counter = release.counter_id
+                spent[counter] = spent.get(counter, 0) + release.units
+                receipt = {} if release.receipt is None else dict(read_receipt(release.receipt))
+                known = {
+                    "id": release_id(plan.name, release.line, release.principal, counter, release.number),
                     "budget": plan.name,
                     "plan": plan.digest[:16],
                     "line": release.line,
                     "principal": release.principal or None,
                     "number": release.number,
+                    "assumption": assumption(plan.scope),
+                    "outcome": UNANSWERED,
+                    **receipt,
+                    "time": release.charged,
                     "units": release.units,
-                    "spent": spent[release.counter_id],
-                    "outcome": release.outcome or UNANSWERED,
-                    "assumption": renewal.assumption(plan.scope),
+                    "spent": spent[counter],
                 }
-                if release.receipt is not None:
-                    receipt: dict[str, Any] = dict(read_receipt(release.receipt))
-                    row |= {field: receipt[field] for field in FIELDS[1:] if field in receipt}
-                    row["outcome"] = release.outcome or receipt["outcome"]
-                yield row
+                known["outcome"] = release.outcome or known["outcome"]
+                yield {field: known.get(field) for field in FIELDS}
 
     def receipt(self, id_: str) -> Receipt | None:
         """The receipt with this id, of any budget."""
         known = parse_release_id(id_)
-        if known is None or known.budget not in [plan.name for plan in self.stored]:
+        if known is None or known[0] not in [plan.name for plan in self.stored]:
             return None
-        with self._open(known.budget) as budget:
+        with self._open(known[0]) as budget:
             return budget.receipt(id_)
 
     def tickets(self, name: str) -> dict[str, Any]:
@@ -132,29 +140,3 @@ class LedgerReport:
     def close(self) -> None:
         """Close the connections."""
         self._ledger.close()
-
-
-def _facts(plan: StoredPlan) -> dict[str, Any]:
-    return {
-        "name": plan.name,
-        "plan": plan.digest[:16],
-        "kind": "filter" if plan.is_filter else "plan",
-        "tickets": bool(plan.tickets),
-        "scope": plan.scope,
-        "assumption": renewal.assumption(plan.scope),
-        "created": plan.created,
-        "generation": plan.generation,
-    }
-
-
-def _spent(budget: Budget) -> dict[str, Any]:
-    """The lines as they stand, and epsilon; in a ``per_principal`` plan by principal, and the largest epsilon."""
-    if budget.scope == "shared":
-        return {"epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
-    principals: dict[str, dict[str, Any]] = {
-        who: {"epsilon_spent": budget.epsilon_spent(who), "lines": budget.lines(who)} for who in budget.principals()
-    }
-    most = max((each["epsilon_spent"] for each in principals.values()), default=0.0)
-    lines = {} if budget.plan is None else budget.plan.lines
-    empty = {name: {"count": line.count, "mechanism": line.mechanism} for name, line in lines.items()}
-    return {"epsilon_spent": most, "principals": principals, "lines": empty}

@@ -56,24 +56,24 @@ and to the witness (`witness`, BINDING): rows that are older or newer than the o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import numpy as np
 from sqlalchemy.engine import Connection
+from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.claims import Charge, ChargeRule, Spent
 from langchain_dpicl.budget.database import TryAgain
-from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.owner_index import EligibleOwners, OwnerIndex, OwnersChanged
-from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.usage import Usage, grown
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store.base import Numbers
 
 
 class Participants:
-    """The owners who may flip a coin in a release. Private: it shows nothing, and is empty once they are taken."""
+    """The owners who may flip a coin in a release. Private: it shows nothing, and gives them once."""
 
     __slots__ = ("_owners",)
 
@@ -100,24 +100,28 @@ class TicketUsage:
     def __init__(self, index: OwnerIndex, tickets: int) -> None:
         self.index = index
         self.tickets = tickets
+        self.lock = threading.Lock()
         self._of_counter: dict[int, Usage] = {}
-        self._lock = threading.Lock()
 
-    def use(
-        self, connection: Connection, counter_id: int, eligible: Sequence[EligibleOwners], units: int, spent: int
-    ) -> tuple[list[Numbers], str, str]:
-        """`Usage.use` on one counter."""
-        with self._lock:
-            usage = self._of_counter.setdefault(counter_id, Usage(counter_id))
-            return usage.use(connection, self.index, eligible, units, self.tickets, spent)
+    def of(self, counter_id: int) -> Usage:
+        """What this process knows of one counter. Use it with the lock held."""
+        return self._of_counter.setdefault(counter_id, Usage(counter_id))
 
-    def used(self, connection: Connection, counter_id: int) -> Numbers:
-        """How many tickets each owner who was ever eligible, and is not forgotten, has used on a counter. Private."""
-        with self._lock:
-            usage = self._of_counter.setdefault(counter_id, Usage(counter_id))
+    def report(self, connection: Connection, counter_id: int) -> LineTickets:
+        """How many owners have used how many tickets of a counter. PRIVATE."""
+        with self.lock:
+            usage = self.of(counter_id)
             usage.read(connection)
             positions = self.index.taken(connection)
-            return grown(usage.used, int(positions.max(initial=-1)) + 1)[positions]
+            used = grown(usage.used, int(positions.max(initial=-1)) + 1)[positions]
+        numbers, owners = np.unique(used, return_counts=True)
+        return {
+            "private": WARNING,
+            "tickets": self.tickets,
+            "owners": len(used),
+            "without": int((used >= self.tickets).sum()),
+            "burnt": {str(number): int(many) for number, many in zip(numbers, owners, strict=True)},
+        }
 
 
 class TicketRule(ChargeRule):
@@ -132,59 +136,55 @@ class TicketRule(ChargeRule):
         eligible = [each for place in places if (each := self._eligible[place]) is not None]
         if len(eligible) < len(places):  # it was answered when we looked, and is not any more
             raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
-        first = charges[0]
+        usage, counter, units = self._usage, charges[0].counter_id, charges[0].units
+        spent = charges[0].number - units
         try:
-            paid, before, after = self._usage.use(
-                connection, first.counter_id, eligible, first.units, first.number - first.units
-            )
+            with usage.lock:
+                paid, before, after = usage.of(counter).use(
+                    connection, usage.index, eligible, units, usage.tickets, spent
+                )
         except OwnersChanged:
             raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
-        found = [replace(charge, participants=Participants(who)) for charge, who in zip(charges, paid, strict=True)]
-        return Spent(found, before, after)
+        pairs = zip(charges, paid, strict=True)
+        return Spent([replace(charge, participants=Participants(who)) for charge, who in pairs], before, after)
 
     def _find_again(self) -> None:
         index = self._usage.index
         self._eligible = [None if each is None else index.find(each.store, each.owners) for each in self._eligible]
 
 
-class TicketLine(BudgetLine):
-    """A line whose owners pay with tickets: ``count`` is what every owner has, and the line has no end.
+# -- the private report ------------------------------------------------------------------------------------------------
 
-    A charge needs the owners who are eligible for each query (`ask`), uses one ticket of each in its transaction, and
-    says in ``Charge.participants`` who takes part.
+WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, published, or used to choose public numbers"
+
+
+class LineTickets(TypedDict):
+    """How many owners have used how many tickets of one line, and principal if each has a counter. PRIVATE."""
+
+    private: str
+    tickets: int
+    """The tickets of every owner."""
+    owners: int
+    """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
+    without: int
+    """Of these, how many have none left: they are left out."""
+    burnt: dict[str, int]
+    """How many of these have used how many tickets: by number, ascending."""
+
+
+TicketReport = dict[str, dict[str, LineTickets]]
+"""By line, and by principal ("" if all share one counter)."""
+
+
+def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
+    """Owners by their used tickets: from, to, and how many owners. Private.
+
+    At most ``most`` bins of one width for owners who have some left, and a last one for owners who have none.
     """
-
-    has_tickets = True
-    reopens = False
-
-    def __init__(self, *line: Any, index: OwnerIndex, watch: Callable[[PrivateStore], None]) -> None:
-        super().__init__(*line)
-        self._usage = TicketUsage(index, self.count)
-        self._watch = watch
-
-    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
-        """Look up a query's eligible owners for its charge. Private."""
-        self._watch(store)
-        return self._usage.index.find(store, owners)
-
-    def tickets_used(self, counter_id: int) -> Numbers:
-        """How many tickets each owner who was ever eligible has used on a counter of this line. Private."""
-        return self._ledger.run(lambda connection: self._usage.used(connection, counter_id), "note")
-
-    def _rule(self, owners: Sequence[EligibleOwners | None] | None, count: int) -> ChargeRule:
-        if owners is None or len(owners) != count:
-            raise self._unfit("needs the owners who are eligible for each")
-        return TicketRule(self._usage, owners)
-
-    def _may_return(self, charge: Charge) -> int:
-        return 0
-
-    def _left_after(self, charge: Charge, spent: int) -> int | None:
-        return None
-
-    def check(self, needed: int, principal: str | None = None) -> None:
-        """Nothing to check: the line has no end."""
-
-    def remaining(self, principal: str | None = None) -> int:
-        """More than can ever be asked."""
-        return UNLIMITED - self.spent(principal)
+    width = -(-tickets // most)
+    used = [(int(number), owners) for number, owners in burnt.items()]
+    bins = []
+    for low in range(0, tickets, width):
+        high = min(low + width, tickets) - 1
+        bins.append((low, high, sum(owners for number, owners in used if low <= number <= high)))
+    return [*bins, (tickets, tickets, sum(owners for number, owners in used if number >= tickets))]

@@ -114,6 +114,7 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
         selector = self.selector
         asked = (self.budget, self.line_name, selector.rate, selector.rate_is_explicit, selector.owners)
         if self._bound is None or self._bound[0] != asked:
+            self.budget.watch(selector.store)
             chosen: dict[str, float] = {} if self.noise is None else {"parameter": self.noise}
             found = self.budget.line(
                 self.mechanism,

@@ -175,8 +175,8 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
     ids, texts = [request.id for request in requests], [request.text for request in requests]
     if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
         return [open_charge]
-    pay = partial(line.charging, IN_TRANSACTION, len(requests), principal, ids, texts=texts)
-    if line.has_tickets:
+    pay = partial(line.charging, IN_TRANSACTION, ids, principal, texts=texts)
+    if line.tickets is not None:
         find = [None if each is None else release.eligible(each) for each in ready]
         found = yield from guarded(_paid(line, release.store, find, pay), (DPICLError,))
         if isinstance(found, Failed):

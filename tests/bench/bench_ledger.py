@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -102,9 +102,9 @@ def seconds(action: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - started) / times
 
 
-def charge(line: BudgetLine, *given: Any, **options: Any) -> list[Any]:
+def charge(line: BudgetLine, queries: Sequence[str | None] = (None,), **options: Any) -> list[Any]:
     """Charge a line by hand, outside of any release."""
-    return run(line.charging(IN_TRANSACTION, *given, **options))
+    return run(line.charging(IN_TRANSACTION, queries, **options))
 
 
 def asking(line: BudgetLine) -> Callable[[], Any]:

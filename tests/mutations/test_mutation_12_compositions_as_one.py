@@ -56,9 +56,9 @@ def test_12_a_batch_charged_as_one_is_caught(sealed_of: Callable[..., Any], monk
     check_batch(sealed)
     charging: Any = BudgetLine.charging
 
-    def once(self: BudgetLine, transaction: Any, count: int, principal: Any, queries: Any, **options: Any) -> Any:
-        entries = yield from charging(self, transaction, 1, principal, queries[:1], texts=options["texts"][:1])
-        return list(entries) * count
+    def once(self: BudgetLine, transaction: Any, queries: Any, principal: Any, **options: Any) -> Any:
+        entries = yield from charging(self, transaction, queries[:1], principal, texts=options["texts"][:1])
+        return list(entries) * len(queries)
 
     monkeypatch.setattr(BudgetLine, "charging", once)
     with pytest.raises(AssertionError, match="is charged"):

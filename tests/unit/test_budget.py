@@ -155,12 +155,10 @@ def test_the_planned_rate_stands_unless_another_is_asked_for_by_name(ledger_url:
     assert again.line("vote", 0.2, rate_is_explicit=True).rate == 0.2
 
 
-def test_a_frozen_line_is_looked_up_and_not_declared_again(budget_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_line_is_one_object_and_is_compared_with_what_is_asked(budget_of: Make) -> None:
     budget = budget_of(3.0)
     line = budget.line("vote", 0.2, owners=100)
-    with monkeypatch.context() as patch:
-        patch.setattr("langchain_dpicl.budget.budget.declared", lambda *_: pytest.fail("declared again"))
-        assert budget.line("vote", 0.2) is budget.line("vote", 0.2, name="vote", rate_is_explicit=True) is line
+    assert budget.line("vote", 0.2) is budget.line("vote", 0.2, name="vote", rate_is_explicit=True) is line
     for other in ({"rate_is_explicit": True, "owners": 99}, {"options": {"delta0": 1e-9}}, {"parameter": 1.0}):
         with pytest.raises(DPICLError):
             budget.line("vote", 0.2, **other)

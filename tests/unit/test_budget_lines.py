@@ -1,4 +1,4 @@
-"""`budget/schedule.py` and the lines of `budget/budget.py`: several kinds of releases on one promise."""
+"""The lines of `budget/budget.py`: several kinds of releases on one promise."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_one_number_is_a_line_named_after_its_mechanism(budget_of: Make) -> None
     assert budget.lines() == {"vote": {"count": 10, "spent": 0, "remaining": 10, "mechanism": "vote"}}
     with pytest.raises(PlanMismatch, match="mechanism"):
         budget.declare(None, "scores", 0.2)
-    with pytest.raises(InvalidParameter, match="one line"):
+    with pytest.raises(InvalidParameter, match="lines: vote"):
         budget.declare("other", "vote", 0.2)
     assert budget.line("vote", 0.3, name="vote").rate == 0.2
 

@@ -14,7 +14,7 @@ import pytest
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
 from langchain_dpicl.budget.report import LedgerReport
-from langchain_dpicl.budget.ticket_report import ticket_bins
+from langchain_dpicl.budget.tickets import ticket_bins
 from langchain_dpicl.cli import main
 from langchain_dpicl.cli.budget import losses
 from langchain_dpicl.cli.session import receipt_words

@@ -40,6 +40,7 @@ def budget(ledger_url: str) -> Any:
 def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[str]:
     """Charge one query that finds these owners (all of them by default); who pays."""
     line = budget.line("vote", 0.5)
+    budget.watch(store)
     names = list(store.owners)
     numbers = store.numbers[np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64)]
     (entry,) = line.charge(owners=[line.ask(store, numbers)])
@@ -181,6 +182,7 @@ def test_an_owner_that_is_forgotten_between_its_query_and_the_charge_gets_no_row
 ) -> None:
     store = store_of(records(3))
     own = budget()
+    own.watch(store)
     line = own.line("vote", 0.5)
     asked = line.ask(store, np.arange(3))
     key = bytes.fromhex(str(disk.run(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")[0][0]))
@@ -196,6 +198,7 @@ def test_an_equal_exemplar_keeps_its_count_when_another_is_forgotten_between_a_q
     store = anonymous(embeddings, ["same", "same"])
     charge(budget(tickets=1), store)
     own = budget(tickets=1)
+    own.watch(store)
     line = own.line("vote", 0.5)
     asked = line.ask(store, np.arange(2))
     store.forget("#0")

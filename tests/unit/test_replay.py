@@ -1,4 +1,4 @@
-"""`budget/replay.py` and the claims of `budget/line.py`: an equal query costs nothing twice."""
+"""`budget/receipt.py` and the claims of `budget/line.py`: an equal query costs nothing twice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_dpicl import InvalidParameter, PrivacyBudget, PrivacyBudgetExceeded
+from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
-from langchain_dpicl.budget.replay import query_id
+from langchain_dpicl.budget.receipt import query_id
 
 Make = Callable[..., PrivacyBudget]
 ANSWER = '{"b": 1, "a": "\\u00e9 \U0001f600"}'
@@ -196,11 +196,8 @@ def test_lines_and_principals_do_not_see_each_other_s_answers(budget_of: Make) -
     assert isinstance(b.charge(queries=[same], principal="alice")[0], Charge), "the counter decides, not the hash alone"
 
 
-def test_queries_and_count_must_agree(line: BudgetLine) -> None:
+def test_no_query_charges_nothing(line: BudgetLine) -> None:
     assert line.charge(queries=[]) == []
-    for bad in ({"count": 3, "queries": [None, None]}, {"count": 0}, {"count": 1.0}, {"queries": [None], "texts": []}):
-        with pytest.raises(InvalidParameter):
-            line.charge(**bad)  # type: ignore[call-overload]
     assert line.spent() == 0
 
 

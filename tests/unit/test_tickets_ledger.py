@@ -34,6 +34,7 @@ def opened(url: str, count: int = TICKETS) -> PrivacyBudget:
 def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[str]:
     """Charge a query that finds these owners; who pays."""
     line = budget.line("vote", 0.5)
+    budget.watch(store)
     names = list(store.owners)
     numbers = store.numbers
     asked = line.ask(store, np.array([n for n, name in zip(numbers, names, strict=True) if name in owners], np.int64))
@@ -313,7 +314,7 @@ class TicketMachine(RuleBasedStateMachine):
         if len(self.used) < 2:
             return
         for budget in self.budgets:  # whoever forgets has met the store
-            budget.line("vote", 0.5).ask(self.store, np.zeros(0, np.int64))
+            budget.watch(self.store)
         name = data.draw(st.sampled_from(sorted(self.used)))
         self.store.forget(name)
         del self.used[name]
