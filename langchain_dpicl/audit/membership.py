@@ -28,8 +28,8 @@ from langchain_dpicl.audit.membership_attack import (
     wins,
 )
 from langchain_dpicl.audit.membership_reading import Known, Readings, read
-from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.mixing import Settings
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots.audit import draw_auc

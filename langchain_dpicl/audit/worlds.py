@@ -18,9 +18,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl.audit.cases import Case, MemberCase, TokenCase
-from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose
-from langchain_dpicl.decoding.draws import draw_steps, slots_for
-from langchain_dpicl.decoding.mixing import clipped_terms
+from langchain_dpicl.decoding.answer import PrivateAnswer, draw_steps, slots_for
+from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary

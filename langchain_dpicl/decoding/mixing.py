@@ -1,4 +1,4 @@
-"""One token from many models' opinions: every owner's term clipped to a range, their sum exact, one exact draw.
+"""One token from many rows of logits: clip every owner's term to a range, sum exactly, draw exactly.
 
 With l0 the zero-shot logits over the candidates (both public) and l_i an owner's one-shot logits, the token y has
 probability exactly proportional to exp(base(y) + sum_i term_i(y)), where base = kappa * l0 / temperature and term_i is
@@ -17,23 +17,39 @@ whole steps, shifted to begin at 0 (a constant changes nothing), and at most flo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.decoding.model import Logits
+from langchain_dpicl.decoding.model import Logits, LogitsModel
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.privacy.sampling import choose_exponential
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Terms = Callable[[FloatArray, FloatArray], IntArray]
+"""(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""
 
 STEP = 2.0**-20
 """The lattice of all scores, in nats. A power of two: dividing by it is exact."""
 
 _LOWEST = 2.0**40
 """A public score this many steps below the best (a million nats) is as good as any further below."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public numbers of a sampler. Their ``repr`` is part of an answer's identity in the ledger."""
+
+    max_tokens: int
+    min_tokens: int
+    top_k: int
+    shots: float
+    temperature: float
+    cap: float
+    stop: tuple[str, ...]
 
 
 def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> IntArray:
@@ -52,6 +68,24 @@ def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> I
     above = np.flatnonzero(scores > least)
     equal = np.flatnonzero(scores == least)[: count - len(above)]
     return np.asarray(np.union1d(above, equal), np.int64)
+
+
+def possible(model: LogitsModel, settings: Settings, released: Sequence[int], zero_shot: Logits) -> IntArray:
+    """The candidates of the next token: before ``min_tokens`` none that ends the answer.
+
+    Public: it reads the zero-shot logits, the released tokens and the settings alone.
+    """
+    may_end = len(released) >= settings.min_tokens
+    barred = set[int]() if may_end else set(model.end_tokens)
+    while True:
+        chosen = candidates(zero_shot, settings.top_k, barred)
+        if may_end or not settings.stop:
+            return chosen
+        texts = {int(token): model.text([*released, int(token)]) for token in chosen}
+        ending = [token for token, text in texts.items() if any(stop in text for stop in settings.stop)]
+        if not ending:
+            return chosen
+        barred.update(ending)
 
 
 def base_scores(zero_shot: FloatArray, shots: float, temperature: float) -> IntArray:
@@ -85,6 +119,24 @@ def clipped_terms(
     # Rounding could reach one step above the bound; an unusable row is NaN here, and 0 in all its entries.
     whole = np.nan_to_num(np.where(weight > 0.0, steps, 0.0), nan=0.0)
     return np.asarray(np.clip(whole, 0.0, math.floor(bound / STEP)), np.int64)
+
+
+def choose(
+    model: LogitsModel,
+    settings: Settings,
+    released: Sequence[int],
+    zero_shot: Logits,
+    one_shot: Logits,
+    terms: Terms,
+    randomness: Randomness,
+) -> int:
+    """Draw the next token from the public scores and the sum of the ``terms`` of one row for each owner."""
+    chosen = possible(model, settings, released, zero_shot)
+    public = zero_shot[chosen].astype(np.float64)
+    scores = base_scores(public, settings.shots, settings.temperature)
+    if len(one_shot):
+        scores = scores + terms(one_shot[:, chosen].astype(np.float64), public).sum(axis=0)
+    return int(chosen[draw(scores, randomness)])
 
 
 def draw(scores: IntArray, randomness: Randomness) -> int:

@@ -1,4 +1,4 @@
-"""The rows of a private answer, each guarded: what one demonstration does to the model is that row's affair alone.
+"""The rows of a private answer, each guarded: what one demonstration does to the model touches that row alone.
 
 A row that the model cannot answer is all NaN, and `mixing.clipped_terms` makes it a term of zeros: its owner adds
 nothing to this token, as if its coin had said no. Nothing else moves. If a failed row failed the answer, or emptied the
@@ -17,11 +17,9 @@ from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, L
 
 T = TypeVar("T")
 
-_INTERRUPTS = (KeyboardInterrupt, SystemExit)
-
 
 def attempt(function: Callable[..., T], *arguments: object) -> T | None:
-    """What a function returns for one row; None where it raises.
+    """Return what a function returns for one row, or None if it raises.
 
     Every error ends here, with its traceback, which refers to the row's text: also one that is no ``Exception``, as a
     tokeniser's panic. An interrupt passes, without what came with it; signals bring it to the main thread alone.
@@ -29,10 +27,10 @@ def attempt(function: Callable[..., T], *arguments: object) -> T | None:
     try:
         return function(*arguments)
     except BaseException as error:
-        interrupt = type(error)
-    if not issubclass(interrupt, _INTERRUPTS) or threading.current_thread() is not threading.main_thread():
-        return None
-    raise interrupt
+        kind = type(error)
+    if issubclass(kind, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread():
+        raise kind
+    return None
 
 
 class Rows:
@@ -50,7 +48,7 @@ class Rows:
         self._apart: dict[int | None, LogitsSession] = {}  # a session for each row, and None's for the zero-shot one
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
-        """See `LogitsSession.logits`. Raises where the zero-shot row fails, and only there."""
+        """See `LogitsSession.logits`. Raises if the zero-shot row fails, and only then."""
         found = None if self._whole is None else attempt(self._read, self._whole, rows, released)
         if found is not None:
             return found
@@ -71,15 +69,16 @@ class Rows:
     def _opened(self, demonstrations: Sequence[Demonstration]) -> LogitsSession:
         return self._model.session(self._shared, demonstrations, steps=self._steps)
 
-    def _alone(self, row: int | None, released: Sequence[int]) -> Logits:
+    def _alone(self, row: int | None, released: Sequence[int]) -> Any:
         """One row, asked for by itself; None is the zero-shot one."""
+        found = None
         if self._whole is not None:
             found = attempt(self._read, self._whole, [] if row is None else [row], released)
-            if found is not None:
-                return _last(found)
-        if row not in self._apart:
-            self._apart[row] = self._opened([] if row is None else [self._demonstrations[row]])
-        return _last(self._read(self._apart[row], [] if row is None else [0], released))
+        if found is None:
+            if row not in self._apart:
+                self._apart[row] = self._opened([] if row is None else [self._demonstrations[row]])
+            found = self._read(self._apart[row], [] if row is None else [0], released)
+        return found[-1]
 
     def _read(self, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
         found: Any = np.asarray(session.logits(list(rows), list(released)))
@@ -90,8 +89,3 @@ class Rows:
 
     def __repr__(self) -> str:
         return "<rows of private demonstrations>"
-
-
-def _last(rows: Logits) -> Logits:
-    row: Logits = rows[-1]
-    return row

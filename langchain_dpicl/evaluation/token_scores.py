@@ -1,6 +1,6 @@
 """Private decoding in an evaluation: the sampler itself (online), and demonstrations that it wrote once (offline).
 
-The draws are the sampler's own (`langchain_dpicl.decoding.answer.choose`), from the same samples, candidates and terms,
+The draws are the sampler's own (`langchain_dpicl.decoding.mixing.choose`), from the same samples, candidates and terms,
 but the rows of all answers are read in batches: nothing made here is a release (see `batches`).
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from tqdm import tqdm
 
-from langchain_dpicl.decoding.answer import Settings, Writer, choose
-from langchain_dpicl.decoding.mixing import FloatArray, IntArray, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.answer import Writer
+from langchain_dpicl.decoding.mixing import FloatArray, IntArray, Settings, choose, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.batches import Batches
 from langchain_dpicl.evaluation.data import Row

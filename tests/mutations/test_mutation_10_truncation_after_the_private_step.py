@@ -18,8 +18,8 @@ from table_model import TableModel
 from langchain_dpicl import Keywords
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.keywords import _JointEM
-from langchain_dpicl.decoding import answer, mixing
-from langchain_dpicl.decoding.answer import Settings
+from langchain_dpicl.decoding import mixing
+from langchain_dpicl.decoding.mixing import Settings
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 
 Patch = pytest.MonkeyPatch
@@ -39,7 +39,7 @@ def token_law(rows: Sequence[NDArray[np.float32]]) -> Law:
     terms = partial(mixing.clipped_terms, bound=BOUND, temperature=1.0, cap=SETTINGS.cap)
 
     def run(randomness: Branching) -> int:
-        return answer.choose(MODEL, SETTINGS, [], PUBLIC, one_shot, terms, randomness)
+        return mixing.choose(MODEL, SETTINGS, [], PUBLIC, one_shot, terms, randomness)
 
     return law(run)
 
@@ -80,12 +80,12 @@ def _nucleus(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def top_k_of_the_mixed_scores(patch: Patch) -> None:
     """The mutant: the two likeliest tokens of the mixture."""
-    patch.setattr(answer, "draw", _cut(lambda p: p >= np.sort(p)[-2], mixing.draw))
+    patch.setattr(mixing, "draw", _cut(lambda p: p >= np.sort(p)[-2], mixing.draw))
 
 
 def top_p_of_the_mixed_scores(patch: Patch) -> None:
     """The mutant: the fewest tokens that hold 0.8 of the mixture."""
-    patch.setattr(answer, "draw", _cut(_nucleus, mixing.draw))
+    patch.setattr(mixing, "draw", _cut(_nucleus, mixing.draw))
 
 
 @pytest.mark.parametrize("mutant", [top_k_of_the_mixed_scores, top_p_of_the_mixed_scores])

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.globals import set_debug
-from langchain_core.runnables import RunnableLambda
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from scipy.stats import binom
 from table_model import Table, TableModel
 from ways import WAYS, ask
@@ -32,9 +34,9 @@ from langchain_dpicl import (
     UnsafeConfigurationError,
     acting_for,
 )
-from langchain_dpicl.decoding import answer, draws
-from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, Writer
-from langchain_dpicl.decoding.mixing import clipped_terms
+from langchain_dpicl.decoding import mixing
+from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Writer, draw_steps, slots_for
+from langchain_dpicl.decoding.mixing import Settings, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.decoding.steps import CUT
 from langchain_dpicl.privacy.noise import SecureRandomness
@@ -116,6 +118,19 @@ def test_it_is_a_step_of_a_chain_and_streams_within_it(sampler_of: Make) -> None
     chain = RunnableLambda(lambda text: {"input": text}) | sampler
     assert chain.invoke("what?") == SPELL
     assert list(chain.stream("what?")) == list(SPELL)
+
+
+async def test_a_question_that_arrives_in_pieces_is_asked_whole(sampler_of: Make) -> None:
+    prompts: set[str] = set()
+    sampler = sampler_of(template=DemonstrationTemplate("{input}", "{topic}/{tone}"))
+    session = sampler.model.session
+    sampler.model.session = lambda shared, *a, **o: prompts.add(shared) or session(shared, *a, **o)  # type: ignore[func-returns-value]
+
+    topic = FakeListChatModel(responses=["tea"]) | StrOutputParser()  # streams letter by letter
+    chain = RunnableParallel(topic=topic, tone=RunnableLambda(lambda _: "dry")) | sampler
+    assert list(chain.stream("which?")) == list(SPELL)
+    assert [piece async for piece in chain.astream("which?")] == list(SPELL)
+    assert prompts == {"tea/dry"}
 
 
 def test_a_mapping_may_hold_what_the_template_names(sampler_of: Make) -> None:
@@ -393,9 +408,9 @@ def test_fallbacks_must_not_hide_a_spent_budget(sampler_of: Make) -> None:
 # -- who takes part ----------------------------------------------------------------------------------------------------
 
 
-def draw_of(store: Any, rate: float, steps: int, randomness: Any, render: Any = None) -> draws.Draw:
+def draw_of(store: Any, rate: float, steps: int, randomness: Any, render: Any = None) -> Draw:
     render = render or (lambda exemplar: exemplar["input"])
-    return draws.draw_steps(store, rate, steps, randomness, key=lambda i: i, render=render)
+    return draw_steps(store, rate, steps, randomness, key=lambda i: i, render=render)
 
 
 def test_every_token_has_a_fresh_sample_of_one_exemplar_an_owner(store_of: Any, records: Any, owner_keyed: Any) -> None:
@@ -464,13 +479,13 @@ def scores_of(
 ) -> Any:
     """The integer scores of one token whose sample is these demonstrations."""
     seen: list[Any] = []
-    monkeypatch.setattr(answer, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(mixing, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
     numbers = Settings(1, 0, 5, 4.0, 1.0, 1.5, ())
     model = TableModel(table, ALPHABET)
     padding = Demonstration("padding", "9")
     private = PrivateAnswer(model, numbers, bound=40.0, randomness=SecureRandomness(), slots=slots, padding=padding)
     demonstrations = [Demonstration(i, str(i)) for i in range(count)]
-    private.open("?", lambda: draws.Draw(demonstrations, [rows]))
+    private.open("?", lambda: Draw(demonstrations, [rows]))
     private.token([])
     return seen[0], model.calls
 
@@ -528,7 +543,7 @@ def test_the_number_of_rows_is_a_public_constant(sampler_of: Make) -> None:
 
 def test_slots_are_the_least_that_a_sample_hardly_ever_exceeds() -> None:
     for shots, rate in ((4.0, 0.02), (4.0, 0.5), (1.0, 1e-4), (40.0, 0.01), (3.0, 1.0)):
-        owners, slots = round(shots / rate), draws.slots_for(shots, rate)
+        owners, slots = round(shots / rate), slots_for(shots, rate)
         assert slots <= owners
         assert slots == owners or binom.sf(slots, owners, rate) < 2.0**-40
         assert slots == 1 or binom.sf(slots - 1, owners, rate) >= 2.0**-40 or slots == int(rate * owners)

@@ -38,10 +38,8 @@ from langchain_dpicl.audit.membership_attack import (
     wins,
 )
 from langchain_dpicl.audit.membership_reading import Readings
-from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits
-from langchain_dpicl.decoding import answer as answer_module
-from langchain_dpicl.decoding.answer import Settings, choose, possible
-from langchain_dpicl.decoding.mixing import clipped_terms
+from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, mixing
+from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms, possible
 from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from tests.table_model import TableModel
@@ -116,7 +114,7 @@ def by_hand(readings: Readings, present: list[list[int]], bound: float = 1.25) -
 def test_the_scores_are_those_that_the_sampler_draws_from(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last step, at every place; the sampler reads whole rows and finds the possible tokens by itself."""
     seen: list[Any] = []
-    monkeypatch.setattr(answer_module, "draw", lambda scores, randomness: seen.append(scores) or 0)
+    monkeypatch.setattr(mixing, "draw", lambda scores, randomness: seen.append(scores) or 0)
     model, terms = TableModel(table, ALPHABET), Terms(readings, MIXTURE)
     limits = partial(clipped_terms, bound=MIXTURE.range_bound, temperature=1.0, cap=MIXTURE.cap)
     for output in OUTPUTS:

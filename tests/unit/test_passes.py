@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.decoding.synthesis import journal
+from langchain_dpicl.decoding import journal
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import PassFile, once_more
 

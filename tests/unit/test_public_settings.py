@@ -41,7 +41,7 @@ from langchain_dpicl import (
     wrap_rag,
 )
 from langchain_dpicl.cli.session import delta_of, frozen_plan
-from langchain_dpicl.decoding.draws import slots_for
+from langchain_dpicl.decoding.answer import slots_for
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.serving.app import plans

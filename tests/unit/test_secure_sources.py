@@ -46,7 +46,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.decoding import draws
+from langchain_dpicl.decoding.answer import draw_steps
 from langchain_dpicl.privacy import SecureRandomness
 
 ROOT = Path(langchain_dpicl.__file__).parent
@@ -142,7 +142,7 @@ def test_every_token_has_a_fresh_sample_of_owners_and_exemplars(store_of: Any, r
     law = runs * np.einsum("a,b,c,d->abcd", each, each, each, each)
     seen = np.zeros((3,) * 4)
     for _ in range(runs):
-        drawn = draws.draw_steps(store, 0.6, 2, secure, key=lambda i: i, render=lambda exemplar: exemplar["input"])
+        drawn = draw_steps(store, 0.6, 2, secure, key=lambda i: i, render=lambda exemplar: exemplar["input"])
         outcome = [0] * 4
         for token, rows in enumerate(drawn.steps):
             for row in rows:

@@ -434,7 +434,7 @@ def test_a_failed_model_leaves_a_job_that_is_gone_on_with(
 def test_a_full_disk_is_said_and_hands_no_token_out(
     sampler_of: Letters, output: Path, monkeypatch: pytest.MonkeyPatch, canary_free: Any
 ) -> None:
-    from langchain_dpicl.decoding.synthesis import journal
+    from langchain_dpicl.decoding import journal
 
     sampler, write, left = sampler_of(), journal.os.write, [3]  # the header, the answer's mark, one token
 

@@ -22,7 +22,7 @@ from letters import INPUTS, letters, no_more, part_of
 
 from langchain_dpicl import Demonstrations, DPSampler, InvalidParameter, PrivacyBudget, synthesize_demonstrations
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.decoding.synthesis import journal
+from langchain_dpicl.decoding import journal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -139,9 +139,7 @@ def handed_out(output: Path) -> dict[str, str]:
 
 def marked(made: Demonstrations) -> dict[str, str]:
     """The outputs, by the mark of their input."""
-    from langchain_dpicl.decoding.synthesis.synthesis import _Request
-
-    return {_Request({}, f"Input: {pair['input']}\nOutput:", "").mark: pair["output"] for pair in made}
+    return {journal.mark_of(f"Input: {pair['input']}\nOutput:"): pair["output"] for pair in made}
 
 
 def check_finished(made: Demonstrations, sampler: DPSampler, output: Path) -> None:

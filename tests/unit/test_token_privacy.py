@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from profiles import repeated_delta
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
-from langchain_dpicl.decoding import DemonstrationTemplate, answer, draws, mixing, steps
+from langchain_dpicl.decoding import DemonstrationTemplate, answer, mixing, steps
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
 from langchain_dpicl.release.transaction import Request
@@ -40,7 +41,7 @@ def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
     tree, outputs = Tree(), defaultdict[str, float](float)
     sampler._randomness = Coins(tree)  # type: ignore[assignment]
     with monkeypatch.context() as patch:
-        patch.setattr(answer, "draw", lambda scores, _: tree.choose(softmax(scores).tolist()))
+        patch.setattr(mixing, "draw", lambda scores, _: tree.choose(softmax(scores).tolist()))
         while True:
             text = one_answer(sampler)
             outputs[text] += tree.weight
@@ -53,9 +54,8 @@ def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
 def one_answer(sampler: DPSampler) -> str:
     request = Request("?", sampler.line(), None, None, "")
     private = sampler._private(request.line)
-    entry: Any = object()
     tokens: list[int] = []
-    private.open(request.asked, sampler._sampling(request, entry, sampler.settings.max_tokens))
+    private.open(request.asked, partial(sampler._flip, request, sampler.settings.max_tokens))
     while len(tokens) < sampler.settings.max_tokens and not set(tokens) & sampler.model.end_tokens:
         tokens.append(private.token(tokens))
     return " ".join(map(str, tokens))
@@ -229,7 +229,7 @@ def _seeing_all_rows(patch: Patch) -> list[NDArray[np.float32]]:
 
 def candidates_of_the_mixed_logits(patch: Patch) -> None:
     seen, real = _seeing_all_rows(patch), mixing.candidates
-    patch.setattr(answer, "candidates", lambda _, top_k, barred: real(seen[0].sum(axis=0), top_k, barred))
+    patch.setattr(mixing, "candidates", lambda _, top_k, barred: real(seen[0].sum(axis=0), top_k, barred))
 
 
 def end_tokens_barred_by_private_logits(patch: Patch) -> None:
@@ -238,20 +238,20 @@ def end_tokens_barred_by_private_logits(patch: Patch) -> None:
     def masked(zero_shot: Any, top_k: int, barred: Any) -> NDArray[np.int64]:
         return real(zero_shot, top_k, {0} if 0 in seen[0][1:].argmax(axis=1) else barred)
 
-    patch.setattr(answer, "candidates", masked)
+    patch.setattr(mixing, "candidates", masked)
 
 
 def shots_counted_in_the_sample(patch: Patch) -> None:
     seen, real = _seeing_all_rows(patch), mixing.base_scores
-    patch.setattr(answer, "base_scores", lambda zero, _, temperature: real(zero, len(seen[0]), temperature))
+    patch.setattr(mixing, "base_scores", lambda zero, _, temperature: real(zero, len(seen[0]), temperature))
 
 
 def one_sample_for_all_tokens(patch: Patch) -> None:
-    real = draws.draw_steps
+    real = answer.draw_steps
 
-    def once(store: Any, rate: float, count: int, randomness: Any, **rest: Any) -> draws.Draw:
+    def once(store: Any, rate: float, count: int, randomness: Any, **rest: Any) -> answer.Draw:
         drawn = real(store, rate, 1, randomness, **rest)
-        return draws.Draw(drawn.demonstrations, list(drawn.steps) * count)
+        return answer.Draw(drawn.demonstrations, list(drawn.steps) * count)
 
     patch.setattr(steps, "draw_steps", once)
 
@@ -260,7 +260,7 @@ def every_exemplar_of_an_owner(patch: Patch) -> None:
     def rows(store: Any, rate: float, randomness: Any) -> NDArray[np.int64]:
         return np.asarray(store.rows_of(randomness.coin_positions(store.owner_count, rate))[0], np.int64)
 
-    patch.setattr(draws, "_one_row_each", rows)
+    patch.setattr(answer, "_one_row_each", rows)
 
 
 MISTAKES = [

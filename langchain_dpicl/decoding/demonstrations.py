@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,14 +52,12 @@ class Demonstrations(list[dict[str, Any]]):
         """
         if len(self) != len(self.receipts):
             raise InvalidParameter("receipts", len(self.receipts), f"one for each of {len(self)} pairs")
-        content = b"".join(
-            to_line({**pair, RECEIPT: receipt}) for pair, receipt in zip(self, self.receipts, strict=True)
-        )
+        lines = [to_line({**pair, RECEIPT: receipt}) for pair, receipt in zip(self, self.receipts, strict=True)]
         path = Path(path)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with beside.open("wb") as file:
-                file.write(content)
+                file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
@@ -79,17 +77,18 @@ class Demonstrations(list[dict[str, Any]]):
         except OSError as error:
             reason = error.strerror
         else:
-            for number, line in enumerate([*lines, *([None] if rest else [])], start=1):
-                if line is None or not isinstance(line.get(RECEIPT), dict):
+            for number, line in enumerate([*lines, {}] if rest else lines, start=1):
+                if not isinstance(line.get(RECEIPT), dict):
                     raise InvalidRecords(f"line {number} of {path.name!r} is not a demonstration with its receipt")
-            return cls.of(cast("Sequence[dict[str, Any]]", lines))
+            return cls.of(lines)
         raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
 
     @classmethod
-    def of(cls, lines: Sequence[dict[str, Any]], unanswered: Iterable[Any] = ()) -> Demonstrations:
+    def of(cls, lines: Iterable[dict[str, Any]], unanswered: Iterable[Any] = ()) -> Demonstrations:
         """From the lines of a file: each a pair with its receipt."""
-        pairs = [{key: value for key, value in line.items() if key != RECEIPT} for line in lines]
-        return cls(pairs, [cast("DemonstrationReceipt", line[RECEIPT]) for line in lines], unanswered)
+        lines = [dict(line) for line in lines]
+        receipts = [cast("DemonstrationReceipt", line.pop(RECEIPT)) for line in lines]
+        return cls(lines, receipts, unanswered)
 
 
 def to_line(content: dict[str, Any]) -> bytes:
@@ -97,17 +96,17 @@ def to_line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def from_lines(content: bytes) -> tuple[list[dict[str, Any] | None], int]:
-    """Return the object on each line that is not empty (None for other content), and the size of a torn last line."""
+def from_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """Return the object on each line that is not empty ({} for other content), and the size of a torn last line."""
 
-    def parsed(line: bytes) -> dict[str, Any] | None:
+    def parsed(line: bytes) -> dict[str, Any]:
         try:
             found = json.loads(line)
         except ValueError:
-            return None
-        return found if isinstance(found, dict) else None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     *whole, last = content.split(b"\n")
     lines = [parsed(line) for line in whole if line.strip()]
     rest = parsed(last)
-    return (lines, len(last)) if rest is None else ([*lines, rest], 0)
+    return ([*lines, rest], 0) if rest else (lines, len(last))

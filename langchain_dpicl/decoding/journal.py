@@ -16,6 +16,7 @@ each time.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import sys
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.decoding.synthesis.demonstrations import RECEIPT, from_lines, to_line
+from langchain_dpicl.decoding.demonstrations import RECEIPT, from_lines, to_line
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.store.durable import append, lock, read_whole
 
@@ -31,39 +32,51 @@ _FORMAT = "dpicl-job-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
 
 
+def mark_of(shared: str) -> str:
+    """What stands for an input in the journal: a hash of its shared text."""
+    return hashlib.sha256(shared.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 class Journal:
-    """One job's hold on its output file. After the last answer `finish` it; in any case `close` it.
+    """One job's hold on its output file. Set ``is_over`` after the last answer; `close` it in any case.
 
     Parameters
     ----------
     output
         FILE. The incomplete last line of an interrupted job is dropped: the ledger has that answer.
-    settings
-        A digest of everything that decides an answer beside its input.
+    digest
+        Of everything that decides an answer beside its input; "settings" in both files.
 
-    Raises `InvalidParameter` if another process has the file, if the files are not of a job with these settings (both
-    then stay as they are), and if they cannot be written.
+    Raises `InvalidParameter` if another process has the file, if the files are not of a job with this digest (both then
+    stay as they are), and if they cannot be written.
     """
 
-    def __init__(self, output: Path, settings: str) -> None:
-        self.output = output
-        self.fault: str | None = None
-        self.under_way: str | None = None
+    name: str
+    """The job's secret name, which makes its questions ones that nobody else can ask."""
+    fault: str | None = None
+    """Why a file could not be written."""
+    under_way: str | None = None
+    """The mark of the unfinished answer."""
+    is_reopened = False
+    """Whether that answer has the charge on which its tokens were handed out."""
+    is_over = False
+    """Whether no answer is unfinished."""
+    _has_header = True
+
+    def __init__(self, output: Path, digest: str) -> None:
+        self.output, self.part = output, output.with_name(output.name + ".part")
         self.name = secrets.token_hex(16)
         self.lines: list[dict[str, Any]] = []
-        self._settings = settings
-        self.part = output.with_name(output.name + ".part")
+        self._digest = digest
         self._tokens: list[int] = []
-        self._has_header, self._is_over = True, False
         self._descriptor = self._locked()
         try:
-            part_rest = self._read_journal()
-            output_rest = self._read_output()
+            part_rest, output_rest = self._read_journal(), self._read_output()
             with self.writing():
                 _mend(self._descriptor, part_rest)
-                if self.output.exists():
-                    with _opened(self.output) as descriptor:
-                        _mend(descriptor, output_rest)
+                if output.exists():
+                    with output.open("r+b") as file:
+                        _mend(file.fileno(), output_rest)
         except BaseException:
             self.close()
             raise
@@ -89,7 +102,7 @@ class Journal:
             with self.writing():
                 if self.output.exists() and not self.output.is_file():
                     raise self.refused("a plain file")
-                descriptor = _open(self.part)
+                descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
                 if not lock(descriptor):
                     os.close(descriptor)
                     raise self.refused("a file on which no other job is running")
@@ -104,13 +117,13 @@ class Journal:
             self._has_header = False
             return len(content)
         entries, rest = from_lines(content)
-        header, *steps = [entry or {} for entry in entries] or [{}]
+        header, *steps = entries or [{}]
         whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
         if header.get("format") != _FORMAT or not whole:
             raise self.refused(f"a file beside which {self.part.name!r} is an undamaged journal, or is not there")
         if header.get("output") != str(self.output):
             raise self.refused(f"the file with which the job was begun, {header.get('output')!r}: move it back")
-        if header.get("settings") != self._settings:
+        if header.get("settings") != self._digest:
             raise self.refused(
                 "a file whose job was begun with the same budget, model, template and settings; to give up the answer "
                 f"under way, which stays charged, delete {self.part.name!r}"
@@ -128,16 +141,14 @@ class Journal:
         with self.writing():
             content = self.output.read_bytes() if self.output.exists() else b""
         found, rest = from_lines(content)
-        for line in found:
-            receipt = (line or {}).get(RECEIPT)
-            if line and isinstance(receipt, dict) and receipt.get("settings") == self._settings:
-                self.lines.append(line)
-        if len(self.lines) < len(found) or (rest and not self._has_header):
-            number = next((n for n, line in enumerate(found, 1) if line not in self.lines), len(found) + 1)
-            raise self.refused(
-                f"a new file, or one whose every line is a demonstration made with the same budget, model, template "
-                f"and settings, which line {number} is not"
-            )
+        for number, line in enumerate([*found, {}] if rest and not self._has_header else found, start=1):
+            receipt = line.get(RECEIPT)
+            if not isinstance(receipt, dict) or receipt.get("settings") != self._digest:
+                raise self.refused(
+                    "a new file, or one whose every line is a demonstration made with the same budget, model, template "
+                    f"and settings, which line {number} is not"
+                )
+            self.lines.append(line)
         return rest
 
     # -- answers ------------------------------------------------------------------------------------------------------
@@ -146,26 +157,26 @@ class Journal:
         """Note an answer before it is charged or continued; ``mark`` stands for its input."""
         with self.writing():
             if not self._has_header:
-                header = {"format": _FORMAT, "job": self.name, "settings": self._settings, "output": str(self.output)}
+                header = {"format": _FORMAT, "job": self.name, "settings": self._digest, "output": str(self.output)}
                 append(self._descriptor, to_line(header))
                 _sync_folder(self.part)
                 self._has_header = True
             if mark != self.under_way:
                 self._start(mark)
 
-    def tokens(self, mark: str, *, reopened: bool) -> list[int]:
-        """The tokens that were handed out of the answer on a reopened charge; on a new charge none were."""
-        if self._tokens and not reopened:
-            with self.writing():
-                self._start(mark)
-        return list(self._tokens)
-
     def _start(self, mark: str) -> None:
         append(self._descriptor, to_line({"answer": mark}))
         self.under_way, self._tokens = mark, []
 
+    def tokens(self) -> list[int]:
+        """The tokens that were handed out of this answer on a reopened charge. On another charge none were."""
+        if self._tokens and not self.is_reopened and self.under_way is not None:
+            with self.writing():
+                self._start(self.under_way)
+        return list(self._tokens)
+
     def keep(self, token: int) -> None:
-        """Write a token before it is handed out."""
+        """Write a token, on the private side. It leaves only after this: what is not kept was not released."""
         with self.writing():
             append(self._descriptor, to_line({"token": token}))
         self._tokens.append(token)
@@ -174,37 +185,20 @@ class Journal:
         """Append an answer to FILE, durably."""
         with self.writing():
             is_new = not self.output.exists()
-            with _opened(self.output) as descriptor:
-                append(descriptor, to_line(line))
+            with self.output.open("ab") as file:
+                append(file.fileno(), to_line(line))
             if is_new:
                 _sync_folder(self.output)
 
-    def finish(self) -> None:
-        """The job is over: no answer is unfinished."""
-        self._is_over = True
-
     def close(self) -> None:
         """Release the files. The journal stays if the job is to be continued."""
-        remove = self._is_over or not self._has_header
+        remove = self.is_over or not self._has_header
         if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
             self.part.unlink(missing_ok=True)
         os.close(self._descriptor)
         if remove and sys.platform == "win32":
             with contextlib.suppress(OSError):  # another process has just opened it, and will find no answer in it
                 self.part.unlink()
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = _open(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _mend(descriptor: int, rest: int) -> None:

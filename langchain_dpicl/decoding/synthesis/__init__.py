@@ -1,1 +1,0 @@
-"""Synthetic demonstrations: released once, used for ever."""
