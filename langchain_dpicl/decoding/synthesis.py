@@ -94,7 +94,7 @@ def synthesize_demonstrations(
     journal = None if output is None else Journal(Path(output).expanduser().resolve(), digest)
     with nullcontext() if journal is None else closing(journal):
         lines = {} if journal is None else _known(sampler, journal)
-        writer = sampler.for_job(journal)
+        writer, refused = sampler.for_job(journal), None
         for shared in _in_order(asked, lines, journal):
             try:
                 text, receipt = run(transact(writer, asked[shared]))
@@ -104,10 +104,7 @@ def synthesize_demonstrations(
                 if journal is None or journal.fault is None:
                     raise
                 refused = journal.refused(f"a file that can be written ({journal.fault})")
-            else:
-                refused = None
-            if refused is not None:
-                raise refused
+                break
             if shared in lines:
                 continue
             line = {**asked[shared], key: text.strip(), RECEIPT: {**receipt, "settings": digest}}
@@ -117,6 +114,8 @@ def synthesize_demonstrations(
             if progress is not None:
                 made = Demonstrations.of([line])
                 progress(Made(made[0], made.receipts[0], len(lines.keys() & asked.keys()), len(asked)))
+        if refused is not None:
+            raise refused
         if journal is not None:
             journal.is_over = True
         answered = [lines[shared] for shared in asked if shared in lines]
@@ -156,12 +155,9 @@ def _checked(
             if not all(isinstance(value, (str, int, float)) and _is_json(value) for value in kept.values()):
                 raise InvalidParameter("input", "(not shown)", "texts and numbers, which a line of JSON can hold")
         except InvalidParameter as error:
-            wrong = InvalidParameter(f"public_inputs[{position}]", error.value, error.bound)
-        else:
-            asked.setdefault(shared, kept)
-            given.setdefault(shared, each)
-            continue
-        raise wrong
+            raise InvalidParameter(f"public_inputs[{position}]", error.value, error.bound) from None
+        asked.setdefault(shared, kept)
+        given.setdefault(shared, each)
     return asked, given
 
 
@@ -187,15 +183,10 @@ def _digest(sampler: DPSampler, output_key: str) -> str:
 
 def _known(sampler: DPSampler, journal: Journal) -> dict[str, Line]:
     """The lines of the file, by the shared text of their inputs."""
-    lines: dict[str, Line] = {}
-    for line in journal.lines:
-        try:
-            lines[sampler.template.ask(line)] = line
-        except InvalidParameter:
-            break
-    else:
-        return lines
-    raise journal.refused("a file whose every line has the keys that the template's query names")
+    try:
+        return {sampler.template.ask(line): line for line in journal.lines}
+    except InvalidParameter:
+        raise journal.refused("a file whose every line has the keys that the template's query names") from None
 
 
 def _in_order(asked: Iterable[str], lines: Mapping[str, Line], journal: Journal | None) -> list[str]:

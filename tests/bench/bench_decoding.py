@@ -127,7 +127,7 @@ def measure(model: str, rounds: int) -> dict[str, float]:
         "threads": torch.get_num_threads(),
         "tokens of a demonstration, mean": statistics.mean(lengths),
         "tokens of the query": len(network.tokens(asked)),
-        "megabytes kept for a demonstration, mean": logits.states.per_demonstration / 1e6,
+        "megabytes kept for a demonstration, mean": logits.states.bytes / max(1, len(logits.states)) / 1e6,
         "ours, warm: tokens a second": 1 / warm,
         "ours, cold: tokens a second": 1 / cold,
         "plain: tokens a second": 1 / whole,

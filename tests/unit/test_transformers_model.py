@@ -277,7 +277,7 @@ def test_kept_states_stay_within_their_bytes_and_are_counted_as_they_are() -> No
     per_token = 2 * 2 * 2 * 12 * 4  # layers, keys and values, heads, their width, bytes
     alone = TransformersLogits((network("llama"), characters()))
     alone.session("x", some[:1], steps=2).logits([0], [])
-    assert alone.states.per_demonstration == per_token * (1 + len(some[0].text)) + 4 * 48
+    assert alone.states.bytes == per_token * (1 + len(some[0].text)) + 4 * 48
 
 
 def test_a_window_keeps_no_more_than_it_needs() -> None:
@@ -302,7 +302,7 @@ def test_the_cache_keeps_what_was_used_last_and_nothing_over_its_bound() -> None
     assert cache.bytes == 60
     assert cache.get(Demonstration(some[0].key, "another text")) is None
     cache.forget([some[0].key, "unknown"])
-    assert (cache.bytes, len(cache), cache.per_demonstration) == (50, 1, 50.0)
+    assert (cache.bytes, len(cache)) == (50, 1)
 
 
 def test_threads_may_share_a_model() -> None:

@@ -1,4 +1,4 @@
-"""Weights and tokeniser for :class:`~langchain_dpicl.decoding.backends.transformers_model.TransformersLogits`.
+"""Weights and tokeniser for `TransformersLogits`.
 
 Nothing is downloaded: a GGUF file (the embedded models' or another) or a folder that transformers wrote.
 """
@@ -40,50 +40,6 @@ def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
     raise LocalModelError(f"transformers cannot load {str(path or folder)!r} as a causal language model ({reason})")
 
 
-def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
-    """Take the steps of ``from_pretrained(gguf_file=...)``, which needs accelerate and reads the header for 25 s."""
-    import torch
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    library: Any = importlib.import_module("transformers")
-    read: Any = load_gguf_checkpoint
-    with _header_parsed_once():
-        config = library.AutoConfig.for_model(**read(str(path))["config"])
-        with torch.device("meta"):  # names and shapes alone: nothing is allocated
-            shape = library.AutoModelForCausalLM.from_config(config)
-        weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
-    model = type(shape).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
-    # The generic class reads all that it needs from the file; AutoTokenizer would parse it once more for a name.
-    tokenizer = library.PreTrainedTokenizerFast.from_pretrained(
-        str(path.parent), gguf_file=path.name, local_files_only=True
-    )
-    return model, tokenizer
-
-
-@contextlib.contextmanager
-def _header_parsed_once() -> Iterator[None]:
-    """Parse a GGUF header once, without a memory map's slow slices: 3.5 s instead of 25 s for 262,144 tokens.
-
-    transformers takes the reader from ``gguf`` at every call, once for the configuration and once for the tensors, and
-    has no parameter for it. So the reader is replaced there while this context is open, and put back in any case;
-    a lock lets one loading at a time do so.
-    """
-    import gguf
-    import numpy as np
-
-    class QuickReader(gguf.GGUFReader):
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
-
-    with _reading:
-        usual = gguf.GGUFReader
-        gguf.GGUFReader = functools.cache(QuickReader)  # type: ignore[assignment, misc]
-        try:
-            yield
-        finally:
-            gguf.GGUFReader = usual  # type: ignore[misc]
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars and no advice on standard error while loading."""
@@ -100,6 +56,42 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
+    """Take the steps of ``from_pretrained(gguf_file=...)``, which needs accelerate and reads the header for 25 s.
+
+    Parse the header once, without a memory map's slow slices: 3.5 s instead of 25 s for 262,144 tokens. transformers
+    takes the reader from ``gguf`` at every call, once for the configuration and once for the tensors, and has no
+    parameter for it. So replace the reader there meanwhile; a lock lets one loading at a time do so.
+    """
+    import gguf
+    import numpy as np
+    import torch
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    class QuickReader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    library: Any = importlib.import_module("transformers")
+    read: Any = load_gguf_checkpoint
+    with _reading:
+        usual = gguf.GGUFReader
+        gguf.GGUFReader = functools.cache(QuickReader)  # type: ignore[assignment, misc]
+        try:
+            config = library.AutoConfig.for_model(**read(str(path))["config"])
+            with torch.device("meta"):  # names and shapes alone: nothing is allocated
+                shape = library.AutoModelForCausalLM.from_config(config)
+            weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
+        finally:
+            gguf.GGUFReader = usual  # type: ignore[misc]
+    model = type(shape).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+    # The generic class reads all that it needs from the file; AutoTokenizer would parse it once more for a name.
+    tokenizer = library.PreTrainedTokenizerFast.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
+    return model, tokenizer
 
 
 def pack(model: Any) -> None:

@@ -8,19 +8,19 @@ log-probability of EVERY token, not of the likeliest few. Known servers that do:
 - vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode raw_logprobs``, its default).
 
 Prompts are sent as token ids, so both must answer ``/tokenize`` and ``/detokenize``. The constructor asks public
-questions and refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
+questions. It refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
 prompt depends on earlier requests.
 
-Each step reads whole prompts, one at a time, and a row of 262,144 log-probabilities is 26 MB of JSON: two to four
-seconds a row on two cores. This backend is for checking and for servers with small vocabularies or fast links.
+Each step reads whole prompts, one at a time. A row of 262,144 log-probabilities is 26 MB of JSON: two to four seconds
+on two cores. Use this backend for checks, and with small vocabularies or fast links.
 
 A row depends on its own prompt alone, as far as the server keeps requests apart. The requests ask it not to reuse what
 it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several clients in one batch
 may move the last digits of a row; give the sampler a server of its own.
 
-A demonstration that the server refuses, or answers without all tokens, adds nothing to the token. After such a row the
-public prompt is asked again, and fails the answer if the server is down: otherwise all later rows would fail because of
-one. So a demonstration that stops the server, or keeps it busy beyond ``timeout``, does fail the answer.
+A demonstration that the server refuses, or answers without all tokens, adds nothing to the token. The public prompt is
+then asked again, and fails the answer if the server is down: otherwise all later rows would fail because of one. So a
+demonstration that stops the server, or keeps it busy beyond ``timeout``, does fail the answer.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ import numpy as np
 from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.privacy.checks import whole
 
 __all__ = ["ServerLogits"]
 
-_EVERY_TOKEN = (
-    "a server that returns the log-probability of every token and its id (llama.cpp does; vLLM with --max-logprobs -1)"
-)
+_EVERY_TOKEN = "a server that returns every token's id and log-probability (llama.cpp; vLLM with --max-logprobs -1)"
 
 
 class ServerLogits(NotCopied):
@@ -75,6 +74,8 @@ class ServerLogits(NotCopied):
         A server whose log-probabilities for a prompt depend on other prompts.
     """
 
+    end_tokens: frozenset[int] = frozenset()
+
     def __init__(
         self,
         base_url: str,
@@ -91,8 +92,8 @@ class ServerLogits(NotCopied):
         if not isinstance(model, str) or not model:
             raise InvalidParameter("model", model, "a name")
         for name, value in (("vocabulary", vocabulary), ("context", context)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InvalidParameter(name, value, "a whole number, at least 1, or None")
+            if value is not None:
+                whole(name, value)
         self._api = base_url.rstrip("/")
         self._root = self._api.removesuffix("/v1")
         self._model, self._key, self._timeout = model, api_key, timeout
@@ -103,35 +104,33 @@ class ServerLogits(NotCopied):
         meta = chosen.get("meta")
         facts = {**chosen, **(meta if isinstance(meta, Mapping) else {})}
         said = {key: value for key, value in facts.items() if isinstance(value, int)}
-        self._vocabulary = vocabulary or said.get("n_vocab", 0)
-        if not self._vocabulary:
-            raise InvalidParameter("vocabulary", None, "a number, as this server does not say how many tokens it has")
+        self.vocabulary = vocabulary or said.get("n_vocab", 0)
         self._context = context or said.get("n_ctx") or said.get("max_model_len", 0)
-        if not self._context:
-            raise InvalidParameter("context", None, "a number, as this server does not say how long a prompt may be")
-        plain, whole = self.tokens("a"), self._tokenized("a", whole=True)
-        self._first = whole[: len(whole) - len(plain)] if whole[-len(plain) :] == plain else []
-        ends = {text: self.tokens(text) for text in end_tokens}
-        for text, tokens in ends.items():
-            if len(tokens) != 1:
+        for name, size in (("vocabulary", self.vocabulary), ("context", self._context)):
+            if not size:
+                raise InvalidParameter(name, None, "a number, as this server does not say it")
+        self.name = f"server:{model}:{self.vocabulary}"
+        plain, with_first = self.tokens("a"), self._tokenized("a", special=True)
+        self._first = with_first[: -len(plain)] if with_first[-len(plain) :] == plain else []
+        for text in end_tokens:
+            if len(tokens := self.tokens(text)) != 1:
                 raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
-        self._ends = frozenset(tokens[0] for tokens in ends.values())
+            self.end_tokens |= {*tokens}
         self._probe()
 
-    @property
-    def name(self) -> str:
-        """The model's name on the server, and its vocabulary's size."""
-        return f"server:{self._model}:{self._vocabulary}"
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are."""
-        return self._vocabulary
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """The tokens that end an answer, as the constructor was told."""
-        return self._ends
+    def _probe(self) -> None:
+        """Public questions: is every token there, do they add up, and does a prompt's answer stay the same?"""
+        prompt = [*self._first, *self.tokens("The weather is")]
+        row = self.row(prompt)
+        total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))
+        if not 0.99 < total < 1.01:
+            raise InvalidParameter("base_url", self._api, f"{_EVERY_TOKEN}: these add up to {total:.3f} instead of 1")
+        self.row([*prompt, *self.tokens(" fine today, and")])
+        if not np.array_equal(self.row(prompt), row):
+            raise UnsafeConfigurationError(
+                "this server's log-probabilities for a prompt depend on earlier requests: turn its prompt "
+                "cache off and let it compute one request at a time"
+            )
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
         """Whether a prompt with so many tokens of answer stays within the server's context."""
@@ -140,7 +139,7 @@ class ServerLogits(NotCopied):
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without the end tokens."""
-        kept = [int(token) for token in tokens if token not in self._ends]
+        kept = [int(token) for token in tokens if token not in self.end_tokens]
         if not kept:
             return ""
         answer = self._request("POST", f"{self._root}/detokenize", {"model": self._model, "tokens": kept})
@@ -160,7 +159,7 @@ class ServerLogits(NotCopied):
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a piece of a prompt, with nothing put in front."""
-        return self._tokenized(text, whole=False) if text else []
+        return self._tokenized(text, special=False) if text else []
 
     def row(self, prompt: Sequence[int]) -> Logits:
         """The log-probability of every token after a prompt."""
@@ -169,7 +168,7 @@ class ServerLogits(NotCopied):
             "prompt": [int(token) for token in prompt],
             "max_tokens": 1,
             "temperature": 1.0,
-            "logprobs": self._vocabulary,
+            "logprobs": self.vocabulary,
             "return_tokens_as_token_ids": True,  # vLLM: ids instead of texts
             "cache_prompt": False,  # llama.cpp: read the prompt anew
             "cache_salt": secrets.token_urlsafe(16),  # vLLM: share no prefix with another request
@@ -184,31 +183,11 @@ class ServerLogits(NotCopied):
             raise InvalidParameter("base_url", self._api, _EVERY_TOKEN)
         return row
 
-    def _probe(self) -> None:
-        """Public questions: is every token there, do they add up, and does a prompt's answer stay the same?"""
-        prompt = [*self._first, *self.tokens("The weather is")]
-        row = self.row(prompt)
-        total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))
-        if not 0.99 < total < 1.01:
-            raise InvalidParameter("base_url", self._api, f"{_EVERY_TOKEN}: these add up to {total:.3f} instead of 1")
-        self.row([*prompt, *self.tokens(" fine today, and")])
-        if not np.array_equal(self.row(prompt), row):
-            raise UnsafeConfigurationError(
-                "this server's log-probabilities for a prompt depend on earlier requests: turn its prompt "
-                "cache off and let it compute one request at a time"
-            )
-
-    def _tokenized(self, text: str, *, whole: bool) -> list[int]:
+    def _tokenized(self, text: str, *, special: bool) -> list[int]:
         """Tokens by the server's own tokeniser: llama.cpp's names for the request beside vLLM's."""
-        request = {
-            "content": text,
-            "add_special": whole,
-            "parse_special": True,
-            "model": self._model,
-            "prompt": text,
-            "add_special_tokens": whole,
-        }
-        tokens = self._request("POST", f"{self._root}/tokenize", request).get("tokens")
+        llama = {"content": text, "add_special": special, "parse_special": True}
+        vllm = {"model": self._model, "prompt": text, "add_special_tokens": special}
+        tokens = self._request("POST", f"{self._root}/tokenize", {**llama, **vllm}).get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
             raise ModelUnavailable("the server's /tokenize returns no token ids")
         return tokens
@@ -238,26 +217,26 @@ class _ServerSession(NotCopied):
     def __init__(
         self, server: ServerLogits, first: list[int], shared: list[int], demonstrations: Sequence[Demonstration]
     ) -> None:
-        self._server, self._first, self._shared = server, first, shared
-        self._demonstrations = tuple(demonstrations)
+        self._server, self._first, self._shared, self._demonstrations = server, first, shared, tuple(demonstrations)
         self._tokens: dict[int, list[int]] = {}
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
         """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
+
+        def one_shot(row: int) -> Logits:
+            if row not in self._tokens:
+                self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
+            return self._server.row([*self._first, *self._tokens[row], *rest])
+
         rest = [*self._shared, *released]
         zero_shot = self._server.row([*self._first, *rest])
         found = [zero_shot]
         for row in rows:
-            one = attempt(self._row, row, rest)
+            one = attempt(one_shot, row)
             if one is None:
                 self._server.row([*self._first, *rest])  # raises if the server is down, or still busy with that row
             found.append(np.full_like(zero_shot, np.nan) if one is None else one)
         return np.stack(found)
-
-    def _row(self, row: int, rest: list[int]) -> Logits:
-        if row not in self._tokens:
-            self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
-        return self._server.row([*self._first, *self._tokens[row], *rest])
 
     def close(self) -> None:
         """Drop the demonstrations."""

@@ -18,25 +18,30 @@ depend on how a product is laid out: with two threads, a row of a batch of five 
 This holds for one machine, one version of torch and one number of threads.
 
 Speed comes from the kept states (a demonstration is read once, for all queries and tokens), the zero-shot state that
-grows by one token at a time, the output layer at the last position only, and packed weights
-(:func:`langchain_dpicl.decoding.backends.loading.pack`).
+grows by one token at a time, the output layer at the last position only, and packed weights (`loading.pack`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from langchain_dpicl.decoding.backends.loading import load
-from langchain_dpicl.decoding.backends.network import Network, compact
+import numpy as np
+
+from langchain_dpicl.decoding.backends.loading import fingerprint, load, pack
 from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
 from langchain_dpicl.decoding.rows import attempt
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import whole
 
 __all__ = ["TransformersLogits"]
+
+_BLOCK = 8  # rows of the output layer that are computed together
 
 
 class TransformersLogits(NotCopied):
@@ -76,14 +81,21 @@ class TransformersLogits(NotCopied):
     ) -> None:
         if not isinstance(model, (str, Path)) and not (isinstance(model, tuple) and len(model) == 2):
             raise InvalidParameter("model", type(model).__name__, "a name, a path or a pair (model, tokeniser)")
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise InvalidParameter("threads", threads, "a whole number, at least 1, or None")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", dtype, "float32, bfloat16 or float16")
         self.states = StateCache(memory_bytes)
-        self._source, self._threads, self._dtype = model, threads, dtype
+        self._source, self._dtype = model, dtype
+        self._threads = None if threads is None else whole("threads", threads)
         self._network: Network | None = None
         self._loading = threading.Lock()
+
+    @property
+    def _loaded(self) -> Network:
+        with self._loading:
+            if self._network is None:
+                given = self._source if isinstance(self._source, tuple) else None
+                self._network = Network(*given or load(self._source, self._dtype), self._threads, packed=given is None)
+            return self._network
 
     @property
     def name(self) -> str:
@@ -108,10 +120,8 @@ class TransformersLogits(NotCopied):
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without the end tokens."""
-        network = self._loaded
-        kept = [int(token) for token in tokens if token not in network.end_tokens]
-        decoded: str = network.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
-        return decoded
+        kept = [int(token) for token in tokens if token not in self.end_tokens]
+        return str(self._loaded.tokenizer.decode(kept, clean_up_tokenization_spaces=False))
 
     def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> _Session:
         """Open an answer. Reads nothing yet: a demonstration is read when a step first needs it.
@@ -129,16 +139,6 @@ class TransformersLogits(NotCopied):
         """Drop the states of these demonstrations. An open answer keeps none of its own."""
         self.states.forget(keys)
 
-    @property
-    def _loaded(self) -> Network:
-        with self._loading:
-            if self._network is None:
-                if isinstance(self._source, tuple):
-                    self._network = Network(*self._source, self._threads)
-                else:
-                    self._network = Network(*load(self._source, self._dtype), self._threads, packed=True)
-            return self._network
-
     def __repr__(self) -> str:
         source = "(model, tokeniser)" if isinstance(self._source, tuple) else repr(str(self._source))
         return f"TransformersLogits({source}, memory_bytes={self.states.memory_bytes})"
@@ -152,11 +152,9 @@ class StateCache(NotCopied):
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        if not isinstance(memory_bytes, int) or isinstance(memory_bytes, bool) or memory_bytes < 0:
-            raise InvalidParameter("memory_bytes", memory_bytes, "a whole number, at least 0")
-        self.memory_bytes = memory_bytes
+        self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
+        self.bytes = 0
         self._entries: OrderedDict[tuple[Hashable, str], tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, demonstration: Demonstration) -> Any:
@@ -176,8 +174,8 @@ class StateCache(NotCopied):
             if size > self.memory_bytes:
                 return
             self._entries[place] = (state, size)
-            self._bytes += size
-            while self._bytes > self.memory_bytes:
+            self.bytes += size
+            while self.bytes > self.memory_bytes:
                 self._drop(next(iter(self._entries)))
 
     def forget(self, keys: Iterable[Hashable]) -> None:
@@ -188,23 +186,10 @@ class StateCache(NotCopied):
                 self._drop(place)
 
     def _drop(self, place: tuple[Hashable, str]) -> None:
-        self._bytes -= self._entries.pop(place, (None, 0))[1]
-
-    @property
-    def bytes(self) -> int:
-        """The size of the states at present."""
-        with self._lock:
-            return self._bytes
-
-    @property
-    def per_demonstration(self) -> float:
-        """Bytes of a state on average; 0 if there is none."""
-        with self._lock:
-            return self._bytes / max(1, len(self._entries))
+        self.bytes -= self._entries.pop(place, (None, 0))[1]
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._entries)
+        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"StateCache(memory_bytes={self.memory_bytes})"
@@ -216,8 +201,7 @@ class _Session(NotCopied):
     def __init__(
         self, network: Network, states: StateCache, shared: list[int], demonstrations: Sequence[Demonstration]
     ) -> None:
-        self._network, self._states = network, states
-        self._shared, self._demonstrations = shared, tuple(demonstrations)
+        self._network, self._states, self._shared, self._demonstrations = network, states, shared, tuple(demonstrations)
         self._read: list[int] = []  # the tokens in the zero-shot state
         self._zero_shot: tuple[Any, Any] = (None, None)  # its last vector and its cache
 
@@ -225,12 +209,12 @@ class _Session(NotCopied):
         """See :class:`~langchain_dpicl.decoding.model.LogitsSession`."""
         rest = [*self._shared, *(int(token) for token in released)]
         with self._network.working():
-            whole = [*self._network.first, *rest]
-            if whole[: len(self._read)] != self._read:
+            prompt = [*self._network.first, *rest]
+            if prompt[: len(self._read)] != self._read:
                 raise InvalidParameter("released", len(released), "the tokens of the call before, and perhaps more")
-            if len(whole) > len(self._read):  # only the new tokens are read
-                self._zero_shot = self._network.read(whole[len(self._read) :], self._zero_shot[1])
-                self._read = whole
+            if len(prompt) > len(self._read):  # only the new tokens are read
+                self._zero_shot = self._network.read(prompt[len(self._read) :], self._zero_shot[1])
+                self._read = prompt
             return self._network.scores([self._zero_shot[0], *(attempt(self._row, row, rest) for row in rows)])
 
     def _row(self, row: int, rest: list[int]) -> Any:
@@ -242,7 +226,7 @@ class _Session(NotCopied):
             state = (None, None)
             if tokens:
                 state = self._network.read(tokens, None)
-                self._states.put(demonstration, state, compact(*state))
+                self._states.put(demonstration, state, _compact(*state))
         vector, cache = state
         return self._network.read(rest, cache)[0] if rest else vector
 
@@ -252,3 +236,160 @@ class _Session(NotCopied):
 
     def __repr__(self) -> str:
         return "<session of private demonstrations>"
+
+
+class Network:
+    """A loaded model in evaluation mode, and its tokeniser: tokens and a state to a vector, vectors to scores.
+
+    ``packed`` lays its weights out anew, which alters the model.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, threads: int | None, *, packed: bool = False) -> None:
+        if not callable(getattr(model, "get_output_embeddings", None)) or not hasattr(model, "config"):
+            raise InvalidParameter("model", type(model).__name__, "a causal language model of transformers")
+        self.model, self.tokenizer, self._threads = model.eval(), tokenizer, threads
+        self.name = f"transformers:{model.config.model_type}:{fingerprint(model)}"
+        if packed:
+            pack(model)
+        self._busy = threading.Lock()
+        self._embedded: int | None = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        config, ends = model.config.get_text_config(), set[int]()
+        for source in (getattr(model, "generation_config", None), config, tokenizer):
+            ids = getattr(source, "eos_token_id", None)
+            ends.update([ids] if isinstance(ids, int) else ids or [])
+        self.end_tokens = frozenset(ends)
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        start, made = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
+        self.first = [start] if start is not None and made[:1] == [start] else []
+        self._body: Any = None
+        self._head: Any = None  # without one, the model is used whole and its vectors are scores
+        self._block = 1
+        with self.working():
+            self.vocabulary = self._take_apart(config.vocab_size)
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a piece of a prompt, with nothing put in front."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """One step at a time, without gradients, with the chosen number of threads."""
+        import torch
+
+        with self._busy, torch.inference_mode():
+            before = torch.get_num_threads()
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            try:
+                yield
+            finally:
+                if self._threads is not None:
+                    torch.set_num_threads(before)
+
+    def read(self, tokens: list[int], cache: Any) -> tuple[Any, Any]:
+        """The vector after these tokens, and the state then. ``cache`` itself is left as it was.
+
+        Raises `ValueError` for a token without an embedding, before an accelerator sees it: after such an error an
+        accelerator answers no caller any more.
+        """
+        import torch
+
+        if self._embedded is not None and max(tokens, default=0) >= self._embedded:
+            raise ValueError("a token that the model does not know")
+        ids = torch.tensor([tokens], device=self.model.device)
+        if cache is None:
+            state = self._empty()
+        else:  # layers replace their tensors when they grow and never write into them
+            state = copy.copy(cache)
+            state.layers = [copy.copy(layer) for layer in cache.layers]
+        if self._head is None:
+            out = self.model(input_ids=ids, past_key_values=state, use_cache=True, logits_to_keep=1)
+            return out.logits[0, -1].clone(), state
+        out = self._body(input_ids=ids, past_key_values=state, use_cache=True)
+        return out.last_hidden_state[0, -1].clone(), state
+
+    def scores(self, vectors: Sequence[Any]) -> Logits:
+        """One row of scores for each vector, in blocks of constant shape; NaN for None. The first is never None."""
+        import torch
+
+        nothing = torch.zeros_like(vectors[0])
+        rows = torch.stack([nothing if vector is None else vector for vector in vectors])
+        if self._head is not None:
+            blocks = []
+            for some in rows.split(self._block):
+                block = rows.new_zeros((self._block, rows.shape[1]))
+                block[: len(some)] = some
+                blocks.append(self._head(block)[: len(some)])
+            rows = torch.cat(blocks)
+        result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
+        result[[vector is None for vector in vectors]] = np.nan
+        return result
+
+    def _empty(self) -> Any:
+        """A state that has read nothing: keys and values of every layer, which is all that may be remembered."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+        cache = DynamicCache(config=self.model.config)
+        if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
+            raise InvalidParameter("model", type(self.model).__name__, "a model that remembers keys and values alone")
+        return cache
+
+    def _take_apart(self, size: int) -> int:
+        """Separate the output layer if the model only applies it; return the number of scores.
+
+        A probe of public tokens, read at once and in two pieces, decides that the model can be used at all. ``size`` is
+        the number of tokens that the configuration knows.
+        """
+        import torch
+
+        words = self.tokens("Colour: red, thing: cherry")  # a text as models know it: others they read less exactly
+        probe = [token % size for token in (words if len(words) >= 6 else range(1, 7))]
+        state = self._empty()
+        try:
+            ids = torch.tensor([probe], device=self.model.device)
+            whole = self.model(input_ids=ids, past_key_values=state, use_cache=True).logits[:, -1]
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            whole = None
+        if whole is None or whole.ndim != 2:
+            raise InvalidParameter("model", type(self.model).__name__, "a model with next-token logits and a state")
+        rounding = 1e-2 if self.model.dtype == torch.float32 else 1.0
+
+        def agrees(scores: Any) -> bool:
+            return scores.shape == whole.shape and torch.allclose(scores, whole, rtol=1e-2, atol=rounding)
+
+        body, head = self.model.base_model, self.model.get_output_embeddings()
+        if head is not None and body is not self.model:
+            vector = body(input_ids=ids, use_cache=False).last_hidden_state[:, -1]
+            if agrees(head(vector)):
+                self._body, self._head = body, head
+                self._block = _BLOCK if self._rowwise(vector) else 1
+        _, cache = self.read(probe[:3], None)
+        if not agrees(torch.from_numpy(self.scores([self.read(probe[3:], cache)[0]])).to(whole)):
+            raise InvalidParameter("model", type(self.model).__name__, "a model that reads a text in pieces as at once")
+        return int(whole.shape[-1])
+
+    def _rowwise(self, vector: Any) -> bool:
+        """Whether a row of a block of the output layer stays the same, bit by bit, at another place beside others."""
+        import torch
+
+        places = torch.arange(_BLOCK * vector.shape[1], device=vector.device).reshape(_BLOCK, -1)
+        rows = torch.sin(places.float() ** 1.5).to(vector.dtype)  # public numbers without a pattern
+        expected = self._head(rows)
+        for row in range(_BLOCK):
+            there = (3 * row + 1) % _BLOCK
+            block = torch.cos(places.float() * (row + 1)).to(vector.dtype)
+            block[there] = rows[row]
+            if not torch.equal(self._head(block)[there], expected[row]):
+                return False
+        return True
+
+
+def _compact(vector: Any, cache: Any) -> int:
+    """Drop what a state does not need (a sliding window is a view of the whole); return the bytes that remain."""
+    size = int(vector.nbytes)
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            size += int(layer.keys.nbytes + layer.values.nbytes)
+    return size
