@@ -244,6 +244,6 @@ class SamplerRelease(AnyRelease, Release):
                 self._doubt(request, found)
                 raise found.error()
             receipt = request.line.unreleased_receipt(request.principal)
-            return (yield from self.answer(None, found.value, receipt)), receipt
+            return (yield from self.answer(None, found, receipt)), receipt
 
         return zero_shot() if self.budget.on_exhausted == "zero_shot" and not self.resumes else None

@@ -93,8 +93,9 @@ class TransformersLogits(NotCopied):
     def _loaded(self) -> Network:
         with self._loading:
             if self._network is None:
-                given = self._source if isinstance(self._source, tuple) else None
-                self._network = Network(*given or load(self._source, self._dtype), self._threads, packed=given is None)
+                source = self._source
+                pair = source if isinstance(source, tuple) else load(source, self._dtype)
+                self._network = Network(*pair, self._threads, packed=pair is not source)
             return self._network
 
     @property
@@ -317,7 +318,8 @@ class Network:
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
             blocks = []
-            for some in rows.split(self._block):
+            for start in range(0, len(rows), self._block):
+                some = rows[start : start + self._block]
                 block = rows.new_zeros((self._block, rows.shape[1]))
                 block[: len(some)] = some
                 blocks.append(self._head(block)[: len(some)])
