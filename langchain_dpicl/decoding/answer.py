@@ -88,7 +88,7 @@ def draw_steps(
 
 def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> IntArray:
     """One exemplar's row for each owner of a fresh sample."""
-    owners = view.owners_at(randomness.coin_positions(view.places, rate))
+    owners = view.numbers[randomness.coin_positions(len(view.numbers), rate)]
     rows, owner = view.rows_of(owners)
     order = np.lexsort((randomness.uniforms(len(rows)), owner))
     return rows[order][np.flatnonzero(np.diff(owner[order], prepend=-1))]
