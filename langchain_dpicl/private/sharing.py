@@ -1,11 +1,10 @@
 """State that a chain's calls could share: what in it can be written, and whether two calls wrote it.
 
-The search covers what the user's own functions and objects can get at: closures, defaults, attributes, the globals that
-code names, and the containers and objects in these. If code assigns to a variable, a module or an attribute, that
+A `Snapshot` covers what the user's own functions and objects can get at: closures, defaults, attributes, the globals
+that code names, and the containers and objects in these. If code assigns to a variable, a module or an attribute, that
 counts as well. Objects of libraries, models, embeddings, stores and releases are not looked into.
 
-A `Snapshot` says what each of these refers to; of texts and numbers it holds only hashes. What differs between two
-snapshots was written in between, and would carry what one member was given to another.
+What differs between two snapshots was written in between, and would carry what one member was given to another.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import array
 import contextlib
 import enum
-import functools
 import gc
 import hashlib
 import io
@@ -22,8 +20,9 @@ import operator
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -57,104 +56,41 @@ _CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBa
 _SHAREABLE = ("logging.Logger", "logging.Manager", "random.Random")
 """By name: logs of private calls are dropped, and what a generator draws is chance."""
 
-_FIXED = (tuple, frozenset, functools.partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property)
+_FIXED = (tuple, frozenset, partial, MethodType, BuiltinMethodType, staticmethod, classmethod, property)
 _BUFFERS = (bytearray, memoryview, np.ndarray, array.array, io.StringIO, io.BytesIO)
 _PLAIN = frozenset({"builtins", "collections", "functools", "itertools"})
 _WRITES = {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setstate__"}
 """Names by which code writes attributes that it does not name."""
 
+_MADE_UP = "a made-up "
+"""How the texts of an example begin that no record has a part in."""
+
+_TELLING = 12
+"""A question's shorter texts may lie in any other text by chance."""
+
 
 @dataclass(frozen=True)
 class Place:
-    """Something that can be written. ``found``: the function or class that reaches it. ``read``: what it refers to."""
+    """Something that can be written. ``found``: the function or class that reaches it."""
 
     found: str
     name: str
     kind: str
-    read: Callable[[], list[Any]]
+    values: list[Any] = field(repr=False)
+    """What it refers to. Keeps these objects alive, so that no id is used twice."""
+    mark: tuple[int, ...]
+    """Of each value: a text's or number's hash, or which object it is."""
 
 
-Places = dict[tuple[int, str], Place]
-
-
-@dataclass(frozen=True)
 class Snapshot:
-    """What every place refers to, at one moment. ``alive`` keeps the objects, so that no id is used twice."""
+    """What a chain's calls could write (``places``), and what it refers to now.
 
-    places: Places
-    marks: dict[tuple[int, str], tuple[int, ...]]
-    alive: list[Any]
-
-
-def snapshot(chain: Any, allowed: Sequence[object] = ()) -> Snapshot:
-    """What a chain's calls could write, and what it refers to now."""
-    search = _Search(chain, allowed)
-    read = {key: place.read() for key, place in search.places.items()}
-    marks = {
-        # a text's or number's hash, or which object it is
-        key: tuple(hash((type(each), each)) if type(each) in _VALUES else id(each) for each in values)
-        for key, values in read.items()
-    }
-    return Snapshot(search.places, marks, [search.seen, read])
-
-
-def refuse_changes(before: Snapshot, after: Snapshot) -> None:
-    """Raises `UnsafeConfigurationError` if something was written between two snapshots of one chain."""
-    for key, mark in before.marks.items():
-        if after.marks.get(key, mark) != mark:
-            place = before.places[key]
-            raise UnsafeConfigurationError(
-                f"{place.found} changes {place.name} ({place.kind}) from one call to the next: members would read "
-                "there what other members wrote. Keep it within the call. If it holds nothing of questions, examples "
-                f"and answers, as a rate limiter does, allow it: allow_state=[{place.name!r}]"
-            )
-
-
-def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
-    """Raises `UnsafeConfigurationError` if what was written between two snapshots holds texts that a call was given.
-
-    So a first call may set up a model, and may not keep a prompt that it built of its examples.
+    ``allowed`` are objects, and names of places, that are left out.
     """
-    marks = [_MADE_UP, *(text.casefold() for text in _texts(given) if len(text) >= _TELLING)]
-    for key, mark in after.marks.items():
-        if before.marks.get(key) != mark and _holds(after.places[key].read(), marks):
-            place = after.places[key]
-            raise UnsafeConfigurationError(
-                f"{place.found} changes {place.name} ({place.kind}) in its first call, and keeps there what "
-                "that call was given: every later member would read it. Build it within each call, or before "
-                f"sealing. If no question, example or answer is in it, allow it: allow_state=[{place.name!r}]"
-            )
-
-
-def _holds(values: list[Any], marks: list[str]) -> bool:
-    """Whether texts in these values, or in what they refer to, hold one of these marks."""
-    for part in itertools.chain([values], reachable(list(values))):
-        if is_one(part, BaseLanguageModel):
-            continue
-        held = gc.get_referents(part) if type(part) is not FunctionType else []
-        for each in [*held, _raw(part) if issubclass(type(part), _BUFFERS) else None]:
-            found = bytes(each).decode(errors="replace") if type(each) in (bytes, bytearray) else each
-            if isinstance(found, str) and any(mark in found.casefold() for mark in marks):
-                return True
-    return False
-
-
-def _texts(values: Any) -> list[str]:
-    if isinstance(values, str):
-        return [values]
-    several = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
-    return [text for each in several for text in _texts(each)]
-
-
-# -- what can be written -----------------------------------------------------------------------------------------------
-
-
-class _Search:
-    """The places of one chain, found from the user's own functions and objects."""
 
     def __init__(self, chain: Any, allowed: Sequence[object] = ()) -> None:
-        self.places: Places = {}
-        self.seen: dict[int, Any] = {}
+        self.places: dict[tuple[int, str], Place] = {}
+        self._seen: dict[int, Any] = {}
         self._names = {name for name in allowed if isinstance(name, str)}
         self._allowed = {id(item) for item in allowed if not isinstance(item, str)}
         self._waiting: deque[tuple[Any, str, str]] = deque()
@@ -162,51 +98,48 @@ class _Search:
         functions = [part for part in parts if type(part) is FunctionType and is_users(part)]
         named = [names_in(function.__code__) for function in functions]
         self._stored = {name for names in named for name in names.stored}
-        self._named = {name for names in named for name in names.attributes}
+        self._named = {name for names in named for name in names.attributes} - {"__wrapped__"}
         self._writes = self._stored or any(_WRITES & (names.globals | names.attributes) for names in named)
         for part in parts:
             if functions and is_one(part, RunnableBindingBase) and not is_one(part.bound, BaseLanguageModel):
                 for name, value in part.kwargs.items():
-                    self._add(value, "a function with bound arguments", name)
+                    self._add([value], "a function with bound arguments", name)
         begins = [part for part in parts if _begins(part)]
         for part in sorted(begins, key=lambda part: type(part) is not FunctionType):  # these know their objects' names
             label = getattr(part, "__qualname__", None) or type(part).__qualname__
-            self._add(part, label, label)
+            self._add([part], label, label)
             while self._waiting:
                 self._look(*self._waiting.popleft())
 
-    def _add(self, item: Any, found: str, name: str) -> None:
-        closed = issubclass(type(item), _VALUES) and not getattr(item, "__dict__", None)
-        if not closed and name in self._names:
-            self._allowed.add(id(item))
-        if closed or id(item) in self.seen or id(item) in self._allowed:
-            return
-        if not (is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS):
-            self.seen[id(item)] = item
-            self._waiting.append((item, found, name))
-
-    def _add_all(self, items: Iterable[Any], found: str, name: str) -> None:
+    def _add(self, items: Iterable[Any], found: str, name: str) -> None:
         for item in items:
-            self._add(item, found, name)
+            if issubclass(type(item), _VALUES) and not getattr(item, "__dict__", None):
+                continue
+            if name in self._names:
+                self._allowed.add(id(item))
+            if id(item) in self._seen or id(item) in self._allowed:
+                continue
+            if not (is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS):
+                self._seen[id(item)] = item
+                self._waiting.append((item, found, name))
 
-    def _place(self, item: Any, slot: str, place: Place) -> None:
-        if place.name not in self._names:
-            self.places[id(item), slot] = place
+    def _place(self, item: Any, slot: str, found: str, name: str, kind: str, values: list[Any]) -> None:
+        if name not in self._names:
+            mark = tuple(hash((type(each), each)) if type(each) in _VALUES else id(each) for each in values)
+            self.places[id(item), slot] = Place(found, name, kind, values, mark)
 
     def _look(self, item: Any, found: str, name: str) -> None:
         kind = type(item)
-        module = str(kind.__module__)
+        package = str(kind.__module__).partition(".")[0]
         if kind is FunctionType:
             self._function(item)
         elif issubclass(kind, type):
             self._class(item)
         elif is_cached(item):
-            self._add_all([item.__wrapped__, item() if takes_nothing(item) else None], found, name)
+            self._add([item.__wrapped__, item() if takes_nothing(item) else None], found, name)
         elif issubclass(kind, _FIXED):
-            self._add_all(gc.get_referents(item), found, name)
-        elif (
-            issubclass(kind, _BUFFERS) or not is_library(module) or module.partition(".")[0] in sys.stdlib_module_names
-        ):
+            self._add(gc.get_referents(item), found, name)
+        elif issubclass(kind, _BUFFERS) or not is_library(package) or package in sys.stdlib_module_names:
             self._object(item, found, name)
 
     def _object(self, item: Any, found: str, name: str) -> None:
@@ -215,68 +148,59 @@ class _Search:
         attributes: Any = None
         with contextlib.suppress(AttributeError):
             attributes = object.__getattribute__(item, "__dict__")
-        if not isinstance(attributes, dict):
-            attributes = None
-        if attributes is None or kind.__module__ in _PLAIN or issubclass(kind, (dict, list, set, deque, *_BUFFERS)):
-            self._place(item, "", Place(found, name, f"a {kind.__name__}", lambda: _held(item)))
-            self._add_all(_held(item), found, name)
-        if attributes is not None:
+        has_attributes = isinstance(attributes, dict)
+        if not has_attributes or kind.__module__ in _PLAIN or issubclass(kind, (dict, list, set, deque, *_BUFFERS)):
+            held = _held(item)
+            self._place(item, "", found, name, f"a {kind.__name__}", held)
+            self._add(held, found, name)
+        if has_attributes:
+            slots = gc.get_referents(item)  # beside the dictionary
             if self._writes:
-                # the object's own referents are its slots, beside the dictionary
-                reading = lambda: [*_pairs(attributes), *gc.get_referents(item)]  # noqa: E731
-                self._place(item, "*", Place(found, f"{kind.__name__}.*", "its attributes", reading))
-            self._add_all(gc.get_referents(item), found, name)
+                self._place(item, "*", found, f"{kind.__name__}.*", "its attributes", [*_pairs(attributes), *slots])
+            self._add(slots, found, name)
             for attribute, value in list(attributes.items()):
-                self._add(value, found, f"{kind.__name__}.{attribute}")
+                self._add([value], found, f"{kind.__name__}.{attribute}")
 
     def _class(self, kind: type) -> None:
         if is_library(kind.__module__) or issubclass(kind, enum.Enum):
             return
         label = kind.__qualname__
-        self._add_all([*kind.__mro__[1:], type(kind)], label, label)
-
-        def own() -> dict[str, Any]:
-            described = ("__", "_abc_", "model_") if issubclass(kind, BaseModel) else ("__", "_abc_")
-            return {
-                name: value
-                for name, value in vars(kind).items()
-                if not name.startswith(described) and type(value) is not FunctionType
-            }
-
+        self._add([*kind.__mro__[1:], type(kind)], label, label)
+        described = ("__", "_abc_", "model_") if issubclass(kind, BaseModel) else ("__", "_abc_")
+        own = {
+            name: value
+            for name, value in vars(kind).items()
+            if not name.startswith(described) and type(value) is not FunctionType
+        }
         if self._stored & set(dir(kind)) or (self._writes and not self._stored):
-            self._place(kind, "", Place(label, label, "its attributes", lambda: _pairs(own())))
-        for name, value in own().items():
-            self._add(value, label, f"{label}.{name}")
+            self._place(kind, "", label, label, "its attributes", _pairs(own))
+        for name, value in own.items():
+            self._add([value], label, f"{label}.{name}")
 
     def _function(self, function: FunctionType) -> None:
-        label = function.__qualname__
-        around, kept, names = function.__globals__, vars(function), names_in(function.__code__)
-
-        def variable(key: Any, slot: str, name: str, read: Callable[[], list[Any]]) -> None:
-            self._place(key, slot, Place(label, name, "a variable", read))
-
+        label, is_own = function.__qualname__, is_users(function)
+        around, attributes, names = function.__globals__, vars(function), names_in(function.__code__)
         for name, value in held_by(function, libraries=False):
-            self._add(value, label, name)
-        if is_users(function) and kept.keys() - {"__wrapped__"}:
-            self._add(kept, label, f"{label}.*")
-        elif written := [value for name, value in kept.items() if name in self._named - {"__wrapped__"}]:
-            of_wrapper = functools.partial(_pairs, kept, self._named)  # a library's
-            self._place(function, "*", Place(label, f"{label}.*", "its attributes", of_wrapper))
-            self._add_all(written, label, f"{label}.*")
+            self._add([value], label, name)
+        if not (is_own and attributes.keys() - {"__wrapped__"}):  # a library's wrapper
+            attributes = {name: value for name, value in attributes.items() if name in self._named}
+        if attributes:
+            self._place(function, "*", label, f"{label}.*", "its attributes", _pairs(attributes))
+            self._add(attributes.values(), label, f"{label}.*")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name in names.assigned:
-                variable(cell, "", name, functools.partial(contents, cell))
-        if not is_users(function):
+                self._place(cell, "", label, name, "a variable", contents(cell))
+        if not is_own:
             return
         for name in names.assigned & names.globals:
-            variable(around, name, name, functools.partial(_value, around, name))
+            self._place(around, name, label, name, "a variable", [around[name]] if name in around else [])
         for name in unloaded_in(function):  # a first call loads it
-            self._place(function, name, Place(label, name, "a module", list))
+            self._place(function, name, label, name, "a module", [])
         for module in modules_of(function):
             if not is_library(module.__name__):
                 for name in names.stored & vars(module).keys():
-                    reading = functools.partial(_value, vars(module), name)
-                    variable(module, name, f"{module.__name__}.{name}", reading)
+                    value = vars(module)[name]
+                    self._place(module, name, label, f"{module.__name__}.{name}", "a variable", [value])
 
 
 def _begins(part: Any) -> bool:
@@ -287,20 +211,13 @@ def _begins(part: Any) -> bool:
     if kind in (MethodType, BuiltinMethodType):
         owner = part.__self__
         return type(owner) in (list, dict, set, deque) or _begins(owner) or _begins(getattr(part, "__func__", None))
-    if issubclass(kind, functools.partial):
+    if issubclass(kind, partial):
         return any(_begins(each) for each in (part.func, *part.args, *part.keywords.values()))
     return not is_library(kind.__module__) and not issubclass(kind, type)
 
 
-# -- how it is read ----------------------------------------------------------------------------------------------------
-
-
-def _value(around: dict[str, Any], name: str) -> list[Any]:
-    return [around[name]] if name in around else []
-
-
-def _pairs(named: dict[str, Any], only: set[str] | None = None) -> list[Any]:
-    return [each for pair in list(named.items()) if only is None or pair[0] in only for each in pair]
+def _pairs(named: dict[str, Any]) -> list[Any]:
+    return [each for pair in list(named.items()) for each in pair]
 
 
 def _raw(item: Any) -> bytes:
@@ -329,13 +246,7 @@ def _held(item: Any) -> list[Any]:
     return held
 
 
-# -- what a trial asks, and of which copy ------------------------------------------------------------------------------
-
-_MADE_UP = "a made-up "
-"""How the texts of an example begin that no record has a part in."""
-
-_TELLING = 12
-"""A question's shorter texts may lie in any other text by chance."""
+# -- the trial: what it asks, of which copy, and what it refuses -------------------------------------------------------
 
 
 class MadeUp(dict[str, Any]):
@@ -365,12 +276,12 @@ def public_copy(chain: Any, allow_state: Sequence[object] = ()) -> tuple[Any, Se
     try:
         copy, allowed = copied((chain, tuple(allow_state)))
     except UnsafeConfigurationError:
-        if _Search(chain).places:
+        if Snapshot(chain).places:
             raise
         return chain, allow_state
     if allow_state:
-        may = _Search(chain).places.keys() - _Search(chain, allow_state).places.keys()
-        for key, place in _Search(copy).places.items():
+        may = Snapshot(chain).places.keys() - Snapshot(chain, allow_state).places.keys()
+        for key, place in Snapshot(copy).places.items():
             if key in may:
                 raise UnsafeConfigurationError(
                     f"members may write {place.name} ({place.kind}, allow_state), and public calls would read it "
@@ -378,3 +289,50 @@ def public_copy(chain: Any, allow_state: Sequence[object] = ()) -> tuple[Any, Se
                     "attribute or a closure"
                 )
     return copy, allowed
+
+
+def refuse_changes(before: Snapshot, after: Snapshot) -> None:
+    """Raises `UnsafeConfigurationError` if something was written between two snapshots of one chain."""
+    for key, place in before.places.items():
+        if after.places.get(key, place).mark != place.mark:
+            raise UnsafeConfigurationError(
+                f"{place.found} changes {place.name} ({place.kind}) from one call to the next: members would read "
+                "there what other members wrote. Keep it within the call. If it holds nothing of questions, examples "
+                f"and answers, as a rate limiter does, allow it: allow_state=[{place.name!r}]"
+            )
+
+
+def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
+    """Raises `UnsafeConfigurationError` if what was written between two snapshots holds texts that a call was given.
+
+    So a first call may set up a model, and may not keep a prompt that it built of its examples.
+    """
+    signs = [_MADE_UP, *(text.casefold() for text in _texts(given) if len(text) >= _TELLING)]
+    for key, place in after.places.items():
+        known = before.places.get(key)
+        if (known is None or known.mark != place.mark) and _holds(place.values, signs):
+            raise UnsafeConfigurationError(
+                f"{place.found} changes {place.name} ({place.kind}) in its first call, and keeps there what "
+                "that call was given: every later member would read it. Build it within each call, or before "
+                f"sealing. If no question, example or answer is in it, allow it: allow_state=[{place.name!r}]"
+            )
+
+
+def _holds(values: list[Any], signs: list[str]) -> bool:
+    """Whether texts in these values, or in what they refer to, hold one of these signs."""
+    for part in reachable(values):
+        if is_one(part, BaseLanguageModel):
+            continue
+        held = gc.get_referents(part) if type(part) is not FunctionType else []
+        for each in [*held, _raw(part) if issubclass(type(part), _BUFFERS) else None]:
+            found = bytes(each).decode(errors="replace") if type(each) in (bytes, bytearray) else each
+            if isinstance(found, str) and any(sign in found.casefold() for sign in signs):
+                return True
+    return False
+
+
+def _texts(values: Any) -> list[str]:
+    if isinstance(values, str):
+        return [values]
+    several = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
+    return [text for each in several for text in _texts(each)]

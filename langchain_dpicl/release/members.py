@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.limits import TimeLimit, Timeout
 from langchain_dpicl.private.sealing import seal_public
-from langchain_dpicl.private.sharing import MadeUp, other_words, public_copy, refuse_changes, refuse_kept, snapshot
+from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request
@@ -63,7 +63,7 @@ class Members:
         self.public_member: Runnable[Any, Any]  # another copy, for public calls: private calls write nothing into it
         self.public_member, _ = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
-        self.unproven = bool(snapshot(self._member, self.allow_state).places)
+        self.unproven = bool(Snapshot(self._member, self.allow_state).places)
         """Whether the member could share state between its calls, and has not shown yet that it does not."""
         first = self._member
         while isinstance(first, RunnableSequence):
@@ -121,13 +121,13 @@ class Members:
         def ask(values: Mapping[str, Any], examples: int) -> Flow[type[BaseException] | None]:
             return boundary.probe(chain, (values, self._made_up(examples, aggregator)), self.timeout)
 
-        untouched = snapshot(chain, allowed)
+        untouched = Snapshot(chain, allowed)
         failure = yield from ask(values, 1)
-        before = snapshot(chain, allowed)
+        before = Snapshot(chain, allowed)
         refuse_kept(untouched, before, dict(values))
         if failure is None and (yield from ask(other, 2)) is not None:
             failure = yield from ask(values, 2)  # the other words may be invalid
-        refuse_changes(before, snapshot(chain, allowed))
+        refuse_changes(before, Snapshot(chain, allowed))
         boundary.seal(chain, public=self.public, allow_state=allowed)  # what the calls have set up, too
         if failure is not None:
             name = next((place.name for place in before.places.values()), "")

@@ -75,7 +75,7 @@ def test_20_state_that_members_share_is_caught(
     found = moved(*world, first)
     assert found <= 1, MOVED.format(found)
     monkeypatch.setattr(module.boundary, "seal", lambda chain, **_: chain)
-    monkeypatch.setattr(module, "snapshot", lambda *_: type("Nothing", (), {"places": {}}))
+    monkeypatch.setattr(module, "Snapshot", lambda *_: type("Nothing", (), {"places": {}}))
     assert moved(*world, first) == MEMBERS, MOVED
 
 

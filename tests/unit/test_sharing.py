@@ -30,7 +30,7 @@ from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
 from langchain_dpicl import EmbeddingMean, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.private.copies import copied
-from langchain_dpicl.private.sharing import refuse_changes, snapshot
+from langchain_dpicl.private.sharing import Snapshot, refuse_changes
 
 QUESTION = {"input": "a witty, seductive movie"}
 
@@ -600,6 +600,6 @@ def test_an_object_that_holds_nothing_yet_is_copied() -> None:
 
 def test_a_snapshot_keeps_no_text() -> None:
     kept = ["a text"]
-    before = snapshot(RunnableLambda(writing(kept, list.append)))
-    assert "a text" not in repr(before.marks) + repr(list(before.places.values()))
-    refuse_changes(before, snapshot(RunnableLambda(writing(kept, list.append))))
+    before = Snapshot(RunnableLambda(writing(kept, list.append)))
+    assert "a text" not in repr(list(before.places.values()))
+    refuse_changes(before, Snapshot(RunnableLambda(writing(kept, list.append))))
