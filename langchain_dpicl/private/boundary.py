@@ -93,18 +93,9 @@ class Reader(Protocol):
 
     def encode(self, output: object) -> object:
         """What is kept of the output."""
-        return output
 
     async def aencode(self, output: object) -> object:
         """The same, asynchronously."""
-        return self.encode(output)
-
-
-class _Whole(Reader):
-    """Keeps the output as it is."""
-
-
-WHOLE: Final[Reader] = _Whole()
 
 
 # -- the calls of one release ------------------------------------------------------------------------------------------
@@ -164,13 +155,13 @@ def probe(
 class _Round(ABC):
     """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
 
-    ``failed`` gives what stands in the outputs for a call that raised.
+    Without a ``reader`` outputs stay whole. ``failed`` gives what stands in the place of an output if its call raised.
     """
 
     member: Runnable[Any, Any]
     requests: Sequence[Request]
     max_concurrency: int
-    reader: Reader = WHOLE
+    reader: Reader | None = None
     timeout: float | None = None
     failed: Callable[[BaseException], object] = lambda error: ABSTAIN
 
@@ -255,8 +246,9 @@ class _Round(ABC):
                 given = {**copy.deepcopy(dict(values)), "examples": bucket}  # no other member has written into it
                 output = await self.member.ainvoke(given, config) if in_loop else self.member.invoke(given, config)
                 call.answered()
-                found = await self.reader.aencode(output) if in_loop else self.reader.encode(output)
-                wait = None
+                if self.reader is not None:
+                    output = await self.reader.aencode(output) if in_loop else self.reader.encode(output)
+                found, wait = output, None
             except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
                 wait = call.wait_after_error(error)
                 found = self.failed(error)

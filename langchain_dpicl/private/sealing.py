@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.caches import BaseCache
@@ -19,7 +20,6 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.private.chains import changed, rebuilt
 from langchain_dpicl.private.markers import OwnBucket, PrivateRecords, Released
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
@@ -54,6 +54,49 @@ _BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
 """They are not abstract, but code names them only to compare with."""
 
 
+def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
+    """A copy of a chain in which ``finish`` has been applied to every Runnable, the innermost first.
+
+    ``finish`` gets a Runnable whose own parts are finished, and returns it or another. Follows the fields of Runnables,
+    their lists and mappings; it does not look into functions (`reach` does). What nothing changed stays the same
+    object, and the caller's chain stays as it was.
+    """
+    seen: dict[int, Any] = {}
+
+    def of(value: Any) -> Any:
+        if id(value) in seen:
+            return seen[id(value)]
+        if isinstance(value, Runnable):
+            seen[id(value)] = value  # a chain may refer to itself
+            fields = type(value).model_fields if isinstance(value, BaseModel) else getattr(value, "__dict__", {})
+            held = {name: getattr(value, name) for name in list(fields)}
+            made = {name: of(part) for name, part in held.items()}
+            changes = {name: part for name, part in made.items() if part is not held[name]}
+            seen[id(value)] = copied = _changed(value, changes)
+            seen[id(value)] = finish(copied)
+            return seen[id(value)]
+        if type(value) in (list, tuple):
+            items = type(value)(map(of, value))
+            return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        if type(value) is dict:
+            entries = {key: of(item) for key, item in value.items()}
+            return entries if any(entries[key] is not value[key] for key in value) else value
+        return value
+
+    return of(value)
+
+
+def _changed(part: Any, changes: dict[str, Any]) -> Any:
+    """A copy of a Runnable with some of its fields changed; the same object if there are no changes."""
+    if not changes:
+        return part
+    if isinstance(part, BaseModel):
+        return part.model_copy(update=changes)
+    copied = copy.copy(part)
+    vars(copied).update(changes)
+    return copied
+
+
 def seal(
     member: Runnable[Any, Any], *, public: Sequence[object] = (), allow_state: Sequence[object] = ()
 ) -> Runnable[Any, Any]:
@@ -68,30 +111,29 @@ def seal(
     ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
     """
     _check_collections(member, public)
-    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: changed(part, _openings(part)))
+    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part)))
     for part in reachable(sealed):
-        if is_one(part, Runnable) and (
-            openings := sorted(name for name in _openings(part) if getattr(part, name) is not None)
-        ):
+        openings = _openings(part) if is_one(part, Runnable) else {}
+        if shown := sorted(name for name in openings if getattr(part, name) is not None):
             raise UnsafeConfigurationError(
                 f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show "
-                f"private text by its {', '.join(openings)}: set it up without"
+                f"private text by its {', '.join(shown)}: set it up without"
             )
+        why = ""
         if _is_of(part, _HANDLERS):
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {_name(part)}, which would see private text: set the chain up without callbacks, "
-                "and give them to the release"
+            why = ", which would see private text: set the chain up without callbacks, and give them to the release"
+        elif _is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
+            why = (
+                ": members would read there what other members wrote, and it would keep private text: set the chain up "
+                "without, and pass a conversation in as part of the input"
             )
-        if _is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {_name(part)}: members would read there what other members wrote, and "
-                "it would keep private text: set the chain up without, and pass a conversation in as part of the input"
+        elif is_named(part, _BREAKERS):
+            why = (
+                ": one owner's failing calls would open it for all members, and for public calls. Set the chain up "
+                "without"
             )
-        if is_named(part, _BREAKERS):
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {_name(part)}: one owner's failing calls would open it for all members, and for "
-                "public calls. Set the chain up without"
-            )
+        if why:
+            raise UnsafeConfigurationError(f"the chain reaches a {_name(part)}{why}")
         if is_cached(part):
             _check_cached(part, allow_state)
     return sealed
@@ -131,13 +173,14 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
     known = {id(part) for part in reachable(list(public))} if public else set()
     found = list(reachable(chain))
     collections = [part for part in found if _is_collection(part)]
-    allowed = []
-    for part in collections:
-        of_langchain = type(part).__module__.startswith("langchain_core.")  # its own view of a vector store
-        if id(part) in known or (of_langchain and id(getattr(part, "vectorstore", None)) in known):
-            allowed.append(part)
-    allowed += {kind for part in allowed for kind in type(part).__mro__}
-    refused = [part for part in collections if not any(part is each for each in allowed)]
+    allowed = [
+        part
+        for part in collections  # langchain_core has its own view of a vector store
+        if id(part) in known
+        or (type(part).__module__.startswith("langchain_core.") and id(getattr(part, "vectorstore", None)) in known)
+    ]
+    fine = {id(each) for part in allowed for each in (part, *type(part).__mro__)}
+    refused = [part for part in collections if id(part) not in fine]
     if refused:
         raise UnsafeConfigurationError(
             f"the chain reaches a {_name(refused[0])}: every member would search the same documents there, so that one "

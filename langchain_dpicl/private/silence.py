@@ -1,9 +1,9 @@
 """The surroundings of private calls: a context without tracers, and silence in it.
 
 `in_private` runs a function in a clean context. Log records, warnings and unraisable errors that arise there are
-dropped. Not this package writes private text into them, but what it calls: a client logs whole requests at DEBUG, a
-retry logs what the server said about a prompt, pydantic's warnings quote the value that they complain of. That such a
-line was written at all can depend on private data too (a status, a retry), so it is dropped and not only emptied.
+dropped. The code that this package calls writes private text into them: a client logs whole requests at DEBUG, a retry
+logs what the server said about a prompt, pydantic's warnings quote the value that they complain of. Whether such a line
+is written at all can depend on private data too (a status, a retry), so it is dropped and not only emptied.
 
 Whether a call is private is a context variable, which threads and tasks that LangChain starts inherit. Not stopped here
 (each has a test that shows it): what writes to a file, to standard output, or by a handler's ``emit`` itself; a thread
@@ -22,7 +22,7 @@ import functools
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -52,14 +52,6 @@ def clean_context() -> contextvars.Context:
 def in_private(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function on private values in a clean context: what it calls cannot find a tracer there."""
     return clean_context().copy().run(function, *arguments)
-
-
-async def ain_private(work: Coroutine[Any, Any, T]) -> T:
-    """`in_private` for a coroutine. Cancelling this cancels it."""
-    return await asyncio.get_running_loop().create_task(work, context=clean_context().copy())
-
-
-# -- silence -----------------------------------------------------------------------------------------------------------
 
 
 class _Nothing(logging.LogRecord):
@@ -116,21 +108,17 @@ def keep_silent() -> None:
             setattr(place, name, _Unless(shown))
 
 
-# -- globals -----------------------------------------------------------------------------------------------------------
-
-
 def check_surroundings() -> None:
     """Refuse to run if globals would carry private text out. Raises `UnsafeConfigurationError`."""
-    for is_on, why in (
-        (
-            get_llm_cache() is not None,
-            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)",
-        ),
-        (get_debug(), "LangChain's debug mode is on: it prints private prompts; call set_debug(False)"),
-        (get_verbose(), "LangChain's verbose mode is on: it prints private prompts; call set_verbose(False)"),
-    ):
+    if get_llm_cache() is not None:
+        raise UnsafeConfigurationError(
+            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
+        )
+    for is_on, mode in ((get_debug(), "debug"), (get_verbose(), "verbose")):
         if is_on:
-            raise UnsafeConfigurationError(why)
+            raise UnsafeConfigurationError(
+                f"LangChain's {mode} mode is on: it prints private prompts; call set_{mode}(False)"
+            )
 
     def added() -> list[str]:
         managers = (CallbackManager.configure([]), AsyncCallbackManager.configure([]))

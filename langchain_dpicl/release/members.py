@@ -193,7 +193,7 @@ class Members:
         self,
         values: Mapping[str, Any],
         rate: float,
-        reader: boundary.Reader = boundary.WHOLE,
+        reader: boundary.Reader | None = None,
         query: Vectors | None = None,
         among: Numbers | None = None,
     ) -> Flow[list[object | boundary.Abstention]]:
@@ -214,7 +214,7 @@ class Members:
         self,
         values: Mapping[str, Any],
         rate: float,
-        reader: boundary.Reader = boundary.WHOLE,
+        reader: boundary.Reader | None = None,
         query: Vectors | None = None,
         among: Numbers | None = None,
     ) -> list[object | boundary.Abstention]:

@@ -23,8 +23,8 @@ from langchain_core.runnables import (
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, MessagesState, StateGraph
 
-from langchain_dpicl.private.chains import rebuilt
 from langchain_dpicl.private.reach import reachable
+from langchain_dpicl.private.sealing import rebuilt
 
 
 def parts(chain: Any) -> list[Any]:
