@@ -1,8 +1,9 @@
 """The clock of one call: it counts the call's own work, and stands still while the call waits for others.
 
-A call waits for others while its next request waits for the model's slot, and as long as a server that refused it
-(HTTP status 429) asked it to wait. Its clock stands still only if none of its own requests is under way. A release
-within a member is work of that member: its calls have clocks of their own, and the member's stops when they all wait.
+A call waits for others while its next request waits for the model's slot, and after a server has refused it (HTTP
+status 429), as long as the server asked for. Its clock stands still only if none of its own requests is under way. A
+release within a member is work of that member: its calls have clocks of their own, and the member's stops when they all
+wait.
 """
 
 from __future__ import annotations
@@ -43,15 +44,7 @@ class Flight(Protocol):
 
 
 class Calls:
-    """The calls of one release.
-
-    Parameters
-    ----------
-    seconds
-        Own work that each call may take; None for no limit.
-    outer
-        The call within which this release is made, if any.
-    """
+    """The calls of one release: ``seconds`` of own work each (None: no limit), perhaps within the call ``outer``."""
 
     def __init__(self, seconds: float | None, outer: Call | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -68,8 +61,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._outer = calls.outer
+        self._calls, self._outer = calls, calls.outer
         self._lock = threading.Lock()
         self._left: float | None = None  # what is left while the clock stands still
         self._waiting = 0
@@ -77,8 +69,6 @@ class Call:
         self.flights: set[Flight] = set()
         self.closed_at = math.inf
         self.deadline = time.monotonic() + calls.seconds
-
-    # -- the clock ----------------------------------------------------------------------------------------------------
 
     def _line(self) -> Iterator[Call]:
         call: Call | None = self
@@ -129,18 +119,13 @@ class Call:
         with self._lock:
             self.deadline = time.monotonic() + self._calls.seconds
 
-    def pause(self, seconds: float) -> None:
-        """Sleep off the clock, unless the release is stopped meanwhile. Raises `Overdue` then."""
+    async def pause(self, seconds: float, in_loop: bool) -> None:
+        """Sleep off the clock; it suspends only if ``in_loop``. `Overdue` ends it if the release is stopped."""
         with self.waits():
-            if self._calls.stopped.wait(seconds):
+            if in_loop:
+                await asyncio.sleep(seconds)
+            elif self._calls.stopped.wait(seconds):
                 raise Overdue
-
-    async def apause(self, seconds: float) -> None:
-        """`pause` in an event loop, where a release that is stopped cancels its calls."""
-        with self.waits():
-            await asyncio.sleep(seconds)
-
-    # -- requests -----------------------------------------------------------------------------------------------------
 
     def begin(self, flight: Flight) -> None:
         """A request begins. Raises `Overdue` if the time is over: nothing may begin then."""
@@ -171,8 +156,6 @@ class Call:
             flights = list(self.flights)
         for flight in flights:
             flight.abort()
-
-    # -- refusals (429) -----------------------------------------------------------------------------------------------
 
     def wait_after(self, headers: Any) -> float | None:
         """Seconds to wait after a refusal with these headers; None if the patience is over."""

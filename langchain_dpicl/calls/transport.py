@@ -162,7 +162,7 @@ class _Before(_Around):
                 return response
             await response.aclose() if in_loop else response.close()
             flight.end(clean=True)
-            await call.apause(wait) if in_loop else call.pause(wait)
+            await call.pause(wait, in_loop)
 
 
 @functools.cache

@@ -29,7 +29,6 @@ import copy
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ def run_private(member: Runnable[Any, Any], requests: Sequence[Request], **how: 
     than ``timeout`` seconds. What hangs is left behind in its thread. If the caller is interrupted, no further call
     begins, and those under way are waited for.
     """
-    return immediate(_InThreads(member, requests, **how).run())
+    return immediate(_Round(member, requests, in_loop=False, **how).run())
 
 
 async def arun_private(
@@ -120,7 +119,7 @@ async def arun_private(
     seconds. An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as anywhere in asyncio.
     """
     threads.separate(asyncio.get_running_loop())
-    return await _InLoop(member, requests, **how).run()
+    return await _Round(member, requests, in_loop=True, **how).run()
 
 
 def private_calls(member: Runnable[Any, Any], requests: Sequence[Request], **how: Any) -> Either:
@@ -151,15 +150,20 @@ def probe(
     return failure
 
 
+_left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
+
+
 @dataclass(eq=False, repr=False)
-class _Round(ABC):
+class _Round:
     """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
 
-    Without a ``reader`` outputs stay whole. ``failed`` gives what stands in the place of an output if its call raised.
+    Each call has a thread or, if ``in_loop``, a task. Without a ``reader`` outputs stay whole. ``failed`` gives what
+    stands in the place of an output if its call raised.
     """
 
     member: Runnable[Any, Any]
     requests: Sequence[Request]
+    in_loop: bool
     max_concurrency: int
     reader: Reader | None = None
     timeout: float | None = None
@@ -171,21 +175,11 @@ class _Round(ABC):
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended
-
-    @abstractmethod
-    def start(self, i: int, call: Call) -> bool:
-        """Begin a call, which runs `call`. False if that is impossible for now."""
-
-    @abstractmethod
-    async def wait(self, seconds: float | None) -> None:
-        """Wait until a call has ended, and `take` it."""
-
-    @abstractmethod
-    def end(self, i: int, call: Call) -> bool:
-        """End a call that is overdue. Returns whether another one may begin in its place."""
+        self.ended: SimpleQueue[int] = SimpleQueue()  # calls in threads
+        self.tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> list[object | Abstention]:
-        """All outputs, in the order of the requests."""
+        """All outputs, in the order of the requests. It suspends only if ``in_loop``."""
         try:
             await self._finish()
         finally:
@@ -200,12 +194,7 @@ class _Round(ABC):
         """Begin what waits and wait for all that is under way. End each call that is overdue."""
         starved = math.inf
         while self.waiting or self.under_way:
-            while self.waiting and len(self.under_way) < self.max_concurrency:
-                i = self.waiting[0]
-                self.under_way[i] = Call(self.calls)
-                if not self.start(i, self.under_way[i]):
-                    del self.under_way[i]
-                    break
+            while self.waiting and len(self.under_way) < self.max_concurrency and self._start(self.waiting[0]):
                 self.waiting.popleft()
             starved = math.inf if self.under_way else min(starved, time.monotonic() + threads.STARVED)
             if time.monotonic() > starved:
@@ -216,17 +205,58 @@ class _Round(ABC):
             elif self.calls.seconds < math.inf or self.calls.outer is not None:
                 left = min(call.left() for call in self.under_way.values())
                 seconds = min(max(left, 0.01), 1.0, self.calls.seconds)
-            await self.wait(seconds)
+            for i in await self._wait(seconds):
+                if self.under_way.pop(i, None) is not None:  # not too late
+                    self.outputs[i] = self.found.pop(i, ABSTAIN)
             for i, call in list(self.under_way.items()):
-                if i not in self.found and call.overdue() and self.end(i, call):
+                if call.overdue() and i not in self.found and self._end(i, call):  # one that has ended is closed, too
                     del self.under_way[i]
 
-    def take(self, i: int) -> None:
-        """Keep what a call has found, unless it is too late."""
-        if self.under_way.pop(i, None) is not None:
-            self.outputs[i] = self.found.pop(i, ABSTAIN)
+    def _start(self, i: int) -> bool:
+        """Begin a call. False if no thread can start now."""
+        call = Call(self.calls)
 
-    async def call(self, i: int, call: Call, in_loop: bool) -> None:
+        def work() -> None:
+            clean_context().copy().run(immediate, self._call(i, call))
+            self.ended.put(i)
+
+        if self.in_loop:
+            self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
+        elif not threads.start(work):
+            return False
+        self.under_way[i] = call
+        return True
+
+    async def _wait(self, seconds: float | None) -> list[int]:
+        """Wait until a call has ended, but no longer than this. Returns calls that have."""
+        if not self.in_loop:
+            with contextlib.suppress(Empty):
+                return [self.ended.get(timeout=seconds)]
+            return []
+        tasks = {self.tasks[i]: i for i in self.under_way}
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        return [tasks[task] for task in done]
+
+    def _end(self, i: int, call: Call) -> bool:
+        """End a call that is overdue. Returns whether another one may begin in its place."""
+        if not self.in_loop:
+            call.close()  # its requests at the model have ended now
+            return True
+        if math.isinf(call.closed_at):
+            call.close()
+            self.tasks[i].cancel()
+        elif time.monotonic() - call.closed_at > _GRACE and not self.tasks[i].done():
+            _left_behind.add(self.tasks[i])
+            self.tasks[i].add_done_callback(_left_behind.discard)
+            return True
+        return False
+
+    async def _call(self, i: int, call: Call) -> None:
         """One call, in a context of its own. It suspends only if ``in_loop``.
 
         What the call raises dies here, with its traceback and everything that it refers to. This is the outermost
@@ -236,81 +266,25 @@ class _Round(ABC):
         _bucket.set(bucket)
         current.set(call)
         config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}
+        member, reader, in_loop = self.member, self.reader, self.in_loop
         wait: float | None = 0.0
         found: object = ABSTAIN
         while wait is not None and not call.overdue() and not self.calls.stopped.is_set():
             try:
                 if wait:
-                    await call.apause(wait) if in_loop else call.pause(wait)
+                    await call.pause(wait, in_loop)
                     call.restart()
                 given = {**copy.deepcopy(dict(values)), "examples": bucket}  # no other member has written into it
-                output = await self.member.ainvoke(given, config) if in_loop else self.member.invoke(given, config)
+                output = await member.ainvoke(given, config) if in_loop else member.invoke(given, config)
                 call.answered()
-                if self.reader is not None:
-                    output = await self.reader.aencode(output) if in_loop else self.reader.encode(output)
+                if reader is not None:
+                    output = await reader.aencode(output) if in_loop else reader.encode(output)
                 found, wait = output, None
             except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
                 wait = call.wait_after_error(error)
                 found = self.failed(error)
         self.found[i] = ABSTAIN if call.overdue() else found  # a member may swallow its cancellation
         call.close()
-
-
-class _InThreads(_Round):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.ended: SimpleQueue[int] = SimpleQueue()
-
-    def start(self, i: int, call: Call) -> bool:
-        def work() -> None:
-            clean_context().copy().run(immediate, self.call(i, call, in_loop=False))
-            self.ended.put(i)
-
-        return threads.start(work)
-
-    async def wait(self, seconds: float | None) -> None:
-        with contextlib.suppress(Empty):
-            self.take(self.ended.get(timeout=seconds))
-
-    def end(self, i: int, call: Call) -> bool:
-        call.close()  # its requests have ended at the model then
-        return True
-
-
-_left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
-
-
-class _InLoop(_Round):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.tasks: dict[int, asyncio.Task[None]] = {}
-
-    def start(self, i: int, call: Call) -> bool:
-        work = self.call(i, call, in_loop=True)
-        self.tasks[i] = asyncio.create_task(work, context=clean_context().copy())
-        return True
-
-    async def wait(self, seconds: float | None) -> None:
-        tasks = {self.tasks[i]: i for i in self.under_way}
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
-        for task in done:
-            self.take(tasks[task])
-
-    def end(self, i: int, call: Call) -> bool:
-        task = self.tasks[i]
-        if math.isinf(call.closed_at):
-            call.close()
-            task.cancel()
-        elif time.monotonic() - call.closed_at > _GRACE and not task.done():
-            _left_behind.add(task)
-            task.add_done_callback(_left_behind.discard)
-            return True
-        return False
 
 
 # -- the flow around them ----------------------------------------------------------------------------------------------

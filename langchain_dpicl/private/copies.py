@@ -27,17 +27,8 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.private import reach
 from langchain_dpicl.private.markers import Closed
-from langchain_dpicl.private.reach import (
-    contents,
-    is_cached,
-    is_library,
-    is_named,
-    is_one,
-    is_users,
-    names_in,
-    takes_nothing,
-)
 
 _ATOMS = (
     str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
@@ -103,14 +94,13 @@ class _Copier:
         if id(item) in self._made:
             return self._made[id(item)]
         described = kind.__module__.partition(".")[0] in _DESCRIPTIONS
-        if described or is_one(item, _SHARED) or is_named(item, _SHARED_NAMES):
+        if described or reach.is_one(item, _SHARED) or reach.is_named(item, _SHARED_NAMES):
             return item
         try:
             return self._put(item, self._copy(item))
-        except UnsafeConfigurationError:
-            raise
-        except Exception:
-            pass
+        except Exception as error:
+            if isinstance(error, UnsafeConfigurationError):
+                raise
         raise UnsafeConfigurationError(
             f"the chain reaches a {kind.__module__}.{kind.__qualname__} that cannot be copied, and public calls (a "
             "zero-shot answer, a candidate) need a copy of their own, on which no private call has written: make it "
@@ -132,7 +122,14 @@ class _Copier:
     def _copy(self, item: Any) -> Any:
         kind = type(item)
         if kind in (dict, list, set, deque, defaultdict, OrderedDict):
-            return self._container(item)
+            made = self._put(item, deque(maxlen=item.maxlen) if kind is deque else kind())
+            if kind is defaultdict:
+                made.default_factory = self.of(item.default_factory)
+            if isinstance(item, dict):
+                made.update((self.of(key), self.of(value)) for key, value in list(item.items()))
+            else:
+                (made.update if kind is set else made.extend)([self.of(each) for each in list(item)])
+            return made
         if kind in (tuple, frozenset):
             several = [self.of(each) for each in item]
             return item if all(a is b for a, b in zip(several, item, strict=True)) else kind(several)
@@ -147,30 +144,24 @@ class _Copier:
             return item if owner is item.__self__ else getattr(owner, item.__name__)
         if kind is CellType:
             return self._filled(item, self._put(item, CellType()))
-        if is_cached(item):
-            return self._cached(item)
+        if reach.is_cached(item):
+            if not reach.takes_nothing(item):
+                return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
+            kept = self.of(item())
+            code, closure = (get := lambda: kept).__code__, get.__closure__
+            return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
         if isinstance(item, ModuleType):
-            return item if is_library(item.__name__) else self._module(vars(item))
+            return item if reach.is_library(item.__name__) else self._module(vars(item))
         if isinstance(item, BaseModel):
-            made = self._put(item, type(item).__new__(type(item)))
+            made = self._put(item, kind.__new__(kind))
             for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
                 object.__setattr__(made, name, self.of(getattr(item, name, None)))
             return made
         return self._instance(item)
 
-    def _container(self, item: Any) -> Any:
-        made = self._put(item, deque(maxlen=item.maxlen) if isinstance(item, deque) else type(item)())
-        if isinstance(item, defaultdict):
-            made.default_factory = self.of(item.default_factory)
-        if isinstance(item, dict):
-            made.update((self.of(key), self.of(value)) for key, value in list(item.items()))
-        else:
-            (made.update if isinstance(item, set) else made.extend)([self.of(each) for each in list(item)])
-        return made
-
     def _function(self, item: FunctionType) -> Any:
         around, closure = item.__globals__, item.__closure__ or ()
-        if is_users(item):
+        if reach.is_users(item):
             space = vars(self._module(around))
         else:
             space = around
@@ -190,13 +181,13 @@ class _Copier:
         made.__kwdefaults__ = self.of(item.__kwdefaults__)
         vars(made).update({name: self.of(value) for name, value in vars(item).items()})
         if space is not around:
-            names = names_in(item.__code__)
+            names = reach.names_in(item.__code__)
             self.named |= names.attributes
             self.fill(around, self._module(around), names.globals)
         return made
 
     def _filled(self, cell: CellType, made: CellType) -> CellType:
-        for value in contents(cell):
+        for value in reach.contents(cell):
             made.cell_contents = self.of(value)
         return made
 
@@ -208,13 +199,6 @@ class _Copier:
             self.modules[id(around)] = around, module
         return self.modules[id(around)][1]
 
-    def _cached(self, item: Any) -> Any:
-        if takes_nothing(item):
-            kept = self.of(item())
-            code, closure = (get := lambda: kept).__code__, get.__closure__
-            return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
-        return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
-
     def _instance(self, item: Any) -> Any:
         """As `copy.deepcopy`, but with `of` for what the object holds."""
         kind = type(item)
@@ -224,10 +208,9 @@ class _Copier:
         reduced = item.__reduce_ex__(4) if reduce is None else reduce(item)
         if isinstance(reduced, str):
             return item
-        make, arguments, *rest = reduced
-        state, items, entries = (*rest, None, None, None)[:3]
+        make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
         is_empty = make is _EMPTY and len(arguments) == 1 and state is items is entries is None
-        if is_empty and (is_library(kind.__module__) or not hasattr(item, "__dict__")):
+        if is_empty and (reach.is_library(kind.__module__) or not hasattr(item, "__dict__")):
             return item  # it holds nothing: what makes it known is which object it is
         made = self._put(item, make(*(self.of(each) for each in arguments)))
         state = self.of(state)

@@ -1,8 +1,8 @@
 """What a chain can get at, beyond what LCEL shows of it.
 
-`chains.rebuilt` changes what lies in the fields of a chain's steps. A retriever in a function's closure, in a tool or
-in an object of the user's own is out of its reach, but not out of the member's: `reachable` finds it, so that such a
-chain can be refused. It follows whatever an object refers to (fields, slots, containers, closures, default arguments,
+`sealing.rebuilt` changes what lies in the fields of a chain's steps. It cannot change a retriever in a function's
+closure, in a tool or in an object of the user's own, but a member can use it there: `reachable` finds it, so that such
+a chain can be refused. It follows whatever an object refers to (fields, slots, containers, closures, default arguments,
 bound objects, caches, iterators, weak references). Of functions and classes that are no known library's it also follows
 the globals and the modules' attributes that they name, through submodules.
 
@@ -127,14 +127,12 @@ def contents(cell: CellType) -> list[Any]:
         return []
 
 
-# -- what one object refers to -----------------------------------------------------------------------------------------
-
-
 def _inside(item: Any) -> list[Any]:
     if issubclass(type(item), type):
         return _of_class(item)
     if type(item) is FunctionType:
-        return [*(value for _, value in held_by(item)), *vars(item).values()]
+        scope = Scope(item)
+        return [*(value for *_, value in (*scope.held, *scope.attributes)), *vars(item).values()]
     if type(item) is _CACHED:
         if not is_cached(item):
             return []
@@ -166,12 +164,8 @@ def _of_class(kind: type) -> list[Any]:
 
 
 def _validators(annotation: Any) -> list[Any]:
-    """The validators in an annotation."""
     inner = [each for part in typing.get_args(annotation) for each in _validators(part)]
     return [*getattr(annotation, "__metadata__", ()), *inner]
-
-
-# -- what a function's code names --------------------------------------------------------------------------------------
 
 
 class Names(NamedTuple):
@@ -213,68 +207,53 @@ def names_in(code: CodeType) -> Names:
     return found
 
 
-def held_by(function: FunctionType, *, libraries: bool = True) -> list[tuple[str, Any]]:
-    """What a function can get at, with the names under which it does.
+class Scope:
+    """What a function can get at: ``names`` in its code, and what they stand for now.
 
-    Its defaults and the variables around it; of the user's own function also the globals that it names, and the
-    attributes of modules. ``libraries``: also the attributes of libraries' modules.
+    Attributes
+    ----------
+    held
+        With their names: its defaults, the variables around it, and, of the user's own function, the globals.
+    attributes
+        With module and name: the attributes of modules that the user's own function holds or imports, submodules
+        included.
+    unloaded
+        The modules that the user's own function would import for the first time, known libraries' left out.
     """
-    held = _variables(function)
-    if is_users(function):
-        named = names_in(function.__code__).attributes
-        for module in modules_of(function):
-            if libraries or not is_library(module.__name__):
-                inner = vars(module)
-                held += [(f"{module.__name__}.{name}", inner[name]) for name in named & inner.keys()]
-    return held
 
-
-def _variables(function: FunctionType) -> list[tuple[str, Any]]:
-    code, around = function.__code__, function.__globals__
-    arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
-    held: list[tuple[str, Any]] = [*(function.__kwdefaults__ or {}).items()]
-    held += itertools.zip_longest(reversed(arguments), reversed(defaults), fillvalue="")
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        held += [(name, value) for value in contents(cell)]
-    if is_users(function):
-        held += [(name, around[name]) for name in names_in(code).globals & around.keys()]
-    return held
-
-
-def modules_of(function: FunctionType) -> list[ModuleType]:
-    """The modules that a function holds, names or imports, and the submodules of these that it names."""
-    named = names_in(function.__code__).attributes
-    waiting: list[ModuleType] = [value for _, value in _variables(function) if is_one(value, ModuleType)]
-    for name in _imported_by(function):
-        waiting += [sys.modules[path] for path in {name, name.partition(".")[0]} if path in sys.modules]
-    found: dict[int, ModuleType] = {}
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            inner = [vars(module)[name] for name in named & vars(module).keys()]
-            waiting += [each for each in inner if type(each) is ModuleType]
-    return list(found.values())
-
-
-def unloaded_in(function: FunctionType) -> set[str]:
-    """The modules that a function would import for the first time, known libraries' left out."""
-    found = set()
-    for name in _imported_by(function):
-        around, _, last = name.rpartition(".")
-        held = around in sys.modules and hasattr(sys.modules[around], last)
-        if name not in sys.modules and not is_library(name) and not held:
-            found.add(name)
-    return found
-
-
-def _imported_by(function: FunctionType) -> set[str]:
-    """The full names of modules that a function imports, perhaps from a package around it."""
-    around = function.__globals__
-    name = str(around.get("__name__"))
-    package = around.get("__package__") or (name if "__path__" in around else name.rpartition(".")[0])
-    found = set()
-    for path in names_in(function.__code__).modules:
-        with contextlib.suppress(ImportError):  # beyond the outermost package
-            found.add(importlib.util.resolve_name(path, package))
-    return found
+    def __init__(self, function: FunctionType) -> None:
+        code, around = function.__code__, function.__globals__
+        self.names = names_in(code)
+        arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+        self.held: list[tuple[str, Any]] = [*(function.__kwdefaults__ or {}).items()]
+        self.held += itertools.zip_longest(reversed(arguments), reversed(defaults), fillvalue="")
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self.held += [(name, value) for value in contents(cell)]
+        self.attributes: list[tuple[ModuleType, str, Any]] = []
+        self.unloaded: set[str] = set()
+        if not is_users(function):
+            return
+        self.held += [(name, around[name]) for name in self.names.globals & around.keys()]
+        waiting: list[ModuleType] = [value for _, value in self.held if is_one(value, ModuleType)]
+        own = str(around.get("__name__"))
+        package = around.get("__package__") or (own if "__path__" in around else own.rpartition(".")[0])
+        for path in self.names.modules:
+            try:
+                name = importlib.util.resolve_name(path, package)
+            except ImportError:  # beyond the outermost package
+                continue
+            waiting += [sys.modules[each] for each in {name, name.partition(".")[0]} if each in sys.modules]
+            parent, _, last = name.rpartition(".")
+            is_attribute = parent in sys.modules and hasattr(sys.modules[parent], last)
+            if name not in sys.modules and not is_library(name) and not is_attribute:
+                self.unloaded.add(name)
+        seen: set[int] = set()
+        while waiting:
+            module = waiting.pop()
+            if id(module) not in seen:
+                seen.add(id(module))
+                for name in self.names.attributes & vars(module).keys():
+                    value = vars(module)[name]
+                    self.attributes.append((module, name, value))
+                    if type(value) is ModuleType:
+                        waiting.append(value)

@@ -34,22 +34,9 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.private import reach
 from langchain_dpicl.private.copies import LOCKS, copied
 from langchain_dpicl.private.markers import Closed
-from langchain_dpicl.private.reach import (
-    contents,
-    held_by,
-    is_cached,
-    is_library,
-    is_named,
-    is_one,
-    is_users,
-    modules_of,
-    names_in,
-    reachable,
-    takes_nothing,
-    unloaded_in,
-)
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 _CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
@@ -94,14 +81,15 @@ class Snapshot:
         self._names = {name for name in allowed if isinstance(name, str)}
         self._allowed = {id(item) for item in allowed if not isinstance(item, str)}
         self._waiting: deque[tuple[Any, str, str]] = deque()
-        parts = list(reachable(chain))
-        functions = [part for part in parts if type(part) is FunctionType and is_users(part)]
-        named = [names_in(function.__code__) for function in functions]
+        parts = list(reach.reachable(chain))
+        functions = [part for part in parts if type(part) is FunctionType and reach.is_users(part)]
+        named = [reach.names_in(function.__code__) for function in functions]
         self._stored = {name for names in named for name in names.stored}
         self._named = {name for names in named for name in names.attributes} - {"__wrapped__"}
         self._writes = self._stored or any(_WRITES & (names.globals | names.attributes) for names in named)
-        for part in parts:
-            if functions and is_one(part, RunnableBindingBase) and not is_one(part.bound, BaseLanguageModel):
+        bindings = [part for part in parts if reach.is_one(part, RunnableBindingBase)] if functions else []
+        for part in bindings:
+            if not reach.is_one(part.bound, BaseLanguageModel):
                 for name, value in part.kwargs.items():
                     self._add([value], "a function with bound arguments", name)
         begins = [part for part in parts if _begins(part)]
@@ -119,7 +107,7 @@ class Snapshot:
                 self._allowed.add(id(item))
             if id(item) in self._seen or id(item) in self._allowed:
                 continue
-            if not (is_one(item, _CLOSED) or is_named(item, _SHAREABLE) or type(item) in LOCKS):
+            if not (reach.is_one(item, _CLOSED) or reach.is_named(item, _SHAREABLE) or type(item) in LOCKS):
                 self._seen[id(item)] = item
                 self._waiting.append((item, found, name))
 
@@ -135,11 +123,11 @@ class Snapshot:
             self._function(item)
         elif issubclass(kind, type):
             self._class(item)
-        elif is_cached(item):
-            self._add([item.__wrapped__, item() if takes_nothing(item) else None], found, name)
+        elif reach.is_cached(item):
+            self._add([item.__wrapped__, item() if reach.takes_nothing(item) else None], found, name)
         elif issubclass(kind, _FIXED):
             self._add(gc.get_referents(item), found, name)
-        elif issubclass(kind, _BUFFERS) or not is_library(package) or package in sys.stdlib_module_names:
+        elif issubclass(kind, _BUFFERS) or not reach.is_library(package) or package in sys.stdlib_module_names:
             self._object(item, found, name)
 
     def _object(self, item: Any, found: str, name: str) -> None:
@@ -162,7 +150,7 @@ class Snapshot:
                 self._add([value], found, f"{kind.__name__}.{attribute}")
 
     def _class(self, kind: type) -> None:
-        if is_library(kind.__module__) or issubclass(kind, enum.Enum):
+        if reach.is_library(kind.__module__) or issubclass(kind, enum.Enum):
             return
         label = kind.__qualname__
         self._add([*kind.__mro__[1:], type(kind)], label, label)
@@ -178,42 +166,41 @@ class Snapshot:
             self._add([value], label, f"{label}.{name}")
 
     def _function(self, function: FunctionType) -> None:
-        label, is_own = function.__qualname__, is_users(function)
-        around, attributes, names = function.__globals__, vars(function), names_in(function.__code__)
-        for name, value in held_by(function, libraries=False):
+        label, is_own, scope = function.__qualname__, reach.is_users(function), reach.Scope(function)
+        around, attributes, assigned = function.__globals__, vars(function), scope.names.assigned
+        for name, value in scope.held:
             self._add([value], label, name)
+        for module, name, value in scope.attributes:
+            if not reach.is_library(module.__name__):
+                self._add([value], label, f"{module.__name__}.{name}")
+                if name in scope.names.stored:
+                    self._place(module, name, label, f"{module.__name__}.{name}", "a variable", [value])
         if not (is_own and attributes.keys() - {"__wrapped__"}):  # a library's wrapper
             attributes = {name: value for name, value in attributes.items() if name in self._named}
         if attributes:
             self._place(function, "*", label, f"{label}.*", "its attributes", _pairs(attributes))
             self._add(attributes.values(), label, f"{label}.*")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if name in names.assigned:
-                self._place(cell, "", label, name, "a variable", contents(cell))
-        if not is_own:
-            return
-        for name in names.assigned & names.globals:
-            self._place(around, name, label, name, "a variable", [around[name]] if name in around else [])
-        for name in unloaded_in(function):  # a first call loads it
+            if name in assigned:
+                self._place(cell, "", label, name, "a variable", reach.contents(cell))
+        if is_own:
+            for name in assigned & scope.names.globals:
+                self._place(around, name, label, name, "a variable", [around[name]] if name in around else [])
+        for name in scope.unloaded:  # a first call loads it
             self._place(function, name, label, name, "a module", [])
-        for module in modules_of(function):
-            if not is_library(module.__name__):
-                for name in names.stored & vars(module).keys():
-                    value = vars(module)[name]
-                    self._place(module, name, label, f"{module.__name__}.{name}", "a variable", [value])
 
 
 def _begins(part: Any) -> bool:
     """Whether an object is the user's own: a function, an object or a class of theirs, or what holds state for one."""
     kind = type(part)
     if kind is FunctionType:
-        return is_users(part)
+        return reach.is_users(part)
     if kind in (MethodType, BuiltinMethodType):
         owner = part.__self__
         return type(owner) in (list, dict, set, deque) or _begins(owner) or _begins(getattr(part, "__func__", None))
     if issubclass(kind, partial):
         return any(_begins(each) for each in (part.func, *part.args, *part.keywords.values()))
-    return not is_library(kind.__module__) and not issubclass(kind, type)
+    return not reach.is_library(kind.__module__) and not issubclass(kind, type)
 
 
 def _pairs(named: dict[str, Any]) -> list[Any]:
@@ -320,8 +307,8 @@ def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
 
 def _holds(values: list[Any], signs: list[str]) -> bool:
     """Whether texts in these values, or in what they refer to, hold one of these signs."""
-    for part in reachable(values):
-        if is_one(part, BaseLanguageModel):
+    for part in reach.reachable(values):
+        if reach.is_one(part, BaseLanguageModel):
             continue
         held = gc.get_referents(part) if type(part) is not FunctionType else []
         for each in [*held, _raw(part) if issubclass(type(part), _BUFFERS) else None]:
