@@ -153,7 +153,7 @@ class _Copier:
         if isinstance(item, ModuleType):
             return item if reach.is_library(item.__name__) else self._module(vars(item))
         if isinstance(item, BaseModel):
-            made = self._put(item, kind.__new__(kind))
+            made = self._put(item, type(item).__new__(type(item)))
             for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
                 object.__setattr__(made, name, self.of(getattr(item, name, None)))
             return made
