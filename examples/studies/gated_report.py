@@ -25,10 +25,10 @@ from gated_stream import (
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.pictures import save
 from langchain_dpicl.evaluation.report import write_report
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask
+from langchain_dpicl.plots.style import save_figure
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import Randomness
@@ -230,7 +230,7 @@ def report(
     stream = chosen_one.stream(length, options.zipf, epsilon, sides, options.streams)
     results["stream"] = stream | {"share": load.share}
     results["finding"] += " " + _said_of(stream)
-    save({"stream.png": lambda: draw_stream(chosen.name, stream)}, options.output)
+    save_figure(draw_stream(chosen.name, stream), options.output / "stream.png")
     results["pictures"] = ["accuracy.png", "stream.png", "queries.png"]
     text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
     (options.output / "results.json").write_text(text + "\n", encoding="utf-8")

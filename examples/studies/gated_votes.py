@@ -2,7 +2,7 @@
 
 A query is asked with the example of every owner that the gate lets in, with those of a uniform sample of all owners
 (what blind selection may show), and with none. An example's prompt is read once for all its queries. Like
-`label_batches`, this is for data that are public in truth: the file holds what single examples made the model say.
+`label_reader`, this is for data that are public in truth: the file holds what single examples made the model say.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from gated_stream import Ints, Question
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.batches import State
+from langchain_dpicl.evaluation.batches import Batches, State
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.label_batches import LabelBatches
-from langchain_dpicl.evaluation.label_pass import Scores
+from langchain_dpicl.evaluation.labels import Scores
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.privacy.noise import Randomness
@@ -39,25 +38,41 @@ class Reader(Protocol):
         """(examples, labels); None is the prompt without one."""
 
 
-class BatchedReader(LabelBatches):
-    """A model of transformers in this process. What it has read of an example serves all queries, while it is kept."""
+class BatchedReader:
+    """A model of transformers in this process. What it has read of an example serves all queries, while it is kept.
+
+    The instruction is read once for all prompts. Each piece is tokenised on its own, so pieces have to meet where a
+    tokeniser splits the whole prompt too.
+    """
 
     def __init__(self, model: TransformersLogits, labels: Sequence[str], shape: Shape) -> None:
-        super().__init__(model, labels, shape)
+        self._batches, self._labels, self._shape = Batches(model), labels, shape
+        # Tokenisers split an empty line before a word into its two line breaks: the pieces meet between them.
+        self._joint = "\n" if shape.separator.endswith("\n") else ""
+        self._instruction = shape.prefix(()).removesuffix(self._joint)
+        network = self._batches.network
+        first = [*network.first, *network.tokens(self._instruction)]
+        self._start = self._batches.states([first], None)[0] if first else None
         self._known: dict[Example, State] = {}
         self._size = 0
 
     def scores(self, examples: Sequence[Example | None], query: str) -> Scores:
         """See `Reader`."""
         self._learn([example for example in examples if example is not None])
-        states = [self.start if each is None else self._whole(self._known[each]) for each in examples]
-        return self.after(states, [each is not None for each in examples], query)
+        states = [self._start if each is None else self._whole(self._known[each]) for each in examples]
+        tokens, asked = self._batches.network.tokens, self._shape.ask(query)
+        first, after = tokens(asked), tokens(self._joint + asked)
+        endings = [first if each is None and not self._instruction else after for each in examples]
+        rows = self._batches.scores(endings, states)
+        return np.array([self._batches.label_scores(row, self._labels) for row in rows], np.float64)
 
     def _learn(self, examples: Sequence[Example]) -> None:
         """Read the examples that are not known; forget the oldest where they are too many."""
         fresh = [example for example in dict.fromkeys(examples) if example not in self._known]
-        past = 0 if self.start is None else self.start[0][0].shape[1]
-        states = self.batches.states([self.tokens_of([example]) for example in fresh], self.start)
+        past = 0 if self._start is None else self._start[0][0].shape[1]
+        texts = [self._shape.prefix([example]).removesuffix(self._joint) for example in fresh]
+        tokens = [self._batches.network.tokens(text[len(self._instruction) :]) for text in texts]
+        states = self._batches.states(tokens, self._start)
         for example, state in zip(fresh, states, strict=True):
             self._known[example] = [(keys[:, past:].clone(), values[:, past:].clone()) for keys, values in state]
             self._size += state[0][0].shape[1] - past
@@ -70,11 +85,11 @@ class BatchedReader(LabelBatches):
     def _whole(self, state: State) -> State:
         import torch
 
-        if self.start is None:
+        if self._start is None:
             return state
         return [
             (torch.cat([before[0], own[0]], dim=1), torch.cat([before[1], own[1]], dim=1))
-            for before, own in zip(self.start, state, strict=True)
+            for before, own in zip(self._start, state, strict=True)
         ]
 
 

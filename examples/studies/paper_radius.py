@@ -13,11 +13,13 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from langchain_dpicl.decoding.mixing import STEP, FloatArray
-from langchain_dpicl.evaluation.token_scores import Weighed
+from langchain_dpicl.decoding.mixing import STEP, FloatArray, IntArray
 
 _ORDERS = range(2, 65)
 _HALVINGS = 30
+
+Weighed = tuple[IntArray, FloatArray]
+"""What each row adds to the scores, and its mixing weight."""
 
 
 def claimed_beta(epsilon: float, delta: float, rate: float, tokens: int) -> tuple[float, int]:

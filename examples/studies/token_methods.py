@@ -12,21 +12,31 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from paper_radius import ball_terms, claimed_beta
+from paper_radius import Weighed, ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
+from langchain_dpicl.decoding.mixing import FloatArray, IntArray, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
-from langchain_dpicl.evaluation.text import meaning_scores, text_measures
-from langchain_dpicl.evaluation.token_scores import Decoder, DecodingNumbers, Mix
+from langchain_dpicl.evaluation.scores import meaning_scores, text_measures
+from langchain_dpicl.evaluation.tokens import Decoder, DecodingNumbers
 from langchain_dpicl.local import local_embeddings, local_llm
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.sealed import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 _MEMBERS, _MEMBER_SHOTS, _CANDIDATES = 10, 4, 10
+
+Weigh = Callable[[FloatArray, FloatArray], Weighed]
+"""From (one-shot rows, zero-shot row), over the candidates, to the terms of the rows and their weights."""
+
+
+def _own(one_shot: FloatArray, zero_shot: FloatArray, *, bound: float = 1e6, cap: float) -> Weighed:
+    """The sampler's own terms. The default bound clips nothing: NOT private."""
+    terms = clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=cap)
+    return terms, mixing_weights(one_shot - zero_shot, bound, cap)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class Study:
     @property
     def methods(self) -> dict[str, Callable[[], Outcome]]:
         """Every method by its name."""
-        plain, unclipped = self.decoder.mix(cap=1.0), self.decoder.mix()
+        plain, unclipped = partial(_own, cap=1.0), partial(_own, cap=self.options.cap)
         shots = self.options.shots
         found: dict[str, Callable[[], Outcome]] = {
             "zero-shot": partial(self.decode, "zero-shot", None),
@@ -94,29 +104,36 @@ class Study:
         return found
 
     def decode(
-        self, name: str, mix: Mix | None, *, facts: dict[str, Any] | None = None, shots: float | None = None
+        self, name: str, weigh: Weigh | None, *, facts: dict[str, Any] | None = None, shots: float | None = None
     ) -> Outcome:
-        """Decode an answer to every query; without ``mix`` the samples are empty."""
-        started, answers = time.monotonic(), self.decoder.write(name, self.inputs, mix, shots)
-        texts = [answer.writer.text.strip() for answer in answers]
-        weights = [
-            float(np.mean([w for a in answers for w in a.weights.get(place, [])] or [math.nan]))
-            for place in range(self.options.max_tokens)
-        ]
-        tokens = sum(len(answer.writer.tokens) for answer in answers)
-        return self._outcome(name, texts, started, facts or {}, tokens, weights if mix else [])
+        """Decode an answer to every query; without ``weigh`` the samples are empty."""
+        found: list[list[float]] = [[] for _ in range(self.options.max_tokens)]  # by place in the answer
+
+        def mix(place: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
+            assert weigh is not None
+            terms, weights = weigh(one_shot, zero_shot)
+            found[place] += weights.tolist()
+            return terms
+
+        started, answers = time.monotonic(), self.decoder.write(name, self.inputs, mix if weigh else None, shots)
+        weights = [float(np.mean(weights or [math.nan])) for weights in found]
+        tokens = sum(len(answer.tokens) for answer in answers)
+        texts = [answer.text.strip() for answer in answers]
+        return self._outcome(name, texts, started, facts or {}, tokens, weights if weigh else [])
 
     def online(self, name: str, epsilon: float) -> Outcome:
         """A plan for the queries themselves."""
         bound = self.decoder.bound(epsilon, len(self.inputs))
-        return self.decode(name, self.decoder.mix(bound), facts={"epsilon": epsilon, "B": bound})
+        return self.decode(
+            name, partial(_own, bound=bound, cap=self.options.cap), facts={"epsilon": epsilon, "B": bound}
+        )
 
     def paper(self, name: str, epsilon: float) -> Outcome:
         """The paper's weights; its epsilon is a claim without a proof."""
         tokens = len(self.inputs) * self.options.max_tokens
         beta, order = claimed_beta(epsilon, self.decoder.delta, self.decoder.rate, tokens)
-        mix = partial(ball_terms, beta=beta, order=order, temperature=1.0, cap=1.5)
-        return self.decode(name, mix, facts={"claimed epsilon": epsilon, "beta": beta, "order": order})
+        weigh = partial(ball_terms, beta=beta, order=order, temperature=1.0, cap=1.5)
+        return self.decode(name, weigh, facts={"claimed epsilon": epsilon, "beta": beta, "order": order})
 
     def offline(self, name: str, epsilon: float) -> Outcome:
         """Public demonstrations, made once from the public inputs; then an ordinary few-shot prompt."""
@@ -137,7 +154,8 @@ class Study:
         started, randomness, mean = time.monotonic(), SecureRandomness(), self._members[0][0]
         rate = _MEMBERS * _MEMBER_SHOTS / len(self.private)
         request = LineRequest(mean.mechanism, rate, len(self.queries), options=mean.options)
-        sigma = self.decoder.parameter(epsilon, request)
+        plan = PrivacyPlan.solve(epsilon=epsilon, delta=self.decoder.delta, lines={"mean": request})
+        sigma = plan.lines["mean"].parameter
         texts = [str(mean.aggregate(outputs, sigma, randomness) or "") for mean, outputs in self._members]
         return self._outcome(name, texts, started, {"epsilon": epsilon, "sigma": sigma})
 

@@ -7,6 +7,7 @@ release, and the data must be public.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,42 +15,45 @@ import numpy as np
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.evaluation.labels import Ask, Reader, Scores
+from langchain_dpicl.evaluation.passes import Pairs
+from langchain_dpicl.evaluation.tasks import Shape
+from langchain_dpicl.members.scoring import Position, label_scores
 
 _BATCH = 24
+_ALTERNATIVES = 100
 
 State = list[tuple[Any, Any]]
 """Keys and values of every layer, (heads, tokens, width) each."""
 
 
 class Batches:
-    """A model, and a state for each demonstration that it has read."""
+    """A model, and a state for each demonstration that it has read; drop those in ``known`` to free their memory."""
 
     def __init__(self, model: TransformersLogits) -> None:
+        """Raises `InvalidParameter` for a model whose rows in a batch are not those that it reads alone."""
         self.model = model
         self.network = model._loaded
-        self._demonstrations: dict[str, State] = {}
-        self._check()
-
-    def _check(self) -> None:
-        """Raise `InvalidParameter` for a model whose rows in a batch are not those that it reads alone."""
+        self.known: dict[str, State] = {}
+        self._piece = cache(lambda token: self.network.tokenizer.decode([token]).encode())
         shown, asked = "Colour: red\nThing: cherry\n\n", "Colour: yellow\nThing:"
-        session = self.model.session(asked, [Demonstration("public", shown)], steps=1)
+        session = model.session(asked, [Demonstration("public", shown)], steps=1)
         alone = session.logits([0], [])
         session.close()
         tokens = self.network.tokens(asked)
         batch = np.array(self.rows([("", tokens), (shown, tokens), (shown * 2, tokens)]))
         if not np.abs(batch[:2] - alone).max() <= 1.0:  # a row that failed is NaN
-            raise InvalidParameter("model", self.model.name, "one whose prompts can be read in a padded batch")
-        self._demonstrations.clear()
+            raise InvalidParameter("model", model.name, "one whose prompts can be read in a padded batch")
+        self.known.clear()
 
     def rows(self, prompts: Sequence[tuple[str, list[int]]]) -> list[Logits]:
         """Return the next-token scores after each (demonstration, tokens). "" is no demonstration."""
         first = self.network.first
-        missing = sorted({shown for shown, _ in prompts if shown} - self._demonstrations.keys())
+        missing = sorted({shown for shown, _ in prompts if shown} - self.known.keys())
         states = self.states([[*first, *self.network.tokens(shown)] for shown in missing], None)
-        self._demonstrations.update(zip(missing, states, strict=True))
+        self.known.update(zip(missing, states, strict=True))
         tokens = [after if shown else [*first, *after] for shown, after in prompts]
-        return self.scores(tokens, [self._demonstrations.get(shown) for shown, _ in prompts])
+        return self.scores(tokens, [self.known.get(shown) for shown, _ in prompts])
 
     def states(self, tokens: Sequence[list[int]], before: State | None) -> list[State]:
         """Return the state after each row of tokens, all read after the same earlier state."""
@@ -75,6 +79,18 @@ class Batches:
                 for i, row in zip(some, self.network.scores(vectors), strict=True):
                     found[i] = row
         return found
+
+    def label_scores(self, row: Logits, labels: Sequence[str]) -> list[float]:
+        """Return the scores of labels from the next-token scores, as `langchain_dpicl.members.scoring` defines them.
+
+        They come from the whole distribution instead of the part that a server shows.
+        """
+        best = np.argpartition(row, -_ALTERNATIVES)[-_ALTERNATIVES:]
+        best = best[np.argsort(-row[best])]
+        shares = np.exp(row.astype(np.float64) - float(row[best[0]]))
+        shares /= shares.sum()
+        top = [(self._piece(int(i)), float(shares[i])) for i in best]
+        return label_scores([Position(top[0][0], top)], labels)
 
     def _read(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> tuple[list[Any], Any]:
         """The vector after each row's last token, and the cache. Earlier states stand on the left, padded there."""
@@ -119,3 +135,27 @@ def _padded(parts: Sequence[Any], length: int) -> Any:
         if part is not None:
             row[:, length - part.shape[1] :] = part
     return whole
+
+
+def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape) -> Reader:
+    """Score labels after prompts of a shape, with the whole next-token distribution. The model loads at first use.
+
+    Examples are read once for all queries. They and the query are tokenised on their own, so they meet where a
+    tokeniser splits the whole prompt too: it splits an empty line before a word into its two line breaks.
+    """
+    load, joint = cache(lambda: Batches(model)), "\n" if shape.separator.endswith("\n") else ""
+
+    def reader(examples: Sequence[Pairs]) -> Ask:
+        batches = load()
+        batches.known.clear()
+        prefixes = [shape.prefix(pairs).removesuffix(joint) for pairs in examples]
+
+        def ask(query: str, some: Sequence[int]) -> Scores:
+            asked = [joint * bool(prefixes[i]) + shape.ask(query) for i in some]
+            tokens = [batches.network.tokens(text) for text in asked]
+            rows = batches.rows(list(zip((prefixes[i] for i in some), tokens, strict=True)))
+            return np.array([batches.label_scores(row, labels) for row in rows], np.float64)
+
+        return ask
+
+    return reader

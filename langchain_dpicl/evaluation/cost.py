@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
+from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.tasks import GenerationTask, Task
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.privacy.checks import probability, real, whole
 from langchain_dpicl.privacy.explain import Calls
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, default_delta0
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
 
 _QUERIES = 100
 
@@ -27,10 +26,6 @@ class PromptTokens:
     query: float
     answer: float
 
-    def __post_init__(self) -> None:
-        for name in ("instruction", "example", "query", "answer"):
-            object.__setattr__(self, name, real(name, getattr(self, name), at_least=0.0))
-
     @classmethod
     def measure(
         cls, task: Task, examples: Sequence[Row], queries: Sequence[Row], count: Callable[[str], float]
@@ -40,9 +35,6 @@ class PromptTokens:
         Each part is counted on its own (an example with its separator), so the sum is a prompt's count up to tokens
         that span two parts. An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
         """
-        for name, rows in (("examples", examples), ("queries", queries)):
-            if not rows:
-                raise InvalidParameter(name, "no rows", "at least one row")
         shape = task.shape
         most = task.max_tokens if isinstance(task, GenerationTask) else float("inf")
         return cls(
@@ -89,21 +81,14 @@ class CostPoint:
 
 def cost_curve(
     tokens: PromptTokens,
-    rates: Sequence[float],
+    plan: EvaluationPlan,
     *,
-    owners: int,
-    members: int,
-    shots: int,
     price_in: float,
     price_out: float,
-    epsilon: float,
-    delta: float,
-    releases: int,
     mechanism: str = "vote",
-    options: Mapping[str, float] | None = None,
     public_calls: int = 0,
 ) -> list[CostPoint]:
-    """Return two points for each rate, rising: more members of `shots` each, and more shots for `members`.
+    """Return two points for each of five rates around the plan's, rising: more members of the plan's shots, more shots.
 
     A release at rate q samples q * owners owners on average, each with one example. N calls then read
     N * (instruction + query) + q * owners * example tokens on average, and write N answers. (A bucket's cap that drops
@@ -111,41 +96,29 @@ def cost_curve(
 
     Parameters
     ----------
+    plan
+        Its noise at the largest epsilon depends on the rate, not on how members and shots share the sample.
     price_in, price_out
         Of a million tokens, in any currency.
-    epsilon, delta, releases, mechanism, options
-        The plan's one line. Its noise depends on the rate, not on how members and shots share the sample; PTR without
-        a `delta0` gets the library's.
+    mechanism
+        One that calls each member once.
     public_calls
-        Calls of the zero-shot prompt beside the members', for each query: an embedding mean's candidates, or the answer
-        written from keywords.
+        Calls of the zero-shot prompt beside the members', for each query: an embedding mean's candidates.
 
     Raises
     ------
     InvalidParameter
-        For a number outside its bounds, no rates, or a mechanism that does not call each member once (`tokens`,
-        `threshold`).
+        For a price below 0.
     InfeasiblePlan
         If no noise of the mechanism reaches epsilon.
     """
-    owners, members, shots = whole("owners", owners), whole("members", members), whole("shots", shots)
-    releases = whole("releases", releases)
-    public_calls = whole("public_calls", public_calls, at_least=0)
-    called = [name for name in MECHANISMS if name not in ("tokens", "threshold")]
-    if mechanism not in called:
-        raise InvalidParameter("mechanism", mechanism, f"one of {', '.join(called)}")
-    if not rates:
-        raise InvalidParameter("rates", rates, "at least one sampling probability")
     public = Calls(tokens.prompt(0.0), tokens.answer, price_in, price_out)
     points = []
-    for rate in sorted({probability("rate", rate) for rate in rates}):
-        sampled, given = rate * owners, dict(options or {})
-        if mechanism == "ptr":
-            given = {"delta0": default_delta0(delta, rate, releases), **given}
-        request = LineRequest(mechanism, rate, releases, options=given)
-        plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={mechanism: request})
-        shapes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / shots)), "shots": members}
-        for grows, calls in shapes.items():
+    for rate in sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}):
+        sampled, request = rate * plan.owners, LineRequest(mechanism, rate, plan.releases)
+        solved = PrivacyPlan.solve(epsilon=max(plan.epsilons), delta=plan.delta, lines={"only": request})
+        sizes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / plan.shots))}
+        for grows, calls in (sizes | {"shots": plan.members}).items():
             member = Calls(tokens.prompt(sampled / calls), tokens.answer, price_in, price_out)
             points.append(
                 CostPoint(
@@ -158,7 +131,7 @@ def cost_curve(
                     answer_tokens=_QUERIES * (calls + public_calls) * tokens.answer,
                     price=_QUERIES * (member.cost(calls) + public.cost(public_calls)),
                     parameter=MECHANISMS[mechanism].parameter,
-                    noise=plan.lines[mechanism].parameter,
+                    noise=solved.lines["only"].parameter,
                 )
             )
     return points

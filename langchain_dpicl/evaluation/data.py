@@ -51,7 +51,7 @@ def load_rows(
     InvalidParameter
         For a source, split or column that does not exist, and if the library ``datasets`` is needed and missing.
     """
-    answers = _answers(task)
+    answers = ("label",) if isinstance(task, ClassificationTask) else ("output", "references")
     allowed = dict.fromkeys([*(key for layout in task.inputs for key in _SLOT.findall(layout)), *answers])
     names = dict(columns or {})
     for key, column in names.items():
@@ -79,15 +79,27 @@ def load_rows(
     return _rows(task, read_records(path), names, path.name)
 
 
-def _answers(task: Task) -> tuple[str, ...]:
-    return ("label",) if isinstance(task, ClassificationTask) else ("output", "references")
-
-
 def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str], source: str) -> list[Row]:
-    table = _load(hub, split, source)
-    label = columns.get("label", "label")
+    try:
+        library: Any = importlib.import_module("datasets")
+        table = library.load_dataset(hub.name, hub.config, split=split, revision=hub.revision)
+    except ImportError:
+        fault = "needs the package datasets: pip install 'langchain-dpicl[hub]'"
+    except ConnectionError:
+        fault = "the Hugging Face hub is out of reach; give a file instead"
+    except FileNotFoundError:
+        fault = f"the hub, if it can be reached, has no data set {hub.name} that may be read"
+    except ValueError:
+        fault = f"{hub.name} has no such configuration, or no split {split}"
+    except Exception as error:
+        fault = f"the package datasets cannot read {hub.name} ({type(error).__name__})"
+    else:
+        fault = ""
+    if fault:  # outside of the handlers, so that no error of the library is the cause
+        raise InvalidParameter("source", source, fault)
+    label, answer = columns.get("label", "label"), "label" if isinstance(task, ClassificationTask) else "output"
     label_names = hub.label_names or tuple(getattr((table.features or {}).get(label), "names", None) or ())
-    needed = [columns.get(key, key) for key in (*_SLOT.findall(task.inputs[-1]), _answers(task)[0])]
+    needed = [columns.get(key, key) for key in (*_SLOT.findall(task.inputs[-1]), answer)]
     records = []
     for record in table:
         value = record.get(label)
@@ -100,32 +112,19 @@ def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str]
     return _rows(task, records, columns, f"{hub.name}, {split}")
 
 
-def _load(hub: HubSource, split: str, source: str) -> Any:
-    try:
-        library: Any = importlib.import_module("datasets")
-        return library.load_dataset(hub.name, hub.config, split=split, revision=hub.revision)
-    except ImportError:
-        bound = "needs the package datasets: pip install 'langchain-dpicl[hub]'"
-    except ConnectionError:
-        bound = "the Hugging Face hub is out of reach; give a file instead"
-    except FileNotFoundError:
-        bound = f"the hub, if it can be reached, has no data set {hub.name} that may be read"
-    except ValueError:
-        bound = f"{hub.name} has no such configuration, or no split {split}"
-    except Exception as error:
-        bound = f"the package datasets cannot read {hub.name} ({type(error).__name__})"
-    raise InvalidParameter("source", source, bound)
-
-
 def _rows(task: Task, records: Iterable[Mapping[str, Any]], columns: Mapping[str, str], name: str) -> list[Row]:
     rows: list[Row] = []
     unknown: list[int] = []
     for number, record in enumerate(records, start=1):
-        row = _Record(record, columns, f"record {number} of {name!r}").row(task)
-        if row is None:
-            unknown.append(number)
+        place = f"record {number} of {name!r}"
+        text = _input_of(task, record, columns, place)
+        if not isinstance(task, ClassificationTask):
+            references = _references_of(record, columns, place)
+            rows.append(Row(text, references[-1], tuple(dict.fromkeys(references))))
+        elif label := task.label_of(_text(record, "label", columns, place)):
+            rows.append(Row(text, label, (label,)))
         else:
-            rows.append(row)
+            unknown.append(number)
     if unknown:
         assert isinstance(task, ClassificationTask)
         raise InvalidRecords(
@@ -136,58 +135,41 @@ def _rows(task: Task, records: Iterable[Mapping[str, Any]], columns: Mapping[str
     return rows
 
 
-@dataclass(frozen=True)
-class _Record:
-    """One record, with the names of its columns, and its place for messages."""
+def _input_of(task: Task, record: Mapping[str, Any], columns: Mapping[str, str], place: str) -> str:
+    """By the first layout all of whose keys the record has. In a layout of several fields, each is one line."""
+    for layout in task.inputs:
+        keys = _SLOT.findall(layout)
+        values = [record.get(columns.get(key, key)) for key in keys]
+        if all(isinstance(value, str) and not _is_blank(value) for value in values):
+            break
+    found = {key: _text(record, key, columns, place) for key in keys}
+    if layout == f"{{{keys[0]}}}":
+        return found[keys[0]]
+    return _SLOT.sub(lambda slot: " ".join(found[slot[1]].split()), layout)
 
-    record: Mapping[str, Any] = field(repr=False)
-    columns: Mapping[str, str]
-    place: str
 
-    def row(self, task: Task) -> Row | None:
-        """The row of this record; None if the task does not know its label."""
-        text = self._input(task)
-        if isinstance(task, ClassificationTask):
-            label = task.label_of(self._text("label"))
-            return None if label is None else Row(text, label, (label,))
-        references = self._value("references")
-        if references is None:
-            output = self._text("output")
-            return Row(text, output, (output,))
-        if not isinstance(references, list) or not references or not all(map(_is_text, references)):
-            column = self.columns.get("references", "references")
-            raise InvalidRecords(f"column {column!r} of {self.place} is not a list of texts")
-        output = references[0] if self._value("output") is None else self._text("output")
-        return Row(text, output, tuple(dict.fromkeys((*references, output))))
+def _references_of(record: Mapping[str, Any], columns: Mapping[str, str], place: str) -> list[str]:
+    """Every answer that counts as right; the record's own is the last."""
+    column = columns.get("references", "references")
+    references = record.get(column)
+    if references is None:
+        return [_text(record, "output", columns, place)]
+    if not (isinstance(references, list) and references and all(isinstance(r, str) and r.strip() for r in references)):
+        raise InvalidRecords(f"column {column!r} of {place} is not a list of texts")
+    own = record.get(columns.get("output", "output"))
+    return [*references, references[0] if own is None else _text(record, "output", columns, place)]
 
-    def _input(self, task: Task) -> str:
-        """By the first layout all of whose keys the record has. In a layout of several fields, each is one line."""
-        for layout in task.inputs:
-            keys = _SLOT.findall(layout)
-            if all(_is_text(self._value(key)) for key in keys):
-                break
-        if layout == f"{{{keys[0]}}}":
-            return self._text(keys[0])
-        found = {key: " ".join(self._text(key).split()) for key in keys}
-        return _SLOT.sub(lambda slot: found[slot[1]], layout)
 
-    def _value(self, key: str) -> Any:
-        return self.record.get(self.columns.get(key, key))
-
-    def _text(self, key: str) -> str:
-        column, value = self.columns.get(key, key), self._value(key)
-        if column not in self.record:
-            raise InvalidRecords(f"{self.place} has no column {column!r}, for {key!r}; columns= takes another name")
-        if _is_blank(value):
-            raise InvalidRecords(f"column {column!r} of {self.place} is empty")
-        if not isinstance(value, str):
-            raise InvalidRecords(f"column {column!r} of {self.place} is not a text")
-        return value
+def _text(record: Mapping[str, Any], key: str, columns: Mapping[str, str], place: str) -> str:
+    column = columns.get(key, key)
+    if column not in record:
+        raise InvalidRecords(f"{place} has no column {column!r}, for {key!r}; columns= takes another name")
+    if _is_blank(record[column]):
+        raise InvalidRecords(f"column {column!r} of {place} is empty")
+    if not isinstance(record[column], str):
+        raise InvalidRecords(f"column {column!r} of {place} is not a text")
+    return str(record[column])
 
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not _is_blank(value)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.label_pass import ChainReader, LabelReader, read_sample
-from langchain_dpicl.evaluation.label_study import LabelStudy
-from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, read_labels
+from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Task
-from langchain_dpicl.evaluation.text_pass import Author, Written, write_candidates, write_members
-from langchain_dpicl.evaluation.text_study import TextStudy
+from langchain_dpicl.evaluation.texts import Author, TextStudy
 from langchain_dpicl.privacy.checks import whole
 
 _TEXTS, _DECODED = ("embedding", "joint-em", "ptr"), ("online", "offline")
@@ -149,18 +148,12 @@ class Evaluation:
 
     def costs(self) -> list[CostPoint]:
         """Tokens and price of 100 queries at rates around the plan's; a token is taken for four characters."""
-        plan, is_label_task = self.plan, isinstance(self.task, ClassificationTask)
+        is_label_task = isinstance(self.task, ClassificationTask)
         return cost_curve(
             PromptTokens.measure(self.task, self.rows[:1000], self.queries, lambda text: len(text) / 4),
-            sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}),
-            owners=plan.owners,
-            members=plan.members,
-            shots=plan.shots,
+            self.plan,
             price_in=self.price_in,
             price_out=self.price_out,
-            epsilon=max(plan.epsilons),
-            delta=plan.delta,
-            releases=plan.releases,
             mechanism="vote" if is_label_task else "embedding",
             public_calls=0 if is_label_task else self.candidates,
         )
@@ -185,97 +178,108 @@ class Evaluation:
         words = f"{self.task.name}, {plan.members} members of {plan.shots}"
         return tqdm(total=texts * self.samples, desc=words, unit="query", disable=None, file=sys.stderr)
 
-    # -- labels -------------------------------------------------------------------------------------------------------
-
     def _labels(self, task: ClassificationTask) -> list[Score]:
-        reader: LabelReader
+        reader: Reader
         if self.in_batches:
             from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-            from langchain_dpicl.evaluation.label_batches import LabelBatches
+            from langchain_dpicl.evaluation.batches import label_reader
 
             model = TransformersLogits(str(self.model.embedded), threads=self.model.threads)
-            reader = LabelBatches(model, task.labels, task.shape)
+            reader = label_reader(model, task.labels, task.shape)
         else:
-            reader = ChainReader(self.model.load(), task)
+            reader = chain_reader(self.model.load(), task)
         study = self._label_study(task, reader, self.plan)
         found = study.scores()
-        found += study.by_members(self.vary.get("members", ()))
-        found += study.by_releases(self.vary.get("releases", ()))
+        for name in ("members", "releases"):
+            found += study.votes([self.plan.varied(**{name: n}) for n in self.vary.get(name, ())], name)
         for shots in self.vary.get("shots", ()):
-            found += self._label_study(task, reader, self.plan.varied(shots=shots)).votes("shots")
+            plan = self.plan.varied(shots=shots)
+            found += self._label_study(task, reader, plan).votes([plan], "shots")
         return found
 
-    def _label_study(self, task: ClassificationTask, reader: LabelReader, plan: EvaluationPlan) -> LabelStudy:
-        queries = [row.input for row in self.queries]
+    def _label_study(self, task: ClassificationTask, reader: Reader, plan: EvaluationPlan) -> LabelStudy:
         neutral = self.neutral or task.content_free
-        found = []
+        texts = [*neutral, *(row.input for row in self.queries)]
         sampler = Sampler(self.rows, self.public, plan)
-        with closing(self._file("labels", plan)) as file, self._bar(plan, len(queries) + len(neutral)) as bar:
-            for s in range(self.samples):
-                prompts = sampler.draw(s, file)
-
-                def key(text: str, sample: int = s) -> tuple[str, int]:
-                    return key_of(text), sample
-
-                found.append(read_sample(reader, prompts, plan.members, queries, neutral, file, key, bar.update))
+        with closing(self._file("labels", plan)) as file, self._bar(plan, len(texts)) as bar:
+            said = np.array(
+                [
+                    read_labels(reader, len(task.labels), sampler.draw(s, file), texts, file, s, bar.update)
+                    for s in range(self.samples)
+                ]
+            )
         right = [task.labels.index(row.output) for row in self.queries]
-        return LabelStudy(task.labels, right, found, plan, self.draws)
-
-    # -- texts --------------------------------------------------------------------------------------------------------
+        return LabelStudy(task.labels, right, said[:, len(neutral) :], said[:, : len(neutral)], plan, self.draws)
 
     def _texts(self, task: GenerationTask, file: PassFile) -> list[Score]:
         from langchain_dpicl.local import local_embeddings
 
         greedy, sampling = (self.model.load(max_tokens=task.max_tokens, temperature=t) for t in (0.0, 0.9))
-        author = Author(greedy, sampling, task)
-        sampler, plan = Sampler(self.rows, self.public, self.plan), self.plan
+        author, sampler = Author(greedy, sampling, task, file), Sampler(self.rows, self.public, self.plan)
         samples = [sampler.draw(s, file) for s in range(self.samples)]
-        written: list[list[Written]] = []
-        with self._bar(plan, len(self.queries)) as bar:
-            for row in self.queries:
-                written.append([])
+        written: list[list[Sequence[str | None]]] = [[] for _ in self.queries]
+        with self._bar(self.plan, len(self.queries)) as bar:
+            for texts, row in zip(written, self.queries, strict=True):
                 for s, prompts in enumerate(samples):
-                    written[-1].append(write_members(author, prompts, plan.members, row, file, (key_of(row.input), s)))
+                    texts.append(author.members(prompts, row.input, s))
                     bar.update()
         candidates: Sequence[Sequence[str]] = [()] * len(self.queries)
         if "embedding" in self._chosen:
             rows = tqdm(self.queries, desc="public candidates", unit="query", disable=None, file=sys.stderr)
-            candidates = [write_candidates(author, row, self.candidates, file, key_of(row.input)) for row in rows]
-        study = TextStudy(task, self.queries, written, candidates, plan, local_embeddings(), author, file, self.draws)
+            candidates = [author.candidates(row.input, self.candidates) for row in rows]
+        study = TextStudy(task, self.queries, written, candidates, self.plan, local_embeddings(), author, self.draws)
         found = study.prompts()
         if "embedding" in self._chosen:
-            found += study.embedding() + study.by_candidates(self.vary.get("candidates", ()))
-            found += study.by_members(self.vary.get("members", ()))
-        if "joint-em" in self._chosen:
-            found += study.joint_em()
-        if "ptr" in self._chosen:
-            found += study.ptr()
+            found += study.embedding()
+            for count in self.vary.get("candidates", ()):
+                found += study.embedding(count=count, study="candidates")
+            for members in self.vary.get("members", ()):
+                found += study.embedding(self.plan.varied(members=members), study="members")
+        for method in ("joint-em", "ptr"):
+            found += study.keywords(method) if method in self._chosen else []
         return found
 
     def _tokens(self, task: GenerationTask, file: PassFile) -> list[Score]:
+        """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
         from langchain_dpicl.decoding.template import DemonstrationTemplate
-        from langchain_dpicl.evaluation.token_scores import Decoder, DecodingNumbers, token_scores
+        from langchain_dpicl.evaluation.tokens import Decoder, DecodingNumbers
         from langchain_dpicl.local import local_embeddings
 
-        shape, model, delta = task.shape, self.model, self.plan.delta
+        shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())
         template = DemonstrationTemplate(shape.query + shape.answer + shape.separator, shape.query)
-        clean = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
-
-        def make(top_k: int) -> Decoder:
+        private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
+        inputs, public = ([shape.clean(row.input) for row in rows] for rows in (self.queries, self.public))
+        references, embeddings = [row.references for row in self.queries], local_embeddings()
+        asked = key_of(repr([row.input for row in self.queries]))
+        works: list[tuple[str, float | None]] = [("zero-shot decoding", None)] if "online" in self._chosen else []
+        works += [
+            (method, epsilon)
+            for method in _DECODED
+            if method in self._chosen
+            for epsilon in (None, *self.plan.epsilons)
+        ]
+        found = []
+        for top_k in dict.fromkeys((self.top_k, *varied)):
             numbers = DecodingNumbers(task.max_tokens, top_k=top_k)
-            return Decoder(str(model.embedded), template, clean, numbers, delta, threads=model.threads)
-
-        return token_scores(
-            make,
-            [shape.clean(row.input) for row in self.queries],
-            self.queries,
-            [shape.clean(row.input) for row in self.public],
-            methods=self._chosen,
-            epsilons=self.plan.epsilons,
-            top_ks=(self.top_k, *self.vary.get("top_k", ())),
-            file=file,
-            embeddings=local_embeddings(),
-        )
+            decoder = Decoder(str(model.embedded), template, private, numbers, self.plan.delta, threads=model.threads)
+            shown = public[: numbers.demonstrations]
+            for method, epsilon in works:
+                if top_k != self.top_k and method != "online":
+                    continue
+                plan: tuple[str, ...] = () if epsilon is None else (str(epsilon), str(decoder.delta))
+                key: Key = (method, top_k, asked, *plan)
+                if key not in file:
+                    file.add(key, decoder.answers(method, epsilon, inputs, shown))
+                kept = file[key]
+                facts = {k: v for k, v in kept["facts"].items() if isinstance(v, (int, float)) and k != "epsilon"}
+                facts["top_k"] = top_k
+                if epsilon is not None:  # a plan counts an answer to each query, or each demonstration
+                    releases = len(inputs) if method == "online" else len(shown)
+                    facts |= {"rate": decoder.rate, "shots": numbers.shots, "releases": releases}
+                score = Score.of_texts(method, epsilon, [kept["texts"]], references, embeddings, facts)
+                found += [score] if top_k == self.top_k else []
+                found += [replace(score, study="top_k")] if method == "online" and top_k in varied else []
+        return found
 
 
 def some(rows: Sequence[Row], count: int) -> list[Row]:

@@ -1,8 +1,6 @@
-"""A file of the model's answers: a stopped evaluation resumes from it.
+"""One pass of a model: its answers to every prompt of a query, on disk, so that a stopped evaluation resumes.
 
-One line of JSON for each piece of work, appended and synced when the work is done; the first line holds the settings.
-A line that a stop left half written is dropped, and its work is done again. The file holds members' answers in the
-open, so only its owner may read it.
+A pass holds members' answers in the open: for data that are public in truth, or stay with their owner.
 """
 
 from __future__ import annotations
@@ -13,19 +11,27 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.private import boundary
 from langchain_dpicl.store.durable import append, lock, read_whole
 
+Pairs = Sequence[tuple[str, str]]
+"""Examples of one prompt: (input, output)."""
+
 Key = tuple[int | str, ...]
-T = TypeVar("T")
 
 _BAD_HEAD = "a folder of an evaluation: its first line is damaged"
 
 
 class PassFile:
     """Entries by key, on disk from the moment they are added.
+
+    The first line holds the settings; each further line is one entry as JSON. A line that a stop left half written is
+    dropped, and its work is done again. Only the file's owner may read it.
 
     Raises `InvalidParameter` if the file was made with other settings (it names the first that differs), is no such
     file, is damaged (it names the line), cannot be written, or if another evaluation has it. A refused file stays as
@@ -95,6 +101,34 @@ class PassFile:
         self._write(json.dumps([list(key), value]))
         self._entries[key] = value
 
+    def answers(
+        self, key: Key, prompts: int, ask: Callable[[Sequence[int]], Sequence[Any]], failed: Any = None
+    ) -> list[Any]:
+        """Return the answers of this key. Ask for them if they are missing, and keep them.
+
+        ``ask`` answers the prompts at these positions, with ``failed`` for each that has no answer. A prompt that fails
+        among others is asked once more, beside one that has an answer: if that one fails too, the model is gone. Raises
+        `ModelUnavailable` if no prompt has an answer, or the model is gone; nothing of an outage is kept.
+        """
+        if key not in self:
+            found = list(ask(range(prompts)))
+            lacking = [i for i, answer in enumerate(found) if answer == failed]
+            answered = [i for i, answer in enumerate(found) if answer != failed]
+            is_gone = not answered
+            if lacking and answered:
+                known, *again = ask([answered[0], *lacking])
+                is_gone = known == failed
+                for i, answer in zip(lacking, again, strict=True):
+                    found[i] = answer
+            if is_gone:
+                raise ModelUnavailable(
+                    "the model answers no prompt of a query: is it up, is its key right, and do label prompts get "
+                    f"log-probabilities? Earlier answers are kept in {str(self.path)!r}; the same command resumes"
+                )
+            self.add(key, found)
+        kept: list[Any] = self[key]
+        return kept
+
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
 
@@ -103,13 +137,6 @@ class PassFile:
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._entries)
-
-    def no_answer(self) -> ModelUnavailable:
-        """The error of a model that answers nothing any more."""
-        return ModelUnavailable(
-            "the model answers no prompt of a query: is it up, is its key right, and do label prompts get "
-            f"log-probabilities? Earlier answers are kept in {str(self.path)!r}; the same command resumes"
-        )
 
     def close(self) -> None:
         """Release the file."""
@@ -128,18 +155,10 @@ def key_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def once_more(found: Sequence[T | None], ask: Callable[[list[int]], Sequence[T | None]]) -> list[T | None]:
-    """Answers by prompt, None for a failure, after each prompt that failed among others was asked once more.
-
-    One prompt with an answer is asked again beside them. If that fails as well, the model is gone, and the result has
-    no answer at all: nothing of an outage is kept.
-    """
-    failed = [i for i, answer in enumerate(found) if answer is None]
-    answered = [i for i, answer in enumerate(found) if answer is not None]
-    if not failed or not answered:
-        return list(found)
-    known, *again = ask([answered[0], *failed])
-    if known is None:
-        return [None] * len(found)
-    renewed = dict(zip(failed, again, strict=True))
-    return [renewed.get(i, answer) for i, answer in enumerate(found)]
+def ask_members(member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str) -> list[Any]:
+    """Return a sealed member's output for each prompt's examples, called as a release calls it; None for a failure."""
+    requests = [
+        ({"input": query}, [{"input": asked, "output": answer} for asked, answer in pairs]) for pairs in prompts
+    ]
+    found = boundary.run_private(member, requests, max_concurrency=8)
+    return [None if each is boundary.ABSTAIN else each for each in found]

@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from langchain_core.embeddings import Embeddings
+from langchain_core.embeddings import FakeEmbeddings
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.passes import PassFile
+from langchain_dpicl.evaluation.passes import Pairs, PassFile
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
-
-Pairs = Sequence[tuple[str, str]]
-"""Examples of one prompt: (input, output)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,11 @@ class EvaluationPlan:
         return {**held, "releases": self.releases, "delta": self.delta}
 
     def varied(self, **numbers: int) -> EvaluationPlan:
-        """The same plan with other numbers. Other members keep their shots, so the rate changes."""
+        """The same plan with other numbers. Other members keep their shots, so the rate changes.
+
+        The first n members of N are a sample of the plan with n members, whose rate is n / N of this one's: every owner
+        draws its member on its own.
+        """
         return replace(self, **numbers)  # type: ignore[arg-type]
 
     def parameter(self, epsilon: float, mechanism: str, options: Mapping[str, float] | None = None) -> float:
@@ -78,7 +79,9 @@ class Sampler:
     """Draws the examples of prompts from rows, by the release's own sampling; every row is its own owner.
 
     A sample has these prompts: one for each member, with its bucket; one without examples; one with ``few_shots``
-    private examples; and if there are public rows, one with as many of them.
+    private examples; and if there are public rows, one with as many of them. Every query gets the same samples: its
+    answer then has the law that it has with a sample of its own, so a score has the same mean; between samples it
+    varies more.
     """
 
     def __init__(self, rows: Sequence[Row], public: Sequence[Row], plan: EvaluationPlan) -> None:
@@ -86,10 +89,10 @@ class Sampler:
             raise InvalidParameter("data", f"{len(rows)} records", f"at least members * shots = {needed} records")
         store = ExemplarStore.from_records(
             [{"input": row.input, "output": row.output, "row": i} for i, row in enumerate(rows)],
-            _NoEmbeddings(),
+            FakeEmbeddings(size=1),  # never asked: nothing is looked for by similarity
             input_key="input",
             output_key="output",
-            vectors=np.zeros((len(rows), 1), np.float32),  # nothing is looked for by similarity
+            vectors=np.zeros((len(rows), 1), np.float32),
         )
         self._selector = PoissonExampleSelector(store, plan.members, shots=plan.shots)
         self._rows, self._public, self._few = rows, public, plan.few_shots
@@ -99,25 +102,9 @@ class Sampler:
         key = ("sample", number)
         if key not in file:
             buckets = [[int(each["row"]) for each in bucket] for bucket in self._selector.sample()]
-            file.add(key, [buckets, *(self._some(len(rows)) for rows in (self._rows, self._public))])
+            orders = [np.argsort(SecureRandomness().uniforms(len(rows))) for rows in (self._rows, self._public)]
+            file.add(key, [buckets, *(order[: self._few].tolist() for order in orders)])
         buckets, few_shot, public = file[key]
-        prompts = [_pairs(self._rows, bucket) for bucket in (*buckets, (), few_shot)]
-        return [*prompts, _pairs(self._public, public)] if self._public else prompts
-
-    def _some(self, count: int) -> list[int]:
-        order: list[int] = np.argsort(SecureRandomness().uniforms(count))[: self._few].tolist()
-        return order
-
-
-def _pairs(rows: Sequence[Row], chosen: Sequence[int]) -> Pairs:
-    return [(rows[i].input, rows[i].output) for i in chosen]
-
-
-class _NoEmbeddings(Embeddings):
-    """For a store that embeds nothing."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [[0.0] for _ in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        return [0.0]
+        prompts = [(self._rows, bucket) for bucket in (*buckets, (), few_shot)]
+        prompts += [(self._public, public)] if self._public else []
+        return [[(rows[i].input, rows[i].output) for i in chosen] for rows, chosen in prompts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +13,28 @@ from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint
-from langchain_dpicl.evaluation.pictures import pictures, save
+from langchain_dpicl.evaluation.pictures import pictures
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tables import (
-    MEASURES,
     findings,
     main_measure,
     main_table,
-    measures_of,
     number,
     ordered,
     papers_table,
     study_table,
 )
 from langchain_dpicl.evaluation.tasks import Task
+from langchain_dpicl.plots.charts import figure_of
+from langchain_dpicl.plots.style import save_figure
 
-_RESERVED = (*MEASURES, "flips", "cost")
+_PLAN = {
+    "members": "{} members",
+    "shots": "{} shots each",
+    "rate": "sampling rate {}",
+    "releases": "{} releases",
+    "delta": "delta {}",
+}
 
 
 def write_report(
@@ -52,53 +57,41 @@ def write_report(
     costs
         A cost curve, for ``cost.png``.
 
-    Raises
-    ------
-    InvalidParameter
-        For no scores, an epsilon that is not positive, an ablation whose scores lack the varied number, a folder that
-        cannot be written; and without matplotlib, after the numbers and the table are written.
+    Raises `InvalidParameter` for a folder that cannot be written; and without matplotlib, after the numbers and the
+    table are written.
     """
-    if not scores or not measures_of(scores):
-        raise InvalidParameter("scores", len(scores), "at least one score with a measure")
-    for score in scores:
-        if score.epsilon is not None and not 0 < score.epsilon < math.inf:
-            raise InvalidParameter("epsilon", score.epsilon, "above 0 and finite; None if it is not private")
-        if score.study and (score.study in _RESERVED or not re.fullmatch(r"\w[\w-]*", score.study)):
-            raise InvalidParameter("study", score.study, f"a word for a file name, none of {', '.join(_RESERVED)}")
-        varied = score.facts.get(score.study, math.nan) if score.study else 0.0
-        if not math.isfinite(varied):
-            raise InvalidParameter(
-                f"facts[{score.study!r}]", varied, f"the number that the {score.method} score varies"
-            )
-    drawers = pictures(task.name, scores, costs)
-    measure = main_measure(scores)
+    drawn, measure = pictures(task.name, scores, costs), main_measure(scores)
     main = ordered([score for score in scores if not score.study])
-    facts = next((score.facts for score in main or scores if score.is_private), {})
-    plan = {
-        name: value
-        for name in ("model", "members", "shots", "rate", "releases", "delta")
-        if (value := facts.get(name) if settings.get(name) is None else settings[name]) is not None
-    }
+    facts = next((score.facts for score in main or scores if score.epsilon is not None), {})
+    named = {name: facts.get(name) if settings.get(name) is None else settings[name] for name in ("model", *_PLAN)}
+    plan = {name: value for name, value in named.items() if value is not None}
+    parts = [_counted([s.queries for s in main or scores], "query", "queries")]
+    parts.append(_counted([s.runs for s in main or scores], "run", "runs"))
+    parts += [_PLAN[name].format(number(value)) for name, value in plan.items() if name in _PLAN]
+    model = f" with {plan['model']}" if "model" in plan else ""
     results: dict[str, Any] = {
         "task": task.name,
-        "measured": _measured(task, main or scores, plan),
+        "measured": f"{task.name}{model}: {', '.join(parts)}.",
         "finding": " ".join(findings(main, measure)),
         "table": main_table(main, measure, plan),
         "papers": papers_table(task, main),
-        "pictures": list(drawers),
-        "settings": _strict(settings),
-        "scores": [_strict(score.to_dict()) for score in scores],
-        "costs": [_strict(asdict(point)) for point in costs],
+        "pictures": list(drawn),
+        "settings": settings,
+        "scores": [score.to_dict() for score in scores],
+        "costs": [asdict(point) for point in costs],
     }
+    # Strict JSON: null for numbers that are not finite, lists for NumPy's arrays, text for objects that JSON lacks.
+    text = json.dumps(results, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
+    results = json.loads(text, parse_constant=lambda _: None)
     studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
     parts = [f"# {task.name}", results["measured"], results["finding"], results["table"], *studies, results["papers"]]
-    parts.append(_command(results["settings"]))
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "results.json").write_text(text + "\n", encoding="utf-8")
-        _write(folder / "table.md", parts)
-        save(drawers, folder)
+        _write(folder / "table.md", [*parts, _command(results["settings"])])
+    for name, (charts, title) in drawn.items():
+        save_figure(figure_of(charts, folder / name, title), folder / name)
     return results
 
 
@@ -153,16 +146,7 @@ def _section(folder: Path) -> list[str]:
     ]
 
 
-def _measured(task: Task, scores: Sequence[Score], plan: Mapping[str, Any]) -> str:
-    words = {"members": "{} members", "shots": "{} shots each", "rate": "sampling rate {}"}
-    words |= {"releases": "{} releases", "delta": "delta {}"}
-    parts = [_range([s.queries for s in scores], "query", "queries"), _range([s.runs for s in scores], "run", "runs")]
-    parts += [words[name].format(number(value)) for name, value in plan.items() if name in words]
-    model = f" with {plan['model']}" if "model" in plan else ""
-    return f"{task.name}{model}: {', '.join(parts)}."
-
-
-def _range(counts: Sequence[int], one: str, many: str) -> str:
+def _counted(counts: Sequence[int], one: str, many: str) -> str:
     low, high = min(counts), max(counts)
     return f"{low:,} {one if low == 1 else many}" if low == high else f"{low:,} to {high:,} {many}"
 
@@ -171,19 +155,6 @@ def _command(settings: Mapping[str, Any]) -> str:
     command = settings.get("command")
     line = shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else command
     return f"```\n{line}\n```" if line else ""
-
-
-def _strict(value: Any) -> Any:
-    """As strict JSON has it: null for numbers that are not finite, text for objects that JSON lacks."""
-    if isinstance(value, Mapping):
-        return {str(key): _strict(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
-        return _strict(value.tolist())
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def _write(path: Path, parts: Sequence[str]) -> None:

@@ -1,15 +1,19 @@
-"""What an evaluation finds: one score a method, with its public numbers."""
+"""What an evaluation finds: one score a method, with its public numbers; and how close texts are to references."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,6 @@ class Score:
     facts: Mapping[str, float] = field(default_factory=FrozenMapping)
     study: str = ""
 
-    @property
-    def is_private(self) -> bool:
-        """Whether the score belongs to a plan."""
-        return self.epsilon is not None
-
     def mean(self, measure: str) -> float:
         """The measure's mean; NaN if the score lacks it."""
         return self.values[measure].mean if measure in self.values else math.nan
@@ -89,3 +88,69 @@ class Score:
         }
         held = {"method": self.method, "epsilon": self.epsilon, "study": self.study, "values": measures}
         return {**held, "runs": self.runs, "queries": self.queries, "facts": dict(self.facts)}
+
+    @classmethod
+    def of_texts(
+        cls,
+        method: str,
+        epsilon: float | None,
+        runs: Sequence[Sequence[str]],
+        references: Sequence[Sequence[str]],
+        embeddings: Embeddings,
+        facts: Mapping[str, float],
+        study: str = "",
+    ) -> Score:
+        """The score of texts by run and query, against the queries' references: `text_measures` and ``meaning``."""
+        texts, wide = [text for run in runs for text in run], [*references] * len(runs)
+        measures = {**text_measures(texts, wide), "meaning": meaning_scores(texts, wide, embeddings)}
+        shape = (len(runs), len(references))
+        values = {name: Value.of(np.reshape(found, shape)) for name, found in measures.items()}
+        return cls(method, epsilon, values, *shape, facts, study)
+
+
+def meaning_scores(
+    predictions: Sequence[str], references: Sequence[str | Sequence[str]], embeddings: Embeddings
+) -> list[float]:
+    """Return each prediction's cosine with the nearest of its references, by their embeddings; 0 for no text."""
+    known = [_several(each) for each in references]
+    texts = list(dict.fromkeys([*predictions, *(text for each in known for text in each)]))
+    vectors = np.array(embeddings.embed_documents(texts))
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vector_of = dict(zip(texts, vectors, strict=True))
+    return [
+        max(float(vector_of[prediction] @ vector_of[text]) for text in each) if prediction.strip() else 0.0
+        for prediction, each in zip(predictions, known, strict=True)
+    ]
+
+
+def text_scores(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
+    """Return the mean of each of `text_measures` over the pairs."""
+    return {name: float(np.mean(values)) for name, values in text_measures(predictions, references).items()}
+
+
+def text_measures(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, list[float]]:
+    """Return scores between 0 and 1 for each pair; larger is closer.
+
+    ROUGE-1, ROUGE-2 and ROUGE-L (F-measure with stemming, ``rouge-score``), BLEU (sentence BLEU with the effective
+    order, ``sacrebleu``) and the normalised Levenshtein similarity (``rapidfuzz``). Of several references, BLEU uses
+    all together and the other measures the best. ROUGE knows Latin letters and digits alone.
+    """
+    if isinstance(predictions, str) or len(predictions) != len(references) or not predictions:
+        raise InvalidParameter("predictions", len(predictions), f"as many as there are references ({len(references)})")
+    from rapidfuzz.distance import Levenshtein
+    from rouge_score.rouge_scorer import RougeScorer
+    from sacrebleu.metrics.bleu import BLEU
+
+    rouge, bleu = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True), BLEU(effective_order=True)
+    measured: dict[str, list[float]] = {name: [] for name in ("rouge1", "rouge2", "rougeL", "bleu", "levenshtein")}
+    for prediction, reference in zip(predictions, references, strict=True):
+        known = _several(reference)
+        for name, found in rouge.score_multi(known, prediction).items():
+            measured[name].append(found.fmeasure)
+        measured["bleu"].append(bleu.sentence_score(prediction, known).score / 100)
+        measured["levenshtein"].append(max(Levenshtein.normalized_similarity(prediction, each) for each in known))
+    return measured
+
+
+def _several(references: str | Sequence[str]) -> list[str]:
+    return [references] if isinstance(references, str) else list(references)

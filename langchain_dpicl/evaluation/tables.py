@@ -25,6 +25,11 @@ _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
 
 
+def word_of(measure: str) -> str:
+    """The measure's name in a text."""
+    return MEASURES.get(measure, measure.replace("_", " "))
+
+
 def measures_of(scores: Sequence[Score]) -> list[str]:
     """The measures of these scores: known ones in order, then others as they come."""
     found = dict.fromkeys(name for score in scores for name in score.values)
@@ -47,7 +52,7 @@ def words_of(score: Score, private: Collection[str]) -> str:
 
 def ordered(scores: Sequence[Score]) -> list[Score]:
     """Methods that are never private first; then each other method, first without noise, then by epsilon."""
-    private = {score.method for score in scores if score.is_private}
+    private = {score.method for score in scores if score.epsilon is not None}
     first = list(dict.fromkeys(score.method for score in scores))
     return sorted(
         scores, key=lambda s: (s.method in private, first.index(s.method), -1.0 if s.epsilon is None else s.epsilon)
@@ -55,57 +60,57 @@ def ordered(scores: Sequence[Score]) -> list[Score]:
 
 
 def findings(main: Sequence[Score], measure: str) -> list[str]:
-    """The best private method at the least epsilon, then everything that speaks against it: sentences."""
-    private = [s for s in main if s.epsilon is not None and math.isfinite(s.mean(measure))]
+    """The best private method at the least epsilon, then everything that speaks against it: sentences.
+
+    That is: methods to which examples bring nothing, or nothing certain, or less than the noise takes.
+    """
+    private = [(s.epsilon, s) for s in main if s.epsilon is not None and math.isfinite(s.mean(measure))]
     if not private:
         return ["No private method was measured."] if main else []
+    least = min(epsilon for epsilon, _ in private)
+    best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
     zeros = [_find(main, name, None, measure) for name in ("zero-shot", "zero-shot calibrated")]
     zero = max((each for each in zeros if each), key=lambda s: s.mean(measure), default=None)
-    least = min(s.epsilon for s in private if s.epsilon is not None)
-    best = max((s for s in private if s.epsilon == least), key=lambda s: s.mean(measure))
-    name, reference = MEASURES.get(measure, measure), _find(main, best.method, None, measure)
+    first = f"At epsilon {least:g} the best private method, {best.method}, has {word_of(measure)} "
+    first += f"{best.mean(measure):.1f}"
     apart = []
-    for other, words in ((reference, "its aggregate without noise"), (zero, zero.method if zero else "")):
+    for other, words in (
+        (_find(main, best.method, None, measure), "its aggregate without noise"),
+        (zero, zero.method if zero else ""),
+    ):
         if other:
             points = best.mean(measure) - other.mean(measure)
             side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
             apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
-    first = f"At epsilon {least:g} the best private method, {best.method}, has {name} {best.mean(measure):.1f}"
-    found = [f"{', '.join([first, ' and '.join(apart)] if apart else [first])}."]
-    return found + (_doubts(main, private, zero, measure) if zero else [])
-
-
-def _doubts(main: Sequence[Score], private: Sequence[Score], zero: Score, measure: str) -> list[str]:
-    """Methods to which examples bring nothing, or nothing certain, or less than the noise takes."""
-    methods = dict.fromkeys(score.method for score in private)
-    known = [reference for method in methods if (reference := _find(main, method, None, measure))]
-    floor, said = zero.mean(measure), []
-    failed = [s for s in known if s.mean(measure) <= floor]
+    said = [f"{', '.join([first, ' and '.join(apart)] if apart else [first])}."]
+    if zero is None:
+        return said
+    floor = zero.mean(measure)
+    plain = [found for m in dict.fromkeys(s.method for _, s in private) if (found := _find(main, m, None, measure))]
+    failed = [s for s in plain if s.mean(measure) <= floor]
+    gains = [s for s in plain if s not in failed]
     if failed:
         prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and s.mean(measure) > floor]
-        place = "Here" if len(failed) == len(known) else f"With {_list([s.method for s in failed])},"
+        place = "Here" if not gains else f"With {_list([s.method for s in failed])},"
         means = _list([f"{s.method} has {s.mean(measure):.1f}" for s in failed])
         more = "".join(f", though one {s.method} prompt has {s.mean(measure):.1f}" for s in prompts[:1])
         said.append(
             f"{place} {'the ensemble' if prompts else 'the model'} learns nothing from the examples: without noise "
             f"{means}, {zero.method} {floor:.1f}{more}."
         )
-    gains = [s for s in known if s not in failed]
-    unsure = []
+    unsure, lost = [], []
     for score in gains:
         gain, error = score.mean(measure) - floor, math.hypot(score.values[measure].error, zero.values[measure].error)
         unsure += [f"{score.method} {gain:.1f} ({error:.1f})"] if gain < 2 * error else []
+        epsilons = [f"{e:g}" for e, s in private if s.method == score.method and s.mean(measure) <= floor]
+        lost += [f"{score.method} at epsilon {_list(epsilons)}"] if epsilons else []
     if unsure:
         said.append(
             f"By how many points the examples help without noise may be chance: {_list(unsure)}; in brackets the "
             f"standard error over queries, were the two methods independent."
         )
-    names = []
-    for score in gains:
-        lost = [f"{s.epsilon:g}" for s in private if s.method == score.method and s.mean(measure) <= floor]
-        names += [f"{score.method} at epsilon {_list(lost)}"] if lost else []
-    if names:
-        said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(names)}.")
+    if lost:
+        said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(lost)}.")
     return said
 
 
@@ -114,27 +119,27 @@ def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> 
     if not main:
         return ""
     measures = measures_of(main)
-    private = {score.method for score in main if score.is_private}
+    private = {score.method for score in main if score.epsilon is not None}
     rows = []
     for score in main:
-        base = _find(main, score.method, None, measure) if score.is_private else None
+        base = _find(main, score.method, None, measure) if score.epsilon is not None else None
         facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
         rows.append(
-            [score.method, words_of(score, private).removeprefix("epsilon ")]
-            + [_cell(score.values.get(name)) for name in measures]
-            + [_difference(score, base, measure)]
-            + [f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else ""]
-            + [", ".join(f"{name} {number(value)}" for name, value in facts.items())]
+            [
+                score.method,
+                words_of(score, private).removeprefix("epsilon "),
+                *(_cell(score.values.get(name)) for name in measures),
+                _difference(score, base, measure),
+                f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else "",
+                ", ".join(f"{name} {number(value)}" for name, value in facts.items()),
+            ]
         )
-    head = ["method", "epsilon", *(MEASURES.get(name, name) for name in measures)]
-    table = _table([*head, "against no noise", "changed by noise", "public numbers"], rows)
+    head = ["method", "epsilon", *map(word_of, measures), "against no noise", "changed by noise", "public numbers"]
     errors = [s.values[measure].error for s in main if measure in s.values]
-    known = [error for error in errors if math.isfinite(error)]
     note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
-    if known:
-        word = MEASURES.get(measure, measure)
-        note += f" The standard error of {word} over queries is at most {max(known):.1f}."
-    return f"{table}\n\n{note}"
+    if known := [error for error in errors if math.isfinite(error)]:
+        note += f" The standard error of {word_of(measure)} over queries is at most {max(known):.1f}."
+    return f"{_table(head, rows)}\n\n{note}"
 
 
 def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
@@ -142,10 +147,10 @@ def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
     held = ordered([score for score in scores if score.study == study])
     kinds = {(score.method, score.epsilon): f"{score.method}, {words_of(score, ())}" for score in held}
     cells = {(s.method, s.epsilon, s.facts[study]): _cell(s.values.get(measure)) for s in held}
-    words = study.replace("_", " ")
     varied = sorted({score.facts[study] for score in held})
     rows = [[number(value), *(cells.get((*kind, value), "") for kind in kinds)] for value in varied]
-    return f"## {MEASURES.get(measure, measure)} against {words}\n\n{_table([words, *kinds.values()], rows)}"
+    words = study.replace("_", " ")
+    return f"## {word_of(measure)} against {words}\n\n{_table([words, *kinds.values()], rows)}"
 
 
 def papers_table(task: Task, main: Sequence[Score]) -> str:
@@ -158,8 +163,7 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
     for figure in (figure for figure in task.paper if figure.epsilon is not None):
         is_loss = figure.metric.endswith(_AGAINST_FEW_SHOT)
         word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
-        measure = measure_of.get(word, word)
-        method = _PAPERS_NAMES.get(figure.method, figure.method)
+        measure, method = measure_of.get(word, word), _PAPERS_NAMES.get(figure.method, figure.method)
         ours = _find(main, method, figure.epsilon, measure)
         base = few_shot if is_loss else _find(main, method, None, measure)
         theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))

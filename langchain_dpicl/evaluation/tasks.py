@@ -1,7 +1,7 @@
 """The papers' tasks: the layout of a member's prompt, its possible answers, and the papers' figures.
 
-Everything here is public: instructions, layouts, labels, lengths. A prompt is ``shape.prefix(examples)`` followed by
-``shape.ask(input)``; several queries may share a prefix.
+Everything here is public. A prompt is ``shape.prefix(examples)`` followed by ``shape.ask(input)``; several queries may
+share a prefix.
 
 SST-2, AG News and TREC are worded as by Zhao et al. 2021 ("Calibrate Before Use"), whom Panda et al. 2023 and Wu et al.
 2024 followed; Amazon and SAMSum as in the code that Wu et al. published. The other four (document question answering
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from langchain_dpicl.aggregators.labels import check_labels, normal
 from langchain_dpicl.errors import InvalidParameter
@@ -31,7 +32,7 @@ class Shape:
     instruction
         The first lines, "" for none; the separator follows.
     query
-        A template with ``{input}`` once. The answer follows it directly; it has no white space at its end.
+        A template with ``{input}`` once and no white space at its end. The answer follows it directly.
     answer
         The end of an example, after the query, with ``{output}`` once.
     separator
@@ -69,6 +70,10 @@ class Shape:
         parts += [self.example(input, output) for input, output in examples]
         return "".join(part + self.separator for part in parts)
 
+    def prompt(self, values: Mapping[str, Any]) -> str:
+        """The prompt of a member, from its values ``examples`` (mappings with ``input`` and ``output``), ``input``."""
+        return self.prefix([(each["input"], each["output"]) for each in values["examples"]]) + self.ask(values["input"])
+
     def clean(self, text: str) -> str:
         """A text that cannot pass for another example: one line, or with `multiline` lines that are not empty."""
         lines = (" ".join(line.split()) for line in text.splitlines())
@@ -104,20 +109,10 @@ class HubSource:
         object.__setattr__(self, "columns", FrozenMapping(self.columns))
 
 
-@dataclass(frozen=True)
-class PaperFigure:
-    """One published number.
+class PaperFigure(NamedTuple):
+    """One published number in per cent: its place and setting, and the names that the paper uses.
 
-    Parameters
-    ----------
-    source
-        Its place and its setting, in words.
-    model, method
-        As the paper names them.
-    epsilon
-        The paper's claim for all queries together; None for a method that is not private.
-    metric, value
-        "ROUGE-1", "accuracy", ...; in per cent.
+    `epsilon` is the paper's claim for all queries together; None for a method that is not private.
     """
 
     source: str
@@ -169,18 +164,14 @@ class ClassificationTask:
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """A task whose answer is a text.
+    """A task whose answer is a text of at most `max_tokens`, which ends at a text of `stop`.
 
     Parameters
     ----------
-    max_tokens
-        The length of an answer, at most.
     keywords
         The least and the most keywords that propose-test-release may choose.
     k
         How many keywords the joint exponential mechanism releases.
-    stop
-        Texts at which an answer ends.
     inputs
         Templates for the input; a row uses the first one all of whose keys it has.
     """

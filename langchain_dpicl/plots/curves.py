@@ -10,12 +10,17 @@ from langchain_dpicl.plots.style import COLORS, LIMIT, new_figure, save_figure
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y) in the order of x. A point whose y is None is left out."""
+    """Points (x, y) in the order of x. A point whose y is None is left out.
+
+    `spreads` are the half lengths of bars, one for each point; NaN for none.
+    """
 
     points: Sequence[tuple[float, float | None]]
     label: str | None = None
-    color: str = COLORS[0]
+    color: str | tuple[float, ...] = COLORS[0]
     style: str = "-"
+    marker: str = "o"
+    spreads: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def draw_panels(panels: Sequence[Panel], path: str) -> None:
             axes.plot(
                 [x for x, _ in known],
                 [y for _, y in known],
-                marker="o",
+                marker=curve.marker,
                 markersize=3,
                 color=curve.color,
                 linestyle=curve.style,

@@ -50,11 +50,14 @@ def whole_numbers(axis: Any) -> None:
 
 
 def _plain_logarithms(axes: Any) -> None:
-    """Label logarithmic axes 0.5, 1, 2, 5, 10 instead of powers of ten; over three decades and more, powers alone."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    """Label logarithmic axes 0.5, 1, 2, 5, 10 instead of powers of ten; over three decades and more, powers alone.
+
+    Ticks at given values stay.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     for axis in (axes.xaxis, axes.yaxis):
-        if axis.get_scale() == "log":
+        if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
             low, high = axis.get_view_interval()
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

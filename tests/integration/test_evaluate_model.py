@@ -10,8 +10,8 @@ import pytest
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.label_batches import LabelBatches
-from langchain_dpicl.evaluation.label_pass import ChainReader
+from langchain_dpicl.evaluation.batches import label_reader
+from langchain_dpicl.evaluation.labels import chain_reader
 from langchain_dpicl.evaluation.tasks import ClassificationTask, task
 from langchain_dpicl.local import local_llm
 
@@ -38,10 +38,10 @@ def test_reading_in_batches_says_what_the_chain_says() -> None:
     assert isinstance(sst2, ClassificationTask)
     pairs = [(row["text"], row["label"]) for row in REVIEWS]
     examples = [[], pairs[:1], [pairs[3], pairs[30]], pairs[10:30:5]]
-    batch = LabelBatches(TransformersLogits(MODEL, threads=1), sst2.labels, sst2.shape).prompts(examples)
-    chain = ChainReader(local_llm(MODEL, threads=1), sst2, at_once=1).prompts(examples)
+    batch = label_reader(TransformersLogits(MODEL, threads=1), sst2.labels, sst2.shape)(examples)
+    chain = chain_reader(local_llm(MODEL, threads=1), sst2)(examples)
     for query in ("a witty, seductive movie", "a boring mess", "the music is loud"):
-        wide, exact = batch(query), chain(query)
+        wide, exact = batch(query, range(4)), chain(query, range(4))
         assert wide.shape == exact.shape == (4, 2)
         assert exact.any(axis=1).all(), "no prompt failed"
         shares = [scores / scores.sum(axis=1, keepdims=True) for scores in (wide, exact)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
 from langchain_dpicl.evaluation.data import Row
+from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.tasks import TASKS
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
@@ -17,8 +19,17 @@ TREC, E2E = TASKS["trec"], TASKS["e2e"]
 ROWS = [Row("Who is it ?", "Person", ("Person",)), Row("When ?", "Number", ("Number",))]
 TOKENS = PromptTokens(instruction=20.0, example=30.0, query=10.0, answer=2.0)
 OWNERS = 1000
-PLAN: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "releases": 1000}
-ASKED: dict[str, Any] = {"owners": OWNERS, "members": 10, "shots": 4, "price_in": 3.0, "price_out": 15.0, **PLAN}
+PLAN = EvaluationPlan(owners=OWNERS, members=10, shots=4, releases=1000, delta=1e-5, epsilons=(0.5, 1.0))
+
+
+def points(mechanism: str = "vote", public_calls: int = 0, **changed: int) -> list[CostPoint]:
+    """Two points at each of the rates .01, .02, .04, .08 and .16."""
+    asked: dict[str, Any] = {"price_in": 3.0, "price_out": 15.0, "mechanism": mechanism, "public_calls": public_calls}
+    return cost_curve(TOKENS, PLAN.varied(**changed), **asked)
+
+
+def at(rate: float, found: list[CostPoint]) -> list[CostPoint]:
+    return [point for point in found if point.rate == rate]
 
 
 def words(text: str) -> int:
@@ -51,18 +62,9 @@ def test_a_generated_answer_is_never_longer_than_the_tasks() -> None:
     assert PromptTokens.measure(E2E, [short], [long, short], words).answer == (E2E.max_tokens + 1) / 2  # type: ignore[union-attr]
 
 
-def test_nothing_to_measure_and_negative_counts_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"examples.*at least one row"):
-        PromptTokens.measure(TREC, [], ROWS, words)
-    with pytest.raises(InvalidParameter, match=r"queries.*at least one row"):
-        PromptTokens.measure(TREC, ROWS, [], words)
-    with pytest.raises(InvalidParameter, match="query=-1"):
-        PromptTokens(1, 1, -1, 1)
-
-
 def test_a_point_by_hand() -> None:
     """q = .08, so 80 owners: 20 members of 4, or 10 members of 8."""
-    members, shots = cost_curve(TOKENS, [0.08], **ASKED)
+    members, shots = at(0.08, points())
     sigma = (
         PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.08, 1000)})
         .lines["vote"]
@@ -96,32 +98,37 @@ def test_a_point_by_hand() -> None:
 
 def test_the_expected_tokens_are_the_mean_of_samples() -> None:
     """Owners flip their own coins: over 20,000 releases the mean is within 6 standard errors (false alarm 2e-9)."""
-    (_, point) = cost_curve(TOKENS, [0.04], **ASKED)
+    (_, point) = at(0.04, points())
     sampled = np.random.default_rng(7).binomial(OWNERS, 0.04, size=20_000)
     read = point.members * (TOKENS.instruction + TOKENS.query) + sampled * TOKENS.example
     assert abs(read.mean() - point.prompt_tokens / 100) < 6 * read.std() / 20_000**0.5
 
 
 def test_where_the_sizes_meet_both_points_are_one() -> None:
-    members, shots = cost_curve(TOKENS, [40 / OWNERS], **ASKED)
+    members, shots = at(40 / OWNERS, points())
     assert (members.members, members.shots) == (shots.members, shots.shots) == (10, 4.0)
     assert (members.prompt_tokens, members.price) == (shots.prompt_tokens, shots.price)
 
 
 def test_a_higher_rate_costs_more_tokens_and_more_noise() -> None:
-    points = cost_curve(TOKENS, [0.16, 0.001, 0.04, 0.04], **ASKED)
-    assert [point.rate for point in points] == [0.001, 0.001, 0.04, 0.04, 0.16, 0.16]
+    found = points()
+    assert [point.rate for point in found] == [rate for rate in (0.01, 0.02, 0.04, 0.08, 0.16) for _ in range(2)]
     for grows in ("members", "shots"):
-        curve = [point for point in points if point.grows == grows]
-        assert curve[0].prompt_tokens < curve[1].prompt_tokens < curve[2].prompt_tokens
-        assert curve[0].price < curve[1].price < curve[2].price
-        assert curve[0].noise < curve[1].noise < curve[2].noise
-    smallest = points[0]
-    assert (smallest.members, smallest.shots) == (1, 1.0)  # one owner is sampled: one member with one shot
+        curve = [point for point in found if point.grows == grows]
+        for low, high in itertools.pairwise(curve):
+            assert low.prompt_tokens < high.prompt_tokens
+            assert low.price < high.price
+            assert low.noise < high.noise
+
+
+def test_a_sample_of_few_owners_has_one_member_at_least_and_no_rate_is_above_one() -> None:
+    smallest = points(members=2, shots=1)[0]
+    assert (smallest.owners, smallest.members, smallest.shots) == (0.5, 1, 0.5)
+    assert [point.rate for point in points(members=100, shots=5)] == [0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0]
 
 
 def test_the_plan_at_every_rate_keeps_its_promise() -> None:
-    for point in cost_curve(TOKENS, [0.01, 0.1], **ASKED)[::2]:
+    for point in points()[::4]:
         line = LineRequest("vote", point.rate, 1000)
         plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"vote": line})
         assert plan.lines["vote"].parameter == point.noise
@@ -129,43 +136,25 @@ def test_the_plan_at_every_rate_keeps_its_promise() -> None:
 
 
 def test_public_calls_are_zero_shot_prompts_beside_the_members() -> None:
-    without = cost_curve(TOKENS, [0.04], **ASKED)[0]
-    beside = cost_curve(TOKENS, [0.04], **ASKED, public_calls=7)[0]
+    without, beside = points()[0], points(public_calls=7)[0]
     assert beside.prompt_tokens - without.prompt_tokens == 100 * 7 * 30
     assert beside.answer_tokens - without.answer_tokens == 100 * 7 * 2
     assert beside.price - without.price == pytest.approx(100 * 7 * (30 * 3e-6 + 2 * 15e-6))
 
 
-@pytest.mark.parametrize(("mechanism", "parameter"), [("joint-em", "eps0"), ("ptr", "sigma"), ("embedding", "sigma")])
-def test_other_mechanisms(mechanism: str, parameter: str) -> None:
-    low, _, high, _ = cost_curve(TOKENS, [0.01, 0.05], **{**ASKED, "releases": 100, "mechanism": mechanism})
-    assert low.parameter == parameter
-    assert (low.noise > high.noise) if parameter == "eps0" else (low.noise < high.noise)
+def test_the_noise_of_an_embedding_mean_grows_with_the_rate() -> None:
+    low, *_, high = points("embedding")
+    assert low.parameter == "sigma"
+    assert low.noise < high.noise
 
 
-@pytest.mark.parametrize(
-    ("rates", "changed", "parameter"),
-    [
-        ([], {}, "rates"),
-        ([0.0], {}, "rate"),
-        ([1.5], {}, "rate"),
-        ([0.1], {"owners": 0}, "owners"),
-        ([0.1], {"members": 0}, "members"),
-        ([0.1], {"shots": 0.5}, "shots"),
-        ([0.1], {"price_in": -1.0}, "price_in"),
-        ([0.1], {"public_calls": -1}, "public_calls"),
-        ([0.1], {"mechanism": "tokens"}, "mechanism"),
-        ([0.1], {"mechanism": "laplace"}, "mechanism"),
-        ([0.1], {"releases": 0}, "releases"),
-        ([0.1], {"delta": 0.0}, "delta"),
-    ],
-)
-def test_numbers_outside_their_bounds(rates: list[float], changed: dict[str, Any], parameter: str) -> None:
+def test_a_price_below_zero_is_refused() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        cost_curve(TOKENS, rates, **{**ASKED, **changed})
-    assert caught.value.parameter == parameter
+        cost_curve(TOKENS, PLAN, price_in=-1.0, price_out=1.0)
+    assert caught.value.parameter == "price_in"
 
 
 def test_a_plan_that_cannot_be() -> None:
+    plan = EvaluationPlan(owners=10, members=10, shots=1, releases=10**7, delta=1e-12, epsilons=(1e-9,))
     with pytest.raises(InfeasiblePlan):
-        cost_curve(TOKENS, [1.0], **{**ASKED, "epsilon": 1e-9, "delta": 1e-12, "releases": 10**7})
+        cost_curve(TOKENS, plan, price_in=0.0, price_out=0.0)

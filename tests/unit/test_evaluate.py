@@ -1,4 +1,4 @@
-"""`evaluation.evaluate` and `token_scores`: one pass of the model, whatever is asked of it afterwards."""
+"""`evaluation.evaluate` and `tokens`: one pass of the model, whatever is asked of it afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, rows, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import evaluate, token_scores
+from langchain_dpicl.evaluation import evaluate, tokens
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
 from langchain_dpicl.evaluation.passes import PassFile
@@ -180,13 +180,10 @@ def test_an_instance_whose_embeddings_are_not_needed_writes_no_candidates(tmp_pa
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
-class StubDecoder:
+class StubDecoder(tokens.Decoder):
     """Counts the texts that are decoded, by name, top_k and delta."""
 
     decoded: list[tuple[Any, ...]]
-
-    def __init__(self, model: str, template: Any, private: Any, numbers: Any, delta: float, threads: Any) -> None:
-        self.private, self.numbers, self.delta, self.rate = private, numbers, delta, numbers.shots / len(private)
 
     def texts(self, name: str, inputs: Sequence[str], mix: Any) -> list[str]:
         self.decoded.append((name, self.numbers.top_k, self.delta))
@@ -196,11 +193,8 @@ class StubDecoder:
     def prompted(self, name: str, inputs: Sequence[str], pairs: Any) -> list[str]:
         return self.texts(name, inputs, None)
 
-    def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, str]]:
+    def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, Any]]:
         return [{"input": text, "output": "a text"} for text in inputs]
-
-    def mix(self, bound: float = 1e6) -> float:
-        return bound
 
     def bound(self, epsilon: float, answers: int) -> float:
         return answers / 4
@@ -209,7 +203,7 @@ class StubDecoder:
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     heard: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(token_scores, "Decoder", type("Stub", (StubDecoder,), {"decoded": heard}))
+    monkeypatch.setattr(tokens, "Decoder", type("Stub", (StubDecoder,), {"decoded": heard}))
     return heard
 
 

@@ -246,7 +246,6 @@ def test_no_room_imports_what_the_core_does_not_install() -> None:
     assert eager == []
 
 
-@pytest.mark.xfail(reason="evaluation/pictures.py draws", strict=True)
 def test_only_plots_draw() -> None:
     drawing = {
         str(path.relative_to(ROOT))

@@ -1,5 +1,4 @@
-"""`evaluation.label_pass`, `label_study`, `plan`, `scores`: what a label pass keeps, and what votes make
-of it."""
+"""`evaluation.labels`, `plan`, `scores`: what a label pass keeps, and what votes make of it."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,11 +18,10 @@ from scipy.stats import binom, chi2
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import label_study
-from langchain_dpicl.evaluation.label_pass import Ask, ChainReader, SampleScores, read_sample
-from langchain_dpicl.evaluation.label_study import LabelStudy
-from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.plan import EvaluationPlan, Pairs, Sampler
+from langchain_dpicl.evaluation import labels as labels_module
+from langchain_dpicl.evaluation.labels import Ask, LabelStudy, Scores, chain_reader, read_labels
+from langchain_dpicl.evaluation.passes import Pairs, PassFile
+from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
 from langchain_dpicl.members.scoring import LabelScorer
@@ -35,17 +34,22 @@ TASK = ClassificationTask("colours", LABELS, Shape("Name the colour.", "Thing: {
 PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0, 4.0), few_shots=2)
 
 
-def said_of(votes: Sequence[Sequence[int]], *, alone: int = 0, labels: int = 3) -> SampleScores:
-    """Queries by members: members that say these labels (-1 fails), and two prompts that say ``alone``."""
-    table = np.array([[*row, alone, alone] for row in votes])
-    scores = np.where(table[:, :, None] == np.arange(labels), 0.9, 0.1) * (table[:, :, None] >= 0)
-    return SampleScores(scores, np.empty((0, table.shape[1], labels)), table.shape[1] - 2)
+def said_of(votes: Sequence[Sequence[int]], *, alone: Sequence[int] = (0, 0), labels: int = 3) -> Scores:
+    """Queries by members: members that say these labels (-1 fails), and prompts that say ``alone``."""
+    table = np.array([[*row, *alone] for row in votes])
+    return np.where(table[:, :, None] == np.arange(labels), 0.9, 0.1) * (table[:, :, None] >= 0)
 
 
 def study_of(votes: Sequence[Sequence[Sequence[int]]], right: Sequence[int], **settings: Any) -> LabelStudy:
     """Samples by queries by members."""
-    settings = {"plan": PLAN, "draws": 5, "calibrate": False, **settings}
-    return LabelStudy(LABELS, right, [said_of(each) for each in votes], **settings)
+    said = np.array([said_of(each) for each in votes])
+    return LabelStudy(LABELS, right, said, said[:, :0], **{"plan": PLAN, "draws": 5, **settings})
+
+
+def answers_of(said: Scores, *, calibrate: bool) -> Any:
+    """(queries, prompts) answers of one sample, whose first two texts are neutral."""
+    study = LabelStudy(LABELS, [0] * (len(said) - 2), said[None, 2:], said[None, :2], PLAN)
+    return study.answers(calibrate=calibrate)[0]
 
 
 def find(scores: Sequence[Score], method: str, epsilon: float | None = None, **facts: float) -> Score:
@@ -112,18 +116,11 @@ EXAMPLES: list[Pairs] = [[(f"thing {i}", LABELS[i % 3])] for i in range(4)] + [[
 QUERIES = [f"query {i}" for i in range(20)]
 
 
-def keys(text: str) -> tuple[str, int]:
-    return key_of(text), 0
-
-
-def read(
-    llm: FakeLLM, path: Path, neutral: Sequence[str] = ("N/A", "something"), queries: Any = QUERIES
-) -> SampleScores:
-    file = PassFile(path, {})
-    try:
-        return read_sample(ChainReader(llm, TASK), EXAMPLES, 4, queries, neutral, file, keys, lambda: None)
-    finally:
-        file.close()
+def read(llm: FakeLLM, path: Path, queries: Sequence[str] = QUERIES) -> Scores:
+    """Scores after two neutral texts, then after the queries."""
+    with closing(PassFile(path, {})) as file:
+        texts = ["N/A", "something", *queries]
+        return read_labels(chain_reader(llm, TASK), len(LABELS), EXAMPLES, texts, file, 0, lambda: None)
 
 
 def scorer(llm: FakeLLM, *, calibrate: bool) -> LabelScorer:
@@ -143,7 +140,7 @@ def test_every_answer_is_the_one_that_a_label_scorer_gives_with_and_without_cali
         for i, pairs in enumerate(EXAMPLES):
             examples = [{"text": text, "label": label} for text, label in pairs]
             wanted = [LABELS.index(member.invoke({"input": query, "examples": examples})) for query in QUERIES]
-            got = said.labels(slice(i, i + 1), calibrate=calibrate)[:, 0]
+            got = answers_of(said, calibrate=calibrate)[:, i]
             assert got.tolist() == wanted
             found[calibrate, i] = wanted
     assert all(found[True, i] != found[False, i] for i in range(len(EXAMPLES))), "calibration changes answers here"
@@ -155,9 +152,9 @@ def test_calibrated_scores_are_those_of_a_label_scorer(tmp_path: Path) -> None:
     said = read(llm, tmp_path / "labels.jsonl")
     member = scorer(llm, calibrate=True)
     examples = [{"text": text, "label": label} for text, label in EXAMPLES[2]]
-    bias = np.exp(np.log(said.neutral[:, 2]).mean(axis=0))
+    bias = np.exp(np.log(said[:2, 2]).mean(axis=0))
     for q, query in enumerate(QUERIES):
-        values = said.queries[q, 2] / bias
+        values = said[2 + q, 2] / bias
         wanted = list(member.scores({"input": query, "examples": examples}).values())
         assert values / values.sum() == pytest.approx(wanted, rel=5e-5), "five digits are kept"
 
@@ -169,17 +166,16 @@ def test_what_the_file_has_is_not_asked_again(tmp_path: Path) -> None:
     llm.calls.clear()
     again = read(llm, tmp_path / "labels.jsonl", queries=QUERIES[:5])
     assert llm.calls == []
-    assert np.array_equal(again.queries, first.queries)
-    assert np.array_equal(again.neutral, first.neutral)
+    assert np.array_equal(again, first)
     more = read(llm, tmp_path / "labels.jsonl", queries=QUERIES[:7])
     assert len(llm.calls) == 2 * len(EXAMPLES), "two more queries cost two"
-    assert np.array_equal(more.queries[:5], first.queries)
+    assert np.array_equal(more[:7], first)
 
 
 def test_a_model_that_times_out_for_some_prompts_abstains_there(tmp_path: Path) -> None:
     llm = FakeLLM(words=list(LABELS), fails=lambda prompt: "thing 1" in prompt and "query 3" in prompt)
     said = read(llm, tmp_path / "labels.jsonl")
-    votes = said.labels(slice(0, 4), calibrate=True)
+    votes = answers_of(said, calibrate=True)[:, :4]
     assert np.argwhere(votes < 0).tolist() == [[3, 1]]
 
 
@@ -195,16 +191,15 @@ def test_a_failure_that_passes_leaves_nothing_behind(tmp_path: Path) -> None:
     said = read(FakeLLM(words=list(LABELS), fails=fails), tmp_path / "labels.jsonl")
     whole = read(FakeLLM(words=list(LABELS)), tmp_path / "whole.jsonl")
     assert len(failed) == len(QUERIES) + 2
-    assert np.array_equal(said.queries, whole.queries)
-    assert np.array_equal(said.neutral, whole.neutral)
+    assert np.array_equal(said, whole)
 
 
 def test_a_prompt_that_fails_after_a_neutral_text_abstains_when_calibrated(tmp_path: Path) -> None:
     llm = FakeLLM(words=list(LABELS), fails=lambda prompt: "thing 1" in prompt and "something" in prompt)
     said = read(llm, tmp_path / "labels.jsonl")
-    assert (said.labels(slice(1, 2), calibrate=True) == -1).all(), "as a label scorer, whose call fails"
-    assert (said.labels(slice(1, 2), calibrate=False) >= 0).all()
-    assert (said.labels(slice(0, 1), calibrate=True) >= 0).all()
+    assert (answers_of(said, calibrate=True)[:, 1] == -1).all(), "as a label scorer, whose call fails"
+    assert (answers_of(said, calibrate=False)[:, 1] >= 0).all()
+    assert (answers_of(said, calibrate=True)[:, 0] >= 0).all()
 
 
 def test_a_model_that_is_gone_keeps_what_was_done_and_the_same_call_goes_on(tmp_path: Path) -> None:
@@ -220,7 +215,7 @@ def test_a_model_that_is_gone_keeps_what_was_done_and_the_same_call_goes_on(tmp_
     back = FakeLLM(words=list(LABELS))
     said = read(back, path)
     assert len(back.calls) == (len(QUERIES) + 2 - 7) * len(EXAMPLES)
-    assert np.array_equal(said.queries, read(FakeLLM(words=list(LABELS)), tmp_path / "whole.jsonl").queries)
+    assert np.array_equal(said, read(FakeLLM(words=list(LABELS)), tmp_path / "whole.jsonl"))
 
 
 def test_a_server_without_log_probabilities_is_a_model_that_cannot_be_used(tmp_path: Path) -> None:
@@ -229,19 +224,17 @@ def test_a_server_without_log_probabilities_is_a_model_that_cannot_be_used(tmp_p
 
 
 def test_prompts_are_read_once_and_not_at_all_where_all_is_known(tmp_path: Path) -> None:
-    class Reader:
-        read = 0
+    seen: list[Sequence[Pairs]] = []
+    file, heard = PassFile(tmp_path / "labels.jsonl", {}), []
 
-        def prompts(self, examples: Sequence[Pairs]) -> Ask:
-            self.read += 1
-            return lambda query: np.full((len(examples), 3), 0.2)
+    def reader(examples: Sequence[Pairs]) -> Ask:
+        seen.append(examples)
+        return lambda query, some: np.full((len(some), 3), 0.2)
 
-    reader, file, heard = Reader(), PassFile(tmp_path / "labels.jsonl", {}), []
     for _ in range(2):
-        said = read_sample(reader, EXAMPLES, 4, QUERIES, (), file, keys, lambda: heard.append(1))
-        assert said.queries.shape == (20, len(EXAMPLES), 3)
-        assert said.neutral.shape == (0, len(EXAMPLES), 3)
-    assert reader.read == 1
+        said = read_labels(reader, 3, EXAMPLES, QUERIES, file, 0, lambda: heard.append(1))
+        assert said.shape == (20, len(EXAMPLES), 3)
+    assert seen == [EXAMPLES]
     assert len(heard) == 40, "progress hears of what was known, too"
     file.close()
 
@@ -261,7 +254,7 @@ class Silent:
 
 def test_the_plain_majority_is_the_vote_without_noise_for_every_outcome_of_four_members() -> None:
     tables = list(itertools.product((-1, 0, 1, 2), repeat=4))
-    plain = study_of([tables], [0] * len(tables))._majority(4)[0]
+    plain = study_of([tables], [0] * len(tables)).tally(4)[2][0]
     place = {None: -1} | {label: i for i, label in enumerate(LABELS)}
     for table, found in zip(tables, plain.tolist(), strict=True):
         outputs = [ABSTAIN if i < 0 else i for i in table]
@@ -285,14 +278,14 @@ class Recording(NoisyVote):
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> type[Recording]:
     kind = type("Kind", (Recording,), {"given": []})
-    monkeypatch.setattr(label_study, "NoisyVote", kind)
+    monkeypatch.setattr(labels_module, "NoisyVote", kind)
     return kind
 
 
 def test_the_private_vote_is_the_products_with_the_plans_noise(recording: type[Recording]) -> None:
     votes = [[[0, 0, 1, -1], [2, 2, 2, 2]], [[0, 0, 0, 0], [-1, 1, 1, 2]]]
     study = study_of(votes, [0, 2], draws=3)
-    score = study._private(1.0, PLAN)
+    _, score = study.votes([replace(PLAN, epsilons=(1.0,))])
     line = LineRequest("vote", rate=4 / 40, count=20)
     plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-3, lines={"vote": line})
     assert {sigma for _, sigma in recording.given} == {plan.lines["vote"].parameter} == {score.facts["sigma"]}
@@ -312,10 +305,12 @@ def no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_plan")
 def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 votes against 1 at sigma 2; 4000 draws against the exact law; false alarm below 1e-8."""
-    monkeypatch.setattr(label_study, "SecureRandomness", lambda: seeded(5))
+    monkeypatch.setattr(labels_module, "SecureRandomness", lambda: seeded(5))
     labels = ("Red", "Blue")
-    study = LabelStudy(labels, [0], [said_of([[0, 0, 0, 1]], labels=2)], PLAN, draws=4000, calibrate=False)
-    score = study._private(1.0, PLAN)
+    said = said_of([[0, 0, 0, 1]], labels=2)[None]
+    _, score = LabelStudy(labels, [0], said, said[:, :0], replace(PLAN, epsilons=(1.0,)), draws=4000).votes(
+        [replace(PLAN, epsilons=(1.0,))]
+    )
     noise = np.arange(-30, 31)
     law = np.exp(-(noise**2) / (2 * score.facts["sigma"] ** 2))
     law /= law.sum()
@@ -333,7 +328,7 @@ def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypa
 def test_flips_are_the_per_cent_of_releases_that_differ_from_the_plain_majority(recording: type[Recording]) -> None:
     recording.wrong = 4
     study = study_of([[[0, 0, 0, 0]] * 5, [[2, 2, 2, 0]] * 5], [0] * 5, draws=8)
-    score = study._private(1.0, PLAN)
+    _, score = study.votes([replace(PLAN, epsilons=(1.0,))])
     # 80 releases, a quarter of them Green: wrong where the majority is Red, right where it is Green.
     assert score.facts["flipped"] == pytest.approx(100 * (10 + 30) / 80)
     assert score.values["accuracy"].mean == pytest.approx(75.0)
@@ -361,28 +356,27 @@ def test_the_main_table_has_each_method_with_its_runs() -> None:
 
 @pytest.mark.usefixtures("no_plan")
 def test_a_public_prompt_is_scored_where_there_is_one() -> None:
-    said = said_of([[0, 0, 0, 0]], alone=1)
-    public = np.concatenate([said.queries, np.array([[[0.1, 0.1, 0.9]]])], axis=1)
-    study = LabelStudy(LABELS, [2], [SampleScores(public, said.neutral[:, :0], 4)], PLAN, calibrate=False)
+    said = said_of([[0, 0, 0, 0]], alone=(1, 1, 2))[None]
+    study = LabelStudy(LABELS, [2], said, said[:, :0], PLAN)
     assert find(study.scores(), "public 2-shot").values["accuracy"].mean == 100.0
     assert find(study.scores(), "2-shot").values["accuracy"].mean == 0.0
 
 
 def test_a_tie_without_noise_counts_by_the_share_of_its_winners_as_a_release_draws_among_them() -> None:
     tables = [[0, 0, 1, 1], [0, 1, 1, 2], [0, 0, 1, 2], [0, 1, 2, -1]]
-    (plain,) = [s for s in study_of([tables], [0, 0, 0, 2]).by_releases([10]) if s.epsilon is None]
+    (plain,) = [s for s in study_of([tables], [0, 0, 0, 2]).votes([PLAN]) if s.epsilon is None]
     assert plain.values["accuracy"].mean == pytest.approx(100 * (1 / 2 + 0 + 1 + 1 / 3) / 4)
 
 
 @pytest.mark.usefixtures("no_plan")
 def test_ablations_vary_one_number_and_the_noise_follows() -> None:
     study = study_of([[[0, 0, 1, 1], [1, 0, 1, 0]]], [0, 1])
-    members = study.by_members([2, 4])
+    members = study.votes([PLAN.varied(members=n) for n in (2, 4)], "members")
     assert {s.study for s in members} == {"members"}
     assert find(members, "vote", None, members=2).values["accuracy"].mean == 75.0
     assert find(members, "vote", 1.0, members=2).facts["sigma"] == pytest.approx(2 / 40 * 20)
     assert find(members, "vote", 1.0, members=4).facts["sigma"] == pytest.approx(4 / 40 * 20)
-    releases = study.by_releases([10, 1000])
+    releases = study.votes([PLAN.varied(releases=n) for n in (10, 1000)], "releases")
     assert {s.study for s in releases} == {"releases"}
     assert find(releases, "vote", 4.0, releases=1000).facts["sigma"] == pytest.approx(4 / 40 * 1000 / 4)
     assert find(releases, "vote", None, releases=10).values == find(releases, "vote", None, releases=1000).values
@@ -404,7 +398,6 @@ def test_a_value_has_the_deviation_of_runs_and_the_error_of_queries() -> None:
 
 def test_json_has_no_nan() -> None:
     score = Score("vote", 1.0, {"accuracy": Value.of([[1, 0]])}, 1, 2, {"sigma": 2.0})
-    assert score.is_private
     assert score.to_dict() == {
         "method": "vote",
         "epsilon": 1.0,

@@ -6,14 +6,15 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.decoding import journal
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import PassFile, once_more
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.evaluation.passes import PassFile
 
 SETTINGS: dict[str, Any] = {"model": "smollm2", "members": 4, "public": None, "query": "Review: {input}\nSentiment:"}
 ENTRIES: dict[tuple[int | str, ...], Any] = {
@@ -174,7 +175,7 @@ def test_a_full_disk_is_an_error_of_ours_and_what_was_there_stays(
         return write(descriptor, content[: len(content) // 2])
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal.os, "write", half)
+        patched.setattr(os, "write", half)
         with pytest.raises(InvalidParameter, match="No space left on device"):
             file.add(("long", 1), ["a text"] * 40)
     assert ("long", 1) not in file
@@ -188,24 +189,36 @@ def test_a_full_disk_is_an_error_of_ours_and_what_was_there_stays(
 # -- an outage ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_failed_among_others_is_asked_once_more() -> None:
+def test_a_prompt_that_failed_among_others_is_asked_once_more(tmp_path: Path) -> None:
     asked: list[list[int]] = []
 
-    def ask(some: list[int]) -> list[str | None]:
-        asked.append(some)
+    def ask(some: Sequence[int]) -> list[str | None]:
+        asked.append(list(some))
+        if len(asked) == 1:
+            return ["first 0", None, "first 2", None]
         return [None if i == 3 else f"second {i}" for i in some]
 
-    assert once_more(["first 0", None, "first 2", None], ask) == ["first 0", "second 1", "first 2", None]
-    assert asked == [[0, 1, 3]], "one that answers beside those that did not"
+    with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
+        for _ in range(2):
+            assert file.answers(("key",), 4, ask) == ["first 0", "second 1", "first 2", None]
+    assert asked == [[0, 1, 2, 3], [0, 1, 3]], "one that answers beside those that did not; then the file has them"
 
 
-def test_where_what_answered_fails_as_well_there_is_no_answer_at_all() -> None:
-    assert once_more([None, "a", "b"], lambda some: [None] * len(some)) == [None] * 3
+def test_where_what_answered_fails_as_well_nothing_is_kept(tmp_path: Path) -> None:
+    answers = iter([[None, "a", "b"], [None, None]])
+    with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
+        with pytest.raises(ModelUnavailable, match="the same command resumes"):
+            file.answers(("key",), 3, lambda some: next(answers))
+        assert list(file) == []
 
 
 @pytest.mark.parametrize("found", [["a", "b"], [None, None], []])
-def test_nothing_is_asked_again_where_all_or_none_answered(found: list[str | None]) -> None:
-    def ask(some: list[int]) -> list[str | None]:
-        raise AssertionError
-
-    assert once_more(found, ask) == found
+def test_nothing_is_asked_again_where_all_or_none_answered(tmp_path: Path, found: list[str | None]) -> None:
+    answers = iter([found])
+    with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
+        if any(found):
+            assert file.answers(("key",), 2, lambda some: next(answers)) == found
+        else:
+            with pytest.raises(ModelUnavailable):
+                file.answers(("key",), len(found), lambda some: next(answers))
+        assert list(answers) == []

@@ -1,4 +1,4 @@
-"""`evaluation.text_pass` and `text_study`: what members wrote is kept, and private texts are the product's releases."""
+"""`evaluation.texts`: what members wrote is kept, and private texts are the product's releases."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
-from langchain_dpicl.evaluation.text_pass import Author, Written, write_candidates, write_members
-from langchain_dpicl.evaluation.text_study import TextStudy, score_texts
+from langchain_dpicl.evaluation.texts import Author, TextStudy
 from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.mechanisms import default_delta0
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
 PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)
 WORDS = "cat dog fox owl rain sun"
+Texts = Sequence[str | None]
 
 
 def row(text: str, *references: str) -> Row:
     return Row(text, references[0], references)
 
 
-def written(*members: str | None, zero_shot: str | None = "nothing known") -> Written:
-    return Written(members, zero_shot, "few shots")
+def written(*members: str | None, zero_shot: str | None = "nothing known") -> Texts:
+    """The texts of at most four members, and of the two prompts after them."""
+    return [*members, *[None] * (4 - len(members)), zero_shot, "few shots"]
 
 
 @pytest.fixture
@@ -65,12 +66,12 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> Solved:
     return asked
 
 
-def author(llm: FakeLLM) -> Author:
-    return Author(llm, llm, TASK)
+def author(llm: FakeLLM, file: PassFile) -> Author:
+    return Author(llm, llm, TASK, file)
 
 
 def study_of(
-    rows: Sequence[tuple[Row, Sequence[Written]]],
+    rows: Sequence[tuple[Row, Sequence[Texts]]],
     file: PassFile,
     *,
     candidates: Sequence[Sequence[str]] | None = None,
@@ -87,8 +88,7 @@ def study_of(
         [["cat", "dog", "rain"]] * len(rows) if candidates is None else candidates,
         settings.pop("plan", PLAN),
         WordEmbeddings(WORDS) if embeddings is None else embeddings,
-        author(llm),
-        file,
+        author(llm, file),
         **{"draws": 3, **settings},
     )
 
@@ -101,39 +101,40 @@ def find(scores: Sequence[Score], epsilon: float | None, **facts: float) -> Scor
 # -- the pass ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_author_asks_with_the_tasks_prompts_and_strips_the_answers() -> None:
+def test_an_author_asks_with_the_tasks_prompts_and_strips_the_answers(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: "  a title \n")
-    found = author(llm).write([[("a", "A"), ("b", "B")], []], "my\nnote")
+    found = author(llm, file).members([[("a", "A"), ("b", "B")], []], "my\nnote", 0)
     assert found == ["a title", "a title"]
     assert sorted(llm.calls) == [
         "Note: a\nTitle: A\n\nNote: b\nTitle: B\n\nNote: my note\nTitle:",
         "Note: my note\nTitle:",
     ]
     llm.calls.clear()
-    assert author(llm).candidates("my note", 3) == ["a title"] * 3
+    assert author(llm, file).candidates("my note", 3) == ["a title"] * 3
     assert llm.calls == ["Note: my note\nTitle:"] * 3
 
 
-def test_released_words_are_all_that_the_model_gets_beside_the_query() -> None:
+def test_released_words_are_all_that_the_model_gets_beside_the_query(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: " a title ")
-    text = author(llm).from_words(ReleasedKeywords(["fox", "owl"], ranked=True), "my note")
+    text = author(llm, file).from_words(ReleasedKeywords(["fox", "owl"], ranked=True), "my note")
     assert text == "a title"
     assert llm.calls == [
         "Complete the text with the following word suggestions ranked by their frequency from high to low: fox, owl."
         "\n\nNote: my note\nTitle:"
     ]
-    author(llm).from_words(ReleasedKeywords(["fox", "owl"]), "my note")
+    author(llm, file).from_words(ReleasedKeywords(["fox", "owl"]), "my note")
     assert "ranked" not in llm.calls[-1]
-    assert author(FakeLLM(fails=lambda prompt: True)).from_words(ReleasedKeywords(["fox"]), "my note") is None
+    with pytest.raises(ModelUnavailable):
+        author(FakeLLM(fails=lambda prompt: True), file).from_words(ReleasedKeywords(["fox"]), "my note")
 
 
 def test_what_members_wrote_is_kept_and_not_asked_again(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: str(len(prompt)))
     prompts = [[("a", "A")], [("bb", "B")], [], [("ccc", "C")], [("dddd", "D")]]
     for _ in range(2):
-        found = write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
+        found = author(llm, file).members(prompts, "note", 0)
     assert len(llm.calls) == 5
-    assert found == Written(["35", "36"], "17", "37", "38")
+    assert found == ["35", "36", "17", "37", "38"]
 
 
 def test_a_member_that_failed_twice_is_none_and_one_that_failed_once_is_not(file: PassFile) -> None:
@@ -145,27 +146,27 @@ def test_a_member_that_failed_twice_is_none_and_one_that_failed_once_is_not(file
 
     llm = FakeLLM(writes=lambda prompt: "a title", fails=fails)
     prompts = [[("bad", "A")], [("busy", "B")], [], []]
-    found = write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
-    assert list(found.members) == [None, "a title"]
+    found = author(llm, file).members(prompts, "note", 0)
+    assert found[:2] == [None, "a title"]
 
 
 def test_a_model_that_is_gone_leaves_nothing_of_that_query(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: "a title", fails=lambda prompt: len(llm.calls) > 6)
     prompts = [[("a", "A")], [("b", "B")], [], []]
-    write_members(author(llm), prompts, 2, row("note", "x"), file, ("note", 0))
+    author(llm, file).members(prompts, "note", 0)
     with pytest.raises(ModelUnavailable, match="the same command resumes"):
-        write_members(author(llm), prompts, 2, row("other", "x"), file, ("other", 0))
+        author(llm, file).members(prompts, "other", 0)
     with pytest.raises(ModelUnavailable):
-        write_candidates(author(llm), row("note", "x"), 3, file, "note")
-    assert list(file) == [("note", 0)]
+        author(llm, file).candidates("note", 3)
+    assert list(file) == [(key_of("note"), 0)]
 
 
 def test_candidates_are_asked_for_once_for_each_number_of_them(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: " a title" if len(llm.calls) % 3 else " ")
     for _ in range(2):
-        assert set(write_candidates(author(llm), row("note", "x"), 6, file, "note")) == {"a title"}
+        assert set(author(llm, file).candidates("note", 6)) == {"a title"}
     assert len(llm.calls) == 6
-    write_candidates(author(llm), row("note", "x"), 9, file, "note")
+    author(llm, file).candidates("note", 9)
     assert len(llm.calls) == 15, "twenty sentences are not passed off as forty"
 
 
@@ -187,12 +188,12 @@ def test_an_embedding_mean_without_noise_is_the_candidate_nearest_to_the_exact_m
         rows.append((row(f"query {i}", "x"), [written(*each) for each in texts]))
         candidates.append([f"candidate {i} {j}" for j in range(5)])
     study = study_of(rows, file, candidates=candidates, embeddings=model)
-    runs = study._choose(PLAN, 5, 1e-9, draws=2)
+    runs = study.choose(PLAN, 5, 1e-9, draws=2)
     assert len(runs) == 4, "samples times draws"
     seen = set()
     for i, (_, samples) in enumerate(rows):
         for s, each in enumerate(samples):
-            mean = sum(direction(str(text)) for text in each.members)
+            mean = sum(direction(str(text)) for text in each[:4])
             nearest = max(candidates[i], key=lambda text: float(direction(text) @ mean))
             assert runs[2 * s][i] == runs[2 * s + 1][i] == nearest
             seen.add(candidates[i].index(nearest))
@@ -220,7 +221,7 @@ def test_the_noise_of_an_embedding_mean_is_the_plans(
     assert (find(found, 1.0).runs, find(found, None).runs) == (3, 1)
     assert find(found, None).values["rouge1"].mean == 100.0
     used.clear()
-    members = study.by_members([2])
+    members = study.embedding(PLAN.varied(members=2), study="members")
     assert {outputs for outputs, _ in used} == {2}
     assert solved["embedding", 0.05][2].rate == 0.05
     assert {(s.study, s.facts["members"], s.facts["rate"]) for s in members} == {("members", 2, 0.05)}
@@ -238,7 +239,7 @@ def test_flips_are_the_per_cent_of_texts_that_noise_changed(
 @pytest.mark.usefixtures("solved")
 def test_the_ablation_of_candidates_takes_the_first_so_many(file: PassFile) -> None:
     study = study_of([(row("query", "rain"), [written("rain", "rain", "rain", "dog")])], file)
-    found = study.by_candidates([1, 2, 3])
+    found = [score for n in (1, 2, 3) for score in study.embedding(count=n, study="candidates")]
     assert {s.study for s in found} == {"candidates"}
     plain = {s.facts["candidates"]: s.values["rouge1"].mean for s in found if s.epsilon is None}
     assert plain == {1: 0.0, 2: 0.0, 3: 100.0}, "cat, then dog, then rain"
@@ -252,10 +253,10 @@ def test_members_without_a_text_abstain_and_a_query_without_candidates_has_no_an
         (row("three", "cat"), [written("cat", "cat", "cat", "cat")]),
     ]
     study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
-    assert study._choose(PLAN, 2, 1e-9, draws=1) == [["", "", ""]], "half of the members are too few"
+    assert study.choose(PLAN, 2, 1e-9, draws=1) == [["", "", ""]], "half of the members are too few"
     rows[0] = (row("one", "cat"), [written("cat", "cat", "cat", "")])
     study = study_of(rows, file, candidates=[["dog", "cat"], ["dog", "cat"], []])
-    assert study._choose(PLAN, 2, 1e-9, draws=1) == [["cat", "", ""]]
+    assert study.choose(PLAN, 2, 1e-9, draws=1) == [["cat", "", ""]]
     assert len(study.embedding()) == 2
 
 
@@ -272,7 +273,7 @@ def test_joint_em_without_noise_has_the_querys_most_used_words_in_order(file: Pa
     llm = FakeLLM(writes=lambda prompt: " a title")
     query = row("dog fox owl cat rain", "a title")
     said = [written("owl cat owl", "owl fox sun", "owl cat", "sun sun")] * 3
-    found = study_of([(query, said)], file, llm=llm).joint_em()
+    found = study_of([(query, said)], file, llm=llm).keywords("joint-em")
     # sun is no word of the query; owl 3, cat 2, fox 1
     plain = find(found, None)
     assert words_of(llm)[0] == "owl, cat"
@@ -289,11 +290,11 @@ def test_each_text_from_keywords_is_written_once_whatever_the_order_of_queries(f
         (row("fox dog", "about fox"), [written("fox dog", "fox", "fox", "fox")] * 2),
     ]
     study = study_of(rows, file, llm=llm, plan=EvaluationPlan(**{**vars(PLAN), "epsilons": (1e-9,)}))
-    plain = find(study.joint_em(), None)
+    plain = find(study.keywords("joint-em"), None)
     assert plain.values["rouge1"].mean == 100.0
     assert len(llm.calls) == len(set(llm.calls)) <= 4, "two orders of two words for each of two queries"
     llm.calls.clear()
-    again = find(study_of(rows[::-1], file, llm=llm).joint_em(), None)
+    again = find(study_of(rows[::-1], file, llm=llm).keywords("joint-em"), None)
     assert "owl, cat" not in words_of(llm)
     assert "fox, dog" not in words_of(llm)
     assert again.values["rouge1"].mean == 100.0
@@ -303,7 +304,7 @@ def test_each_text_from_keywords_is_written_once_whatever_the_order_of_queries(f
 def test_a_query_without_words_gets_the_zero_shot_text(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: " a title")
     rows = [(row("the and of", "nothing known"), [written("owl")]), (row("owl fox", "a title"), [written("owl")])]
-    plain = find(study_of(rows, file, llm=llm).joint_em(), None)
+    plain = find(study_of(rows, file, llm=llm).keywords("joint-em"), None)
     assert plain.facts["fallback"] == 50.0
     assert plain.values["rouge1"].mean == 100.0
 
@@ -313,16 +314,16 @@ def test_a_failed_test_falls_back_to_the_zero_shot_text_and_is_counted(file: Pas
     queries = [(row(f"query {i}", "nothing known"), said) for i in range(3)]
     llm = FakeLLM(writes=lambda prompt: " a title")
     solved.parameter = 1e5  # a gap of 4 against noise of 2e5: passes with probability delta0
-    failed = find(study_of(queries, file, llm=llm).ptr(), 1.0)
+    failed = find(study_of(queries, file, llm=llm).keywords("ptr"), 1.0)
     assert (failed.facts["fallback"], failed.values["rouge1"].mean, failed.facts["sigma"]) == (100.0, 100.0, 1e5)
     solved.parameter = 0.05  # ten standard deviations and more
-    passed = find(study_of(queries, file, llm=llm).ptr(), 1.0)
+    passed = find(study_of(queries, file, llm=llm).keywords("ptr"), 1.0)
     assert (passed.facts["fallback"], passed.values["rouge1"].mean) == (0.0, 0.0)
     assert words_of(llm) == ["fox, owl"] * 3, "a set, in alphabetical order, written once for each query"
 
 
 def test_ptr_asks_for_the_plan_that_a_budget_would_have(file: PassFile, solved: Solved) -> None:
-    study_of([(row("query", "x"), [written("owl fox", "owl fox", "owl fox", "owl")])], file).ptr()
+    study_of([(row("query", "x"), [written("owl fox", "owl fox", "owl fox", "owl")])], file).keywords("ptr")
     delta0 = default_delta0(1e-3, 0.1, 20)
     line = LineRequest("ptr", rate=0.1, count=20, options={"delta0": delta0, "select": 1.0})
     assert solved["ptr", 0.1] == (1.0, 1e-3, line)
@@ -332,7 +333,7 @@ def test_ptrs_reference_without_privacy_is_the_best_gap(file: PassFile, solved: 
     llm = FakeLLM(writes=lambda prompt: " a title")
     # owl 4, fox 4, cat 3, dog 1: a gap of 1 after two words, of 2 after three
     said = [written("owl fox cat", "owl fox cat", "owl fox cat", "owl fox dog")]
-    study_of([(row("query", "x"), said)], file, llm=llm).ptr()
+    study_of([(row("query", "x"), said)], file, llm=llm).keywords("ptr")
     assert words_of(llm)[0] == "cat, fox, owl"
 
 
@@ -340,7 +341,7 @@ def test_a_writer_that_fails_on_keywords_keeps_what_is_there(file: PassFile, sol
     llm = FakeLLM(writes=lambda prompt: " a title", fails=lambda prompt: "fox" in prompt)
     rows = [(row("owl", "x"), [written("owl")]), (row("fox", "x"), [written("fox")])]
     with pytest.raises(ModelUnavailable):
-        study_of(rows, file, llm=llm).joint_em()
+        study_of(rows, file, llm=llm).keywords("joint-em")
     assert [key[1] for key in file] == [key_of("owl")]
 
 
@@ -348,10 +349,10 @@ def test_a_writer_that_fails_on_keywords_keeps_what_is_there(file: PassFile, sol
 
 
 def test_prompts_are_scored_by_run_and_query(tmp_path: Path) -> None:
-    for public in (None, "a digest"):
-        file = PassFile(tmp_path / f"{public}.jsonl", {"public": public})
-        first = Written(["cat", "dog", "cat", None], "cat", "dog", "cat" if public else None)
-        second = Written(["cat", "cat", "cat", "cat"], "dog", "cat", "dog" if public else None)
+    for public in (False, True):
+        file = PassFile(tmp_path / f"{public}.jsonl", {})
+        first = ["cat", "dog", "cat", None, "cat", "dog", *(["cat"] if public else [])]
+        second = ["cat", "cat", "cat", "cat", "dog", "cat", *(["dog"] if public else [])]
         scores = {s.method: s for s in study_of([(row("query", "cat"), [first, second])], file).prompts()}
         assert list(scores) == ["zero-shot", "2-shot", *(["public 2-shot"] if public else []), "member"]
         assert scores["zero-shot"].values["rouge1"].mean == 50.0
@@ -362,10 +363,8 @@ def test_prompts_are_scored_by_run_and_query(tmp_path: Path) -> None:
 
 
 def test_the_best_reference_counts_and_every_measure_is_there() -> None:
-    queries = [row("a", "cat dog", "sun"), row("b", "rain")]
-    score = score_texts(
-        "m", [["sun", "rain"], ["owl", "rain"]], queries, WordEmbeddings(WORDS), epsilon=2.0, facts={"sigma": 1.0}
-    )
+    references, runs = [["cat dog", "sun"], ["rain"]], [["sun", "rain"], ["owl", "rain"]]
+    score = Score.of_texts("m", 2.0, runs, references, WordEmbeddings(WORDS), {"sigma": 1.0})
     assert list(score.values) == ["rouge1", "rouge2", "rougeL", "bleu", "levenshtein", "meaning"]
     for name in ("rouge1", "rougeL", "meaning"):
         assert score.values[name].mean == pytest.approx(75.0), name

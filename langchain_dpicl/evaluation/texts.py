@@ -1,0 +1,212 @@
+"""Text tasks: every member's text from one pass of the model; embedding means and keywords of them, as scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_dpicl.aggregators import EmbeddingMean, Keywords, ReleasedKeywords
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.evaluation.data import Row
+from langchain_dpicl.evaluation.passes import Pairs, PassFile, ask_members, key_of
+from langchain_dpicl.evaluation.plan import EvaluationPlan
+from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.tasks import GenerationTask
+from langchain_dpicl.members.downstream import keywords_to_answer
+from langchain_dpicl.privacy.mechanisms import default_delta0
+from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.private import boundary
+
+Runs = list[list[str]]
+"""Texts by run and query."""
+
+_WITH_WORDS = PromptTemplate.from_template("Complete the text{suggestions}.\n\n{asked}")
+_NO_NOISE = 1e-9  # of a standard deviation, on a lattice of steps of 2^-16
+_NO_CHOICE = 1e9  # eps0 of a choice that always takes the best
+
+
+class Author:
+    """Writes a task's answers with any LangChain model, and keeps them in a file. Methods raise as `PassFile.answers`.
+
+    Parameters
+    ----------
+    model
+        Answers the members; it should be greedy.
+    sampling
+        The same model at a temperature above 0: writes public candidates.
+    """
+
+    def __init__(
+        self, model: BaseLanguageModel[Any], sampling: BaseLanguageModel[Any], task: GenerationTask, file: PassFile
+    ) -> None:
+        self.file, self._shape, stop = file, task.shape, list(task.stop)
+        prompt = RunnableLambda(task.shape.prompt)
+        self._member, self._candidate = (
+            boundary.seal(prompt | each.bind(stop=stop) | StrOutputParser() | str.strip) for each in (model, sampling)
+        )
+        self._from_words = boundary.seal(keywords_to_answer(model.bind(stop=stop), _WITH_WORDS) | str.strip)
+
+    def members(self, prompts: Sequence[Pairs], query: str, sample: int) -> list[str | None]:
+        """Return an answer after each of a sample's prompts; None if the model failed twice."""
+
+        def ask(some: Sequence[int]) -> list[str | None]:
+            return ask_members(self._member, [prompts[i] for i in some], query)
+
+        return self.file.answers((key_of(query), sample), len(prompts), ask)
+
+    def candidates(self, query: str, count: int) -> list[str]:
+        """Return at most so many sampled answers without examples."""
+
+        def ask(some: Sequence[int]) -> list[str | None]:
+            return ask_members(self._candidate, [()] * len(some), query)
+
+        return [text for text in self.file.answers(("candidates", key_of(query), count), count, ask) if text]
+
+    def from_words(self, words: ReleasedKeywords, query: str) -> str:
+        """Return the text that the model makes of released keywords, without any example."""
+        asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
+
+        def ask(some: Sequence[int]) -> list[str | None]:
+            return ask_members(RunnableLambda(lambda _: asked) | self._from_words, [()] * len(some), query)
+
+        return str(self.file.answers(("words", key_of(query), words.ranked, *words), 1, ask)[0])
+
+
+@dataclass(frozen=True)
+class TextStudy:
+    """How good private texts are: aggregates of the texts of a pass against epsilon.
+
+    Parameters
+    ----------
+    written
+        For each query and each sample of owners the model's texts: the members', the one without examples, the one
+        after private examples, and perhaps one after public examples. None if the model failed.
+    candidates
+        For each query the public sentences that an embedding mean chooses among.
+    author
+        Writes texts from released keywords.
+    draws
+        How often the noise of an embedding mean is drawn for each sample. Keywords are drawn once a sample: each draw
+        needs a text of its own.
+    """
+
+    task: GenerationTask
+    queries: Sequence[Row]
+    written: Sequence[Sequence[Sequence[str | None]]]
+    candidates: Sequence[Sequence[str]]
+    plan: EvaluationPlan
+    embeddings: Embeddings
+    author: Author
+    draws: int = 5
+    _means: dict[tuple[int, int], EmbeddingMean] = field(default_factory=dict, repr=False)
+
+    def _score(
+        self, method: str, epsilon: float | None, runs: Runs, facts: dict[str, float] | None = None, study: str = ""
+    ) -> Score:
+        references = [row.references for row in self.queries]
+        return Score.of_texts(method, epsilon, runs, references, self.embeddings, facts or {}, study)
+
+    @property
+    def _samples(self) -> range:
+        return range(len(self.written[0]))
+
+    def prompts(self) -> list[Score]:
+        """Single prompts: without examples, with private ones, with public ones; and each member alone."""
+        n, few = self.plan.members, self.plan.few_shots
+        places = {"zero-shot": [n], f"{few}-shot": [n + 1], f"public {few}-shot": [n + 2], "member": list(range(n))}
+        return [
+            self._score(method, None, [[row[s][i] or "" for row in self.written] for s in self._samples for i in some])
+            for method, some in places.items()
+            if some[-1] < len(self.written[0][0])
+        ]
+
+    @cached_property
+    def _vectors(self) -> list[list[list[Any]]]:
+        """By query, sample and member: the embedding of its text; abstention without a text."""
+        encode = EmbeddingMean(self.embeddings, release="vector").prepare({}, {}).encode
+        return [
+            [[encode(text) if text else boundary.ABSTAIN for text in texts[: self.plan.members]] for texts in samples]
+            for samples in self.written
+        ]
+
+    def embedding(self, plan: EvaluationPlan | None = None, count: int = 0, study: str = "") -> list[Score]:
+        """The nearest of the first ``count`` candidates to the mean, without noise and at each epsilon; 0 means all."""
+        plan, count = plan or self.plan, count or max(map(len, self.candidates))
+        facts = {**plan.facts, "candidates": count}
+        plain = self.choose(plan, count, _NO_NOISE, draws=1)
+        found = [self._score("embedding", None, plain, facts, study)]
+        for epsilon in plan.epsilons:
+            vector = EmbeddingMean(self.embeddings, release="vector")
+            sigma = plan.parameter(epsilon, vector.mechanism, vector.options)
+            runs = self.choose(plan, count, sigma, draws=self.draws)
+            changed = [text != plain[r // self.draws][i] for r, row in enumerate(runs) for i, text in enumerate(row)]
+            noisy = {**facts, "sigma": sigma, "flipped": 100 * sum(changed) / len(changed)}
+            found.append(self._score("embedding", epsilon, runs, noisy, study))
+        return found
+
+    def choose(self, plan: EvaluationPlan, count: int, sigma: float, *, draws: int) -> Runs:
+        """Releases by the product's own mechanism; "" if the members abstain, and if there is no candidate."""
+        randomness = SecureRandomness()
+
+        def release(query: int, sample: int) -> str:
+            texts, key = self.candidates[query][:count], (query, count)
+            if not texts:
+                return ""
+            if key not in self._means:
+                self._means[key] = EmbeddingMean(self.embeddings, texts).prepare({}, {})
+            vectors = self._vectors[query][sample][: plan.members]
+            return str(self._means[key].aggregate(vectors, sigma, randomness) or "")
+
+        samples = [s for s in self._samples for _ in range(draws)]
+        return [[release(i, s) for i in range(len(self.queries))] for s in samples]
+
+    def keywords(self, method: str) -> list[Score]:
+        """Texts from released words, without noise and at each epsilon; the zero-shot text if no word is released.
+
+        The words of "joint-em" are ranked and the query's own. Those of "ptr" are the set of words that most members
+        use; without noise its test of the gap is left out too.
+        """
+        plan, randomness, found = self.plan, SecureRandomness(), []
+        words, noise = Keywords.joint_em("query", self.task.k), "eps0"
+        if method == "ptr":
+            delta0 = default_delta0(plan.delta, plan.rate, plan.releases)
+            words, noise = Keywords.ptr(self.task.keywords, delta0=delta0), "sigma"
+
+        def release(query: str, texts: Sequence[str | None], parameter: float) -> ReleasedKeywords:
+            try:
+                asked = words.prepare({"input": query}, words.options)
+            except InvalidParameter:  # a query without words
+                return ReleasedKeywords()
+            encoded = [asked.encode(text) for text in texts[: plan.members] if text is not None]
+            if method == "ptr" and parameter == _NO_CHOICE:
+                least, most = self.task.keywords
+                top = Counter(word for keys in encoded for word in keys).most_common(most + 1)  # type: ignore[attr-defined]
+                heights = [count for _, count in top] + [0] * (most + 2)
+                k = max(range(least, most + 1), key=lambda k: heights[k - 1] - heights[k])
+                return ReleasedKeywords(sorted(word for word, _ in top[:k]))
+            return asked.aggregate(encoded, parameter, randomness)
+
+        for epsilon in (None, *plan.epsilons):
+            parameter = _NO_CHOICE if epsilon is None else plan.parameter(epsilon, words.mechanism, words.options)
+            runs, empty = [], 0
+            for s in self._samples:
+                runs.append([""] * len(self.queries))
+                for i, row in enumerate(self.queries):
+                    texts = self.written[i][s]
+                    if released := release(row.input, texts, parameter):
+                        runs[-1][i] = self.author.from_words(released, row.input)
+                    else:
+                        runs[-1][i], empty = texts[plan.members] or "", empty + 1
+            facts = {**plan.facts, "fallback": 100 * empty / len(runs) / len(self.queries)}
+            facts |= {} if epsilon is None else {noise: parameter}
+            found.append(self._score(method, epsilon, runs, facts))
+        return found
