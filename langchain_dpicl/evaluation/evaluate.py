@@ -33,18 +33,10 @@ _VARIED = {"vote": ("members", "releases", "shots"), "embedding": ("candidates",
 
 @dataclass(frozen=True)
 class Model:
-    """The model that answers.
+    """The model that answers, by the name in the results.
 
-    Parameters
-    ----------
-    name
-        Public: the results' name for it.
-    load
-        The LangChain model, for keyword settings (``max_tokens``, ``temperature``).
-    embedded
-        An embedded model's name, which can also be read in batches in this process; None for another.
-    threads
-        For reading in batches.
+    ``load`` returns the LangChain model for keyword settings (``max_tokens``, ``temperature``). ``embedded`` is the
+    name of an embedded model, which can also be read in batches in this process, with ``threads``; None for another.
     """
 
     name: str

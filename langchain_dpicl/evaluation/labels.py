@@ -112,7 +112,7 @@ class LabelStudy:
         values, neutral = self.said, self.neutral
         answered = values.any(axis=3)
         if calibrate and neutral.shape[1]:
-            answered = answered & neutral.any(axis=3).all(axis=1, keepdims=True)
+            answered = answered & np.all(np.any(neutral, axis=3), axis=1, keepdims=True)
             values = values / np.exp(np.log(np.where(neutral > 0, neutral, 1.0)).mean(axis=1, keepdims=True))
         return np.where(answered, values.argmax(axis=3), -1)
 
@@ -149,7 +149,8 @@ class LabelStudy:
             plain = np.repeat(majority, self.draws, axis=0)
             for epsilon in plan.epsilons:
                 sigma = plan.parameter(epsilon, vote.mechanism)
-                released = np.array([[place[vote.aggregate(m, sigma, randomness)] for m in run] for run in runs])
+                chosen = [[vote.aggregate(members, sigma, randomness) for members in run] for run in runs]
+                released = np.array([[place[label] for label in run] for run in chosen])  # type: ignore[index]
                 facts = {**plan.facts, "sigma": sigma, "flipped": 100 * float((released != plain).mean())}
                 found.append(_score("vote", epsilon, released == self.right, facts, study))
         return found

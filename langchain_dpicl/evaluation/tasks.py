@@ -92,7 +92,7 @@ class HubSource:
     splits
         From train, dev, test to the hub's names of the splits that it has.
     columns
-        From a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to the hub's columns.
+        From a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to columns of other names there.
     label_names
         The labels behind the whole numbers of the label column, in order; empty if the column holds words.
     """
@@ -210,6 +210,8 @@ _ANSWER_TYPES = (
     "Classify the questions based on whether their answer type is a Number, Location, Person, Description, Entity, or "
     "Abbreviation."
 )
+_TREC_LABELS = ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM")
+_E2E_COLUMNS = {"input": "meaning_representation", "output": "human_reference"}
 _DIALOGUE = Shape("", "Dialogue:\n{input}\nSummarize the above dialogue:", multiline=True)
 
 _NOTEBOOK = (
@@ -237,18 +239,13 @@ _ALL: tuple[Task, ...] = (
         "sst2",
         ("Negative", "Positive"),
         Shape("", "Review: {input}\nSentiment:"),
-        HubSource("SetFit/sst2", _THREE, {"text": "text", "label": "label_text"}),
+        HubSource("SetFit/sst2", _THREE, {"label": "label_text"}),
     ),
     ClassificationTask(
         "amazon",
         ("Negative", "Positive"),
         Shape("", "{input}\nSentiment:", multiline=True),
-        HubSource(
-            "fancyzhx/amazon_polarity",
-            _TWO,
-            {"text": "content", "title": "title", "label": "label"},
-            ("negative", "positive"),
-        ),
+        HubSource("fancyzhx/amazon_polarity", _TWO, {"text": "content"}, ("negative", "positive")),
         inputs=("Title: {title}\nReview: {text}", "Review: {text}"),
         content_free=("Title: N/A\nReview: N/A",),
     ),
@@ -256,9 +253,7 @@ _ALL: tuple[Task, ...] = (
         "agnews",
         ("World", "Sports", "Business", "Technology"),
         Shape(_TOPICS, "Article: {input}\nAnswer:"),
-        HubSource(
-            "fancyzhx/ag_news", _TWO, {"text": "text", "label": "label"}, ("World", "Sports", "Business", "Sci/Tech")
-        ),
+        HubSource("fancyzhx/ag_news", _TWO, {}, ("World", "Sports", "Business", "Sci/Tech")),
         aliases={"Sci/Tech": "Technology", "Science": "Technology"},
         inputs=("{title}. {text}", "{text}"),
     ),
@@ -266,13 +261,7 @@ _ALL: tuple[Task, ...] = (
         "trec",
         ("Number", "Location", "Person", "Description", "Entity", "Abbreviation"),
         Shape(_ANSWER_TYPES, "Question: {input}\nAnswer Type:"),
-        HubSource(
-            "CogComp/trec",
-            _TWO,
-            {"text": "text", "label": "coarse_label"},
-            ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
-            _CONVERTED,
-        ),
+        HubSource("CogComp/trec", _TWO, {"label": "coarse_label"}, _TREC_LABELS, _CONVERTED),
         aliases={"Human": "Person", "HUM": "Person", "NUM": "Number", "LOC": "Location"}
         | {"DESC": "Description", "ENTY": "Entity", "ABBR": "Abbreviation"},
     ),
@@ -287,12 +276,7 @@ _ALL: tuple[Task, ...] = (
         "e2e",
         Shape("", "Data: {input}\nDescription:"),
         max_tokens=40,
-        hub=HubSource(
-            "tuetschek/e2e_nlg",
-            _THREE,
-            {"input": "meaning_representation", "output": "human_reference"},
-            revision=_CONVERTED,
-        ),
+        hub=HubSource("tuetschek/e2e_nlg", _THREE, _E2E_COLUMNS, revision=_CONVERTED),
         keywords=(5, 15),
     ),
     GenerationTask(

@@ -12,12 +12,12 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 
 from langchain_dpicl.aggregators import EmbeddingMean, Keywords, ReleasedKeywords
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.passes import Pairs, PassFile, ask_members, key_of
+from langchain_dpicl.evaluation.passes import Key, Pairs, PassFile, ask_members, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import GenerationTask
@@ -48,7 +48,7 @@ class Author:
     def __init__(
         self, model: BaseLanguageModel[Any], sampling: BaseLanguageModel[Any], task: GenerationTask, file: PassFile
     ) -> None:
-        self.file, self._shape, stop = file, task.shape, list(task.stop)
+        self._file, self._shape, stop = file, task.shape, list(task.stop)
         prompt = RunnableLambda(task.shape.prompt)
         self._member, self._candidate = (
             boundary.seal(prompt | each.bind(stop=stop) | StrOutputParser() | str.strip) for each in (model, sampling)
@@ -57,28 +57,23 @@ class Author:
 
     def members(self, prompts: Sequence[Pairs], query: str, sample: int) -> list[str | None]:
         """Return an answer after each of a sample's prompts; None if the model failed twice."""
-
-        def ask(some: Sequence[int]) -> list[str | None]:
-            return ask_members(self._member, [prompts[i] for i in some], query)
-
-        return self.file.answers((key_of(query), sample), len(prompts), ask)
+        return self._kept((key_of(query), sample), self._member, prompts, query)
 
     def candidates(self, query: str, count: int) -> list[str]:
         """Return at most so many sampled answers without examples."""
-
-        def ask(some: Sequence[int]) -> list[str | None]:
-            return ask_members(self._candidate, [()] * len(some), query)
-
-        return [text for text in self.file.answers(("candidates", key_of(query), count), count, ask) if text]
+        found = self._kept(("candidates", key_of(query), count), self._candidate, [()] * count, query)
+        return [text for text in found if text]
 
     def from_words(self, words: ReleasedKeywords, query: str) -> str:
         """Return the text that the model makes of released keywords, without any example."""
         asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
+        member = RunnableLambda(lambda _: asked) | self._from_words
+        return str(self._kept(("words", key_of(query), words.ranked, *words), member, [()], query)[0])
 
-        def ask(some: Sequence[int]) -> list[str | None]:
-            return ask_members(RunnableLambda(lambda _: asked) | self._from_words, [()] * len(some), query)
-
-        return str(self.file.answers(("words", key_of(query), words.ranked, *words), 1, ask)[0])
+    def _kept(self, key: Key, member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str) -> list[str | None]:
+        return self._file.answers(
+            key, len(prompts), lambda some: ask_members(member, [prompts[i] for i in some], query)
+        )
 
 
 @dataclass(frozen=True)
