@@ -67,7 +67,7 @@ class Author:
     def from_words(self, words: ReleasedKeywords, query: str) -> str:
         """Return the text that the model makes of released keywords, without any example."""
         asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
-        member = RunnableLambda(lambda _: asked) | self._from_words
+        member: Runnable[Any, Any] = RunnableLambda(lambda _: asked) | self._from_words
         return str(self._kept(("words", key_of(query), words.ranked, *words), member, [()], query)[0])
 
     def _kept(self, key: Key, member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str) -> list[str | None]:
