@@ -30,7 +30,7 @@ from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.plots.style import save_figure
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import Randomness
 
 _WINDOWS = 20  # pieces of a stream's time

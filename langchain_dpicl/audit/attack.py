@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +14,10 @@ from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
 from langchain_dpicl.audit.bounds import choose_region
-from langchain_dpicl.audit.cases import MECHANISMS, Case, Setting, cases_of
-from langchain_dpicl.audit.worlds import BlockRandomness, OwnerWorld, SyntheticWorld
+from langchain_dpicl.audit.cases import CASES, Case, Setting
+from langchain_dpicl.audit.worlds import BlockRandomness, owner_world, synthetic_world
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots.audit import draw_bounds
-from langchain_dpicl.privacy import MECHANISMS as FAMILIES
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray
@@ -26,10 +25,13 @@ from langchain_dpicl.privacy.profile import Direction
 
 Canary = Literal["outputs", "owner"]
 
+_Attempt = Sequence[tuple[Case, Sequence[Callable[[], Any]]]]
+"""For each line its case, and one release of it with the owner and without."""
+
 PLAN = "plan"
 """All mechanisms in one plan, a line each."""
 
-ATTACKED = (*MECHANISMS, PLAN)
+ATTACKED = (*CASES, PLAN)
 
 
 @dataclass(frozen=True)
@@ -68,29 +70,6 @@ class AuditResult:
     trials: int
     true_positives: int
     false_positives: int
-
-    @property
-    def share(self) -> float:
-        """The lower bound as a share of the claim."""
-        return self.lower_bound / self.epsilon
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
-class _Pair:
-    """One line of a plan on both data sets: with the owner, and without."""
-
-    def __init__(self, case: Case, rate: float, world: Callable[..., SyntheticWorld | OwnerWorld]) -> None:
-        self._case = case
-        self._rate = rate
-        self._worlds = [world(case, has_owner=has_owner, rate=rate) for has_owner in (True, False)]
-
-    def ratios(self) -> list[float]:
-        """The log-likelihood ratio of one release on each, the owner having taken part with the plan's rate."""
-        ratios = [self._case.statistic(world.release()) for world in self._worlds]
-        return ratios if self._rate == 1.0 else [float(np.log1p(self._rate * np.expm1(ratio))) for ratio in ratios]
 
 
 def audit(
@@ -147,51 +126,67 @@ def audit(
     members = None if members is None else whole("members", members, at_least=2)
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
 
-    delta0 = default_delta0(delta, rate, releases)
-    requests = {
-        name: LineRequest(name, rate, releases, options={"delta0": delta0} if name == "ptr" else {})
-        for name in (MECHANISMS if mechanism == PLAN else (mechanism,))
-    }
-    plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests)
-    settings = {
-        name: Setting(
-            parameter=line.parameter,
-            rate=rate,
-            releases=releases * len(plan.lines),
-            delta=delta,
-            trials=trials,
-            confidence=confidence,
-            unanimous=canary == "owner",
-            members=members,
-            options=line.options,
+    names = tuple(CASES) if mechanism == PLAN else (mechanism,)
+    delta0 = {"delta0": default_delta0(delta, rate, releases)}
+    requests = {name: LineRequest(name, rate, releases, options=delta0 if name == "ptr" else {}) for name in names}
+    lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
+    count = releases * len(lines)
+    cases = {
+        name: CASES[name](
+            Setting(
+                parameter=line.parameter,
+                rate=rate,
+                releases=count,
+                delta=delta,
+                trials=trials,
+                confidence=confidence,
+                unanimous=canary == "owner",
+                members=members,
+                options=line.options,
+            )
         )
-        for name, line in plan.lines.items()
+        for name, line in lines.items()
     }
-    cases = {name: cases_of(name, setting) for name, setting in settings.items()}
-    # Of a plan of several lines each shows its first case; of one line, all are tried.
-    choices = [{name: case} for name, many in cases.items() for case in (many if len(cases) == 1 else many[:1])]
-    if len(cases) > 1:
-        choices = [{name: case for each in choices for name, case in each.items()}]
+    # Of a plan each line shows its first case; of one mechanism, all are tried.
+    choices = [{name: many[0] for name, many in cases.items()}]
+    if mechanism != PLAN:
+        choices = [{mechanism: case} for case in cases[mechanism]]
 
-    world: Callable[..., SyntheticWorld | OwnerWorld] = partial(SyntheticWorld, randomness=BlockRandomness())
-    if canary == "owner":
-        world = partial(OwnerWorld, randomness=BlockRandomness(), member=member)
-    attempts = [[_Pair(case, rate, world) for case in choice.values()] for choice in choices]
+    draw = BlockRandomness()
+    world = synthetic_world if canary == "outputs" else partial(owner_world, member=member)
+    attempts = [
+        [(case, [world(case, has_owner, rate, draw) for has_owner in (True, False)]) for case in choice.values()]
+        for choice in choices
+    ]
     first = -(-trials // 3)
     with tqdm(
         total=2 * (trials + first * len(attempts)), desc=mechanism, unit="trial", disable=None, file=sys.stderr
     ) as bar:
-        tried = [
-            choose_region(*_statistics(pairs, releases, first, bar), delta=delta, confidence=confidence)
-            for pairs in attempts
-        ]
+
+        def statistics(attempt: _Attempt, size: int) -> tuple[FloatArray, FloatArray]:
+            """For each trial the sum of all releases' log-likelihood ratios, with the owner and without.
+
+            A ratio is that of one release, the owner having taken part with the plan's rate.
+            """
+            sums = np.zeros((2, size))
+            for i in range(size):
+                for case, worlds in attempt:
+                    for side in (0, 1) * releases:
+                        ratio = case.statistic(worlds[side]())
+                        sums[side, i] += ratio if rate == 1.0 else np.log1p(rate * np.expm1(ratio))
+                bar.update(2)
+            return sums[0], sums[1]
+
+        tried = [choose_region(*statistics(attempt, first), delta, confidence) for attempt in attempts]
         best = max(range(len(tried)), key=lambda i: tried[i][1])
         region = tried[best][0]
-        present, absent = _statistics(attempts[best], releases, trials, bar)
-    bound, hits, misfires = region.lower_bound(present, absent, delta, confidence)
-    noise = {name: FAMILIES[line.mechanism].parameter for name, line in plan.lines.items()}
-    together = f" of {releases * len(noise)} releases together" if releases * len(noise) > 1 else ""
+        bound, hits, misfires = region.lower_bound(*statistics(attempts[best], trials), delta, confidence)
+    together = f" of {count} releases together" if count > 1 else ""
     side = "at least" if region.direction == "remove" else "below"
+    noise = {
+        line.family.parameter if len(lines) == 1 else f"{name} {line.family.parameter}": line.parameter
+        for name, line in lines.items()
+    }
     return AuditResult(
         mechanism=mechanism,
         canary=canary,
@@ -200,9 +195,7 @@ def audit(
         delta=delta,
         rate=rate,
         releases=releases,
-        parameters={
-            own if len(noise) == 1 else f"{name} {own}": plan.lines[name].parameter for name, own in noise.items()
-        },
+        parameters=noise,
         members={name: case.members for name, case in choices[best].items() if case.members},
         lower_bound=bound,
         confidence=confidence,
@@ -212,17 +205,6 @@ def audit(
         true_positives=hits,
         false_positives=misfires,
     )
-
-
-def _statistics(pairs: Sequence[_Pair], releases: int, trials: int, bar: Any) -> tuple[FloatArray, FloatArray]:
-    """For each trial the sum of all releases' log-likelihood ratios, with the owner and without."""
-    answer = np.zeros((2, trials))
-    for i in range(trials):
-        for pair in pairs:
-            for _ in range(releases):
-                answer[:, i] += pair.ratios()
-        bar.update(2)
-    return answer[0], answer[1]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -241,7 +223,7 @@ def table(results: Sequence[AuditResult]) -> str:
                 noise[0] if len(noise) == 1 else f"{len(noise)} lines",
                 f"{result.epsilon:.4g}",
                 f"{result.lower_bound:.3f}",
-                f"{result.share:.0%}",
+                f"{result.lower_bound / result.epsilon:.0%}",
                 f"owner {'removed' if result.direction == 'remove' else 'added'}",
                 f"{result.true_positives}/{result.false_positives}",
                 str(result.trials),
@@ -263,11 +245,6 @@ def headline(results: Sequence[AuditResult]) -> str:
         f"lower bounds on epsilon ({first.confidence:.4g} confidence each) beside the claim, at delta {first.delta:g}, "
         f"rate {first.rate:g}, {many}; canary: {what}"
     )
-
-
-def violated(results: Sequence[AuditResult]) -> list[str]:
-    """The mechanisms whose lower bound lies above the claim."""
-    return [result.mechanism for result in results if result.lower_bound > result.epsilon]
 
 
 def draw(results: Sequence[AuditResult], path: str | Path) -> None:

@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtrc, betaincinv
 
-from langchain_dpicl.privacy.checks import open_unit, real, whole
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import Direction
 
@@ -56,36 +55,13 @@ def lower_bounds(
 ) -> FloatArray:
     """max(0, log((L - delta) / U)) for each pair of counts: ``hits`` if the event is likely, ``misfires`` if not.
 
-    ``trials`` are the numbers of trials of the two. Numbers that are not whole (expected counts) are allowed.
+    ``trials`` are the numbers of trials of the two. Numbers that are not whole (expected counts) are allowed. If these
+    trials have not chosen the event, a bound exceeds the true epsilon with a probability of at most 1 - ``confidence``.
     """
     miss = (1.0 - confidence) / 2.0
     low, _ = clopper_pearson(hits, trials[0], miss)
     _, high = clopper_pearson(misfires, trials[1], miss)
     return np.asarray(np.log(np.maximum((low - delta) / high, 1.0)), np.float64)
-
-
-def lower_bound(
-    hits: int, hit_trials: int, misfires: int, misfire_trials: int, *, delta: float, confidence: float = 0.95
-) -> float:
-    """The epsilon that an event proves: above the true one with a probability of at most 1 - ``confidence``.
-
-    Parameters
-    ----------
-    hits, hit_trials
-        How often the event occurred, and in how many trials, on the data set on which it is likely.
-    misfires, misfire_trials
-        The same on the neighbouring data set.
-    delta
-        The promise's.
-
-    The event must not have been chosen by these trials. Raises `InvalidParameter`.
-    """
-    hit_trials, misfire_trials = whole("hit_trials", hit_trials), whole("misfire_trials", misfire_trials)
-    hits = whole("hits", hits, at_least=0, at_most=hit_trials)
-    misfires = whole("misfires", misfires, at_least=0, at_most=misfire_trials)
-    delta = real("delta", delta, at_least=0.0, below=1.0)
-    confidence = open_unit("confidence", confidence)
-    return float(lower_bounds(hits, misfires, (hit_trials, misfire_trials), delta, confidence))
 
 
 @dataclass(frozen=True)
@@ -95,19 +71,16 @@ class Region:
     direction: Direction
     threshold: float
 
-    def count(self, statistics: FloatArray) -> int:
-        """In how many trials the event occurred."""
-        above = int(np.count_nonzero(statistics >= self.threshold))
-        return above if self.direction == "remove" else len(statistics) - above
-
     def lower_bound(
         self, present: FloatArray, absent: FloatArray, delta: float, confidence: float
     ) -> tuple[float, int, int]:
         """The bound from trials with and without the owner, and its true and false positives."""
-        likely, rare = (present, absent) if self.direction == "remove" else (absent, present)
-        hits, misfires = self.count(likely), self.count(rare)
-        bound = lower_bound(hits, len(likely), misfires, len(rare), delta=delta, confidence=confidence)
-        return bound, hits, misfires
+        likely, rare = present >= self.threshold, absent >= self.threshold
+        if self.direction == "add":
+            likely, rare = ~rare, ~likely
+        hits, misfires = int(np.count_nonzero(likely)), int(np.count_nonzero(rare))
+        bound = lower_bounds(hits, misfires, (len(likely), len(rare)), delta, confidence)
+        return float(bound), hits, misfires
 
 
 def choose_region(present: FloatArray, absent: FloatArray, delta: float, confidence: float) -> tuple[Region, float]:

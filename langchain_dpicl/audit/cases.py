@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote
@@ -56,14 +55,8 @@ class Setting:
     def expected(self, present: object, absent: object) -> FloatArray:
         """`expected_bounds` of each design, whose event has these probabilities if the owner takes part, and if not."""
         p, q = np.asarray(present, np.float64), np.asarray(absent, np.float64)
-        return expected_bounds(
-            self.rate * p + (1.0 - self.rate) * q,
-            q,
-            releases=self.releases,
-            trials=self.trials,
-            delta=self.delta,
-            confidence=self.confidence,
-        )
+        effort: dict[str, Any] = {"trials": self.trials, "delta": self.delta, "confidence": self.confidence}
+        return expected_bounds(self.rate * p + (1.0 - self.rate) * q, q, releases=self.releases, **effort)
 
 
 @dataclass(frozen=True)
@@ -219,7 +212,6 @@ def _ptr(setting: Setting) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-@dataclass(frozen=True)
 class _Domain:
     """Words for the joint exponential mechanism: losses that move by 2 in opposite directions.
 
@@ -233,75 +225,47 @@ class _Domain:
     With all other members giving one answer the anchor cannot rise, only stay: ratios up to e^(3 eps0 / 4).
     """
 
-    setting: Setting
-    many: int
-    few: int
+    def __init__(self, setting: Setting, many: int, few: int) -> None:
+        x, y = [f"x{i}" for i in range(many)], [f"y{i}" for i in range(few)]
+        self.words, self.few = ["anchor", *x, *y], few
+        self.canary, with_x = " ".join(["anchor", *y]), " ".join(["anchor", *x])
+        self.base, self.others = with_x, (with_x,) * ((setting.members or 2) - 1)
+        if not setting.unanimous and setting.members != 2:  # two are too few to lift the anchor above the rest
+            self.base = " ".join(x)
+            self.others = (with_x, "anchor", *(" ".join(self.words),) * ((setting.members or 3) - 3))
+        self._scale = setting.parameter / 4.0
+        self._sides = []
+        for own in (self.canary, self.base):  # how many members name each word
+            said = [set(answer.split()) for answer in (own, *self.others)]
+            counts = {word: sum(word in each for each in said) for word in self.words}
+            levels = loss_levels(np.array(list(counts.values()), np.int64), 2)
+            sizes = zip(sequence_counts(levels.reach), levels.losses, strict=True)
+            normaliser = math.log(sum(size * math.exp(-self._scale * int(loss)) for size, loss in sizes))
+            self._sides.append((counts, sorted(counts.values(), reverse=True), normaliser))
 
-    @property
-    def words(self) -> list[str]:
-        """All words, in the order of the counts below."""
-        return ["anchor", *(f"x{i}" for i in range(self.many)), *(f"y{i}" for i in range(self.few))]
+    def log_probabilities(self, sequence: Sequence[str]) -> list[float]:
+        """The logarithm of a sequence's probability, with the canary and without it."""
+        return [
+            -self._scale * max(top - counts[word] for top, word in zip(ranked, sequence, strict=False)) - normaliser
+            for counts, ranked, normaliser in self._sides
+        ]
 
-    def answers(self) -> tuple[str, str, tuple[str, ...]]:
-        """The member's answer without the canary and with it, and those of the others."""
-        anchor, x, y = "anchor", self.words[1 : 1 + self.many], self.words[1 + self.many :]
-        canary, with_x, members = " ".join([anchor, *y]), " ".join([anchor, *x]), self.setting.members
-        if self.setting.unanimous or members == 2:  # two are too few to lift the anchor above the rest
-            return with_x, canary, (with_x,) * ((members or 2) - 1)
-        return " ".join(x), canary, (with_x, anchor, *(" ".join(self.words),) * ((members or 3) - 3))
-
-    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many members name each word, with the canary and without it."""
-        base, canary, others = self.answers()
-        said = [[set(answer.split()) for answer in (own, *others)] for own in (canary, base)]
-        present, without = ([sum(word in each for each in answers) for word in self.words] for answers in said)
-        return np.array(present, np.int64), np.array(without, np.int64)
-
-    def log_normaliser(self, counts: NDArray[np.int64]) -> float:
-        """log of the sum of all sequences' weights."""
-        levels = loss_levels(counts, 2)
-        pairs = zip(sequence_counts(levels.reach), levels.losses, strict=True)
-        return math.log(sum(size * math.exp(-self.setting.parameter * int(loss) / 4.0) for size, loss in pairs))
-
-    def probabilities(self) -> tuple[float, float]:
-        """P((a, y) for some y), with the canary and without it."""
-
-        def probability(counts: NDArray[np.int64]) -> float:
-            ranked = np.sort(counts)[::-1]
-            loss = max(int(ranked[i] - counts[j]) for i, j in enumerate((0, 1 + self.many)))
-            return self.few * math.exp(-self.setting.parameter * loss / 4.0 - self.log_normaliser(counts))
-
-        present, without = map(probability, self.counts())
-        return present, without
-
-    def statistic(self) -> Callable[[Any], float]:
+    def statistic(self, release: Sequence[str]) -> float:
         """The log-likelihood ratio of a released sequence."""
-        place = {word: i for i, word in enumerate(self.words)}
-        both = self.counts()
-        ranked = [np.sort(counts)[::-1].tolist() for counts in both]
-        counted = [counts.tolist() for counts in both]
-        present, without = map(self.log_normaliser, both)
-
-        def ratio(release: Sequence[str]) -> float:
-            sequence = [place[word] for word in release]
-            losses = [
-                max(top[i] - c[j] for i, j in enumerate(sequence)) for top, c in zip(ranked, counted, strict=True)
-            ]
-            return float(without - present + self.setting.parameter * (losses[1] - losses[0]) / 4.0)
-
-        return ratio
+        present, without = self.log_probabilities(release)
+        return present - without
 
 
 def _joint_em(setting: Setting) -> tuple[Case, ...]:
-    """The most telling numbers of words."""
+    """The most telling numbers of words, by the event that (a, y) is released for some y."""
     domains = [_Domain(setting, many, few) for many in _MANY for few in _FEW if few <= many]
-    present, without = np.array([domain.probabilities() for domain in domains]).T
+    logs = np.array([each.log_probabilities(["anchor", "y0"]) for each in domains])
+    present, without = np.array([[each.few] for each in domains]).T * np.exp(logs.T)
     best = domains[int(np.argmax(setting.expected(present, without)))]
-    base, canary, others = best.answers()
     named = f"{1 + best.few} of {len(best.words)} words"
-    spoken = f"the canary's member names {named}, and {len(base.split())} without the canary"
+    spoken = f"the canary's member names {named}, and {len(best.base.split())} without the canary"
     keywords = Keywords.joint_em(best.words, 2)
-    return (MemberCase(spoken, keywords, setting.parameter, base, canary, others, best.statistic()),)
+    return (MemberCase(spoken, keywords, setting.parameter, best.base, best.canary, best.others, best.statistic),)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -316,7 +280,7 @@ def _tokens(setting: Setting) -> tuple[Case, ...]:
     return (TokenCase(words, bound, chosen),)
 
 
-_CASES: dict[str, Callable[[Setting], tuple[Case, ...]]] = {
+CASES: dict[str, Callable[[Setting], tuple[Case, ...]]] = {
     "vote": _vote,
     "scores": _scores,
     "embedding": _embedding,
@@ -324,10 +288,4 @@ _CASES: dict[str, Callable[[Setting], tuple[Case, ...]]] = {
     "ptr": _ptr,
     "tokens": _tokens,
 }
-
-MECHANISMS = tuple(_CASES)
-
-
-def cases_of(mechanism: str, setting: Setting) -> tuple[Case, ...]:
-    """The cases to try for a mechanism, the most telling first by expectation."""
-    return _CASES[mechanism](setting)
+"""For each mechanism the cases to try, the most telling first by expectation."""

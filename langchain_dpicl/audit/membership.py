@@ -1,11 +1,43 @@
-"""Run the membership attack on a real model: on a prompt, on a mixture, and on a private mixture.
+"""Was this record among the private ones? The membership attack of the papers, on private decoding.
 
-For public data alone: it shows answers that are not private. See :mod:`langchain_dpicl.audit.membership_attack` for the
-game, the attackers, and what a plan proves about them.
+For public data alone: it shows answers that are not private.
+
+The game (Duan et al. 2023, *Flocks of stochastic parrots*; Flemings et al. 2025, DPS-MOZO): one record is a member, so
+it takes part in the answers; others are not. The attacker holds all of them, asks each one's query, and scores how well
+what it sees fits each record's own output. The AUC is the probability that the member's score is above a non-member's,
+ties counting half: 0.5 for an attacker without knowledge.
+
+What the attacker sees, and its score:
+
+- ``likelihood``, as in the papers: the exact probability of every token of the record's output after those before it.
+  The score is the mean of their logarithms.
+- ``likelihood ratio``: the same probabilities, and the score is the sum of the logarithms of their ratios to the public
+  law in which nobody takes part. It forgives a record for being likely or unlikely by itself.
+- ``tokens``: at each of these places one token drawn from the law, as a release draws it. The score is the
+  log-likelihood ratio of the tokens, for that record taking part with its probability against nobody taking part.
+
+In a mixture the first two look at the places whose token is possible there; at the others the law says 0 whoever takes
+part.
+
+**The guarantee speaks of the last alone.** A probability is no release: whoever sees the law sees an owner's term
+without any noise. The first two attackers are stronger than any caller, and no epsilon bounds them. The third is still
+stronger than a caller, since it chooses what a token follows; all its tokens are in the plan.
+
+**What the guarantee implies** for ``tokens``. Let all tokens of a trial together be (epsilon, delta)-DP for one owner
+added or removed; x is the member, y a non-member, z the other owners. A score looks at the tokens and its own record
+alone, and x and y are exchangeable. Let phi be 1 if x scores above y, 1/2 if they tie, else 0. The AUC is E[phi]
+on z with x, and on z alone E[phi] = 1/2 by symmetry. So 1/2 <= e^epsilon * (1 - AUC) + delta, that is
+
+    AUC <= 1 - e^-epsilon * (1/2 - delta) = 1 - f(1/2)
+
+for the trade-off curve f of (epsilon, delta) (Kairouz, Oh, Viswanath 2015; Dong, Roth, Su 2022), which can be attained.
+Every point of the plan's privacy profile gives such a bound. At epsilon 0 it is 1/2 + delta(0), the total variation
+distance of the neighbours.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,31 +45,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, logsumexp
 from tqdm import tqdm
 
-from langchain_dpicl.audit.membership_attack import (
-    ATTACKS,
-    Crowd,
-    Mixture,
-    Scores,
-    Terms,
-    auc_bound,
-    interval,
-    mixture_scores,
-    prompt_scores,
-    wins,
-)
-from langchain_dpicl.audit.membership_reading import Known, Readings, read
+from langchain_dpicl.audit.reading import Known, Readings, read
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.mixing import Settings
+from langchain_dpicl.decoding.mixing import STEP, FloatArray, IntArray, Settings, base_scores, clipped_terms
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots.audit import draw_auc
-from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan
-from langchain_dpicl.privacy.accountant import PLDAccountant
+from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 
+LIKELIHOOD, RATIO, TOKENS = ATTACKS = ("likelihood", "likelihood ratio", "tokens")
+
+Scores = dict[str, FloatArray]
+"""For each attack one score a record, the higher the more like a member."""
+
+_RESAMPLES = 2000
 _NO_BOUND = 1e6  # nats: no term is ever cut
 
 
@@ -54,7 +80,7 @@ class MembershipResult:
     participation
         The probability with which the member takes part in a token.
     auc, low, high
-        The mean AUC of the trials and its 95 % interval (`membership_attack.interval`).
+        The mean AUC of the trials and its 95 % interval (`interval`).
     bound
         The plan's bound on the expected AUC; None if it has none.
     trials, against, plays
@@ -73,6 +99,18 @@ class MembershipResult:
     trials: int
     against: int
     plays: int
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The data set of a trial: the member, and ``owners - 1`` others who each take part in a token with ``rate``.
+
+    The others show the demonstrations from number ``first`` on, in turn: owners may show the same text.
+    """
+
+    owners: int
+    rate: float
+    first: int
 
 
 def run_membership(
@@ -126,31 +164,43 @@ def run_membership(
         raise InvalidParameter("model", type(model).__name__, "a TransformersLogits")
     if not isinstance(template, DemonstrationTemplate):
         raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
-    if len(rows) < against + 1 + others:
-        raise InvalidRecords(f"{len(rows)} records; against + 1 + others = {against + 1 + others} are needed")
+    needed = against + 1 + others
+    if len(rows) < needed:
+        raise InvalidRecords(f"{len(rows)} records; against + 1 + others = {needed} are needed")
     request = LineRequest("tokens", rate, (against + 1) * max_tokens)
-    lines = [PrivacyPlan.solve(epsilon=e, delta=delta, lines={"tokens": request}).lines["tokens"] for e in targets]
+    plans = [
+        (epsilon, PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"tokens": request}).lines["tokens"])
+        for epsilon in targets
+    ]
 
     randomness = SecureRandomness()
-    drawn = np.argsort(randomness.uniforms(len(rows)))[: against + 1 + others].tolist()
+    drawn = np.argsort(randomness.uniforms(len(rows)))[:needed].tolist()
     known = [known_record(model, template, rows[i], i, max_tokens) for i in drawn]
     pool, crowd = known[: against + 1], known[against + 1 :]
     if not all(model.fits(each.shown, other.asked, max_tokens) for each in known for other in pool):
         raise InvalidParameter("max_tokens", max_tokens, "with a demonstration and a query within the model's context")
-    settings = Settings(
-        max_tokens=max_tokens,
-        min_tokens=0,
-        top_k=whole("top_k", top_k, at_most=model.vocabulary),
-        shots=shots,
-        temperature=1.0,
-        cap=cap,
-        stop=(),
-    )
+    top_k = whole("top_k", top_k, at_most=model.vocabulary)
+    settings = Settings(max_tokens, min_tokens=0, top_k=top_k, shots=shots, temperature=1.0, cap=cap, stop=())
     shown = [each.shown for each in (*pool[:trials], *crowd)]
     with tqdm(total=len(shown), desc="membership", unit="demonstration", disable=None, file=sys.stderr) as bar:
         readings = read(model, pool, shown, settings, bar.update)
-    plans = list(zip(targets, lines, strict=True))
     return attack(readings, plans, Crowd(owners, rate, first=trials), delta, shots, cap, plays, randomness)
+
+
+def known_record(
+    model: TransformersLogits, template: DemonstrationTemplate, row: Mapping[str, Any], place: int, max_tokens: int
+) -> Known:
+    """A row as query, output (its first ``max_tokens`` tokens) and demonstration; ``place`` names it in an error."""
+    try:
+        asked, shown = template.ask(row), template.show(row)
+    except Exception:
+        raise InvalidRecords(f"record {place} lacks what the template names") from None
+    if not asked or not shown.startswith(asked):
+        raise InvalidParameter("template", template.demonstration, f"a layout that begins with {template.query!r}")
+    output = model._loaded.tokens(shown.removeprefix(asked).removesuffix(template.ending))[:max_tokens]
+    if not output:
+        raise InvalidRecords(f"record {place} has no output")
+    return Known(asked, output, shown)
 
 
 def attack(
@@ -176,37 +226,131 @@ def attack(
             counts = {"trials": crowd.first, "against": readings.records - 1, "plays": times}
             results.append(MembershipResult(name, kind, auc=auc, low=low, high=high, **about, **counts))
 
-    def mix(name: str, mixture: Mixture, **facts: Any) -> None:
-        terms = Terms(readings, mixture)
-        add(name, lambda member: mixture_scores(readings, terms, mixture, crowd, member, randomness), plays, **facts)
+    def mix(name: str, mixture: Mixture, participation: float = 1.0, **facts: Any) -> None:
+        def scores(member: int) -> Scores:
+            return mixture.scores(member, participation, crowd, randomness)
+
+        add(name, scores, plays, participation=participation, **facts)
 
     add("one-shot prompt, not private", lambda member: prompt_scores(readings, member))
-    mix("mixture without clipping, not private", Mixture(_NO_BOUND, 1.0, kappa, 1.0))
+    mix("mixture without clipping, not private", Mixture(readings, _NO_BOUND, 1.0, kappa))
     for epsilon, line in plans:
         bound = line.parameter
         distance = PLDAccountant().delta([line.line(bound)], 0.0)
-        facts = {"epsilon": epsilon, "range_bound": bound}
         proved = min(auc_bound(epsilon, delta), auc_bound(0.0, min(1.0, distance)))
-        sampled = Mixture(bound, cap, kappa, crowd.rate)
-        mix(f"epsilon {epsilon:g}", sampled, participation=crowd.rate, bound=proved, **facts)
-        mix(f"B of epsilon {epsilon:g}, member in every sample", Mixture(bound, cap, kappa, 1.0), **facts)
+        facts, mixture = {"epsilon": epsilon, "range_bound": bound}, Mixture(readings, bound, cap, kappa)
+        mix(f"epsilon {epsilon:g}", mixture, crowd.rate, bound=proved, **facts)
+        mix(f"B of epsilon {epsilon:g}, member in every sample", mixture, **facts)
     return results
 
 
-def known_record(
-    model: TransformersLogits, template: DemonstrationTemplate, row: Mapping[str, Any], place: int, max_tokens: int
-) -> Known:
-    """A row as query, output (its first ``max_tokens`` tokens) and demonstration; ``place`` names it in an error."""
-    try:
-        asked, shown = template.ask(row), template.show(row)
-    except Exception:
-        raise InvalidRecords(f"record {place} lacks what the template names") from None
-    if not asked or not shown.startswith(asked):
-        raise InvalidParameter("template", template.demonstration, f"a layout that begins with {template.query!r}")
-    output = model._loaded.tokens(shown.removeprefix(asked).removesuffix(template.ending))[:max_tokens]
-    if not output:
-        raise InvalidRecords(f"record {place} has no output")
-    return Known(asked, output, shown)
+# -- the scores --------------------------------------------------------------------------------------------------------
+
+
+def prompt_scores(readings: Readings, member: int) -> Scores:
+    """The scores of answers after the member's demonstration and its query, without any protection."""
+    found = readings.one_shot_log_prob[member]
+    ratios = found - readings.zero_shot_log_prob
+    return {LIKELIHOOD: _sums(readings, found) / np.bincount(readings.record), RATIO: _sums(readings, ratios)}
+
+
+class Mixture:
+    """The law of a token: proportional to exp(kappa * l0 + the sum of the terms of the owners who take part).
+
+    A term is cut to the range ``range_bound`` with a weight of at most ``cap``. The temperature is 1. ``base``,
+    ``shown`` and ``own`` are what the public law, each demonstration and the record's own one add to the scores of the
+    possible tokens at every place, in whole steps.
+    """
+
+    def __init__(self, readings: Readings, range_bound: float, cap: float, kappa: float) -> None:
+        rows = np.concatenate([readings.one_shot, readings.own[None]])
+        limits = {"bound": range_bound, "temperature": 1.0, "cap": cap}
+        places = range(len(readings.record))
+        terms = [clipped_terms(rows[:, place], readings.zero_shot[place], **limits) for place in places]
+        self._readings = readings
+        self.shown, self.own = np.stack(terms, axis=1)[:-1], np.stack([each[-1] for each in terms])
+        self.base = np.stack([base_scores(row, kappa, 1.0) for row in readings.zero_shot])
+
+    def scores(self, member: int, participation: float, crowd: Crowd, randomness: Randomness) -> Scores:
+        """The scores of tokens that are drawn, at every place, from a mixture over a fresh sample of the owners.
+
+        The member takes part in each token with probability ``participation``.
+        """
+        scores, readings, places = self.base.copy(), self._readings, len(self.base)
+        coins = randomness.coin_positions(places * (crowd.owners - 1), crowd.rate)
+        place, owner = np.divmod(coins, crowd.owners - 1)
+        show = crowd.first + owner % (len(self.shown) - crowd.first)
+        np.add.at(scores, place, self.shown[show, place])
+        present = randomness.coin_positions(places, participation)
+        scores[present] += self.shown[member, present]
+
+        law, public = log_law(scores), log_law(self.base)
+        known = np.flatnonzero(readings.target >= 0)
+        at = (known, readings.target[known])
+        drawn = (np.exp(law).cumsum(axis=1)[:, :-1] < randomness.uniforms(places)[:, None]).sum(axis=1)
+        counts = _sums(readings, np.ones(len(known)), known)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = np.where(counts > 0, _sums(readings, law[at], known) / counts, -np.inf)
+        gains = token_gains(self.own, public, drawn, participation)
+        ratios = _sums(readings, law[at] - public[at], known)
+        return {LIKELIHOOD: means, RATIO: ratios, TOKENS: _sums(readings, gains)}
+
+
+def log_law(scores: IntArray) -> FloatArray:
+    """Row by row the logarithm of the law from which `langchain_dpicl.decoding.mixing.draw` draws."""
+    return np.asarray(log_softmax(STEP * (scores - scores.max(axis=1, keepdims=True)), axis=1), np.float64)
+
+
+def token_gains(own: IntArray, public: FloatArray, drawn: NDArray[np.intp], participation: float) -> FloatArray:
+    """log((1 - p) + p * P'(u) / P(u)) for each drawn token u: P the public law, P' the law tilted by the own term."""
+    tilt = STEP * own
+    ratio = (tilt - logsumexp(public + tilt, axis=1, keepdims=True))[np.arange(len(drawn)), drawn]
+    absent = math.log1p(-participation) if participation < 1.0 else -math.inf
+    return np.asarray(np.logaddexp(absent, math.log(participation) + ratio), np.float64)
+
+
+def _sums(readings: Readings, values: FloatArray, places: IntArray | None = None) -> FloatArray:
+    """For each record the sum over its places, or over those of ``places``."""
+    record = readings.record if places is None else readings.record[places]
+    return np.bincount(record, weights=values, minlength=readings.records).astype(np.float64)
+
+
+# -- the AUC -----------------------------------------------------------------------------------------------------------
+
+
+def wins(scores: FloatArray, member: int) -> FloatArray:
+    """For each record 1 if the member's score is above its own, 1/2 if they are equal, else 0; NaN for itself."""
+    found = np.where(scores[member] == scores, 0.5, (scores[member] > scores).astype(np.float64))
+    found[member] = np.nan
+    return found
+
+
+def interval(won: FloatArray, randomness: Randomness) -> tuple[float, float, float]:
+    """The mean of ``won`` (trials, records) and a 95 % interval, by Owen's pigeonhole bootstrap (2007).
+
+    The trials share their non-members, so members and records are resampled both, independently. It speaks of other
+    records like these with the same crowd. If every comparison has the same result it has no width: then n trials
+    leave, at 95 %, a chance of up to 1 - 0.05^(1/n) for a trial with another one.
+    """
+    is_pair = ~np.isnan(won)
+    value = np.where(is_pair, won, 0.0)
+
+    def resampled(size: int) -> FloatArray:
+        taken = randomness.integers(size, _RESAMPLES * size).reshape(_RESAMPLES, size)
+        flat = taken + size * np.arange(_RESAMPLES)[:, None]
+        return np.bincount(flat.ravel(), minlength=_RESAMPLES * size).reshape(_RESAMPLES, size).astype(np.float64)
+
+    members, records = (resampled(size) for size in won.shape)
+    weight = ((members @ is_pair) * records).sum(axis=1)
+    mean = ((members @ value) * records).sum(axis=1)[weight > 0] / weight[weight > 0]
+    low, high = np.quantile(mean, (0.025, 0.975))
+    return float(value.sum() / is_pair.sum()), float(low), float(high)
+
+
+def auc_bound(epsilon: float, delta: float) -> float:
+    """The largest AUC of a member against a non-member under (epsilon, delta)-DP: 1 - e^-epsilon * (1/2 - delta)."""
+    epsilon, delta = real("epsilon", epsilon, at_least=0.0), real("delta", delta, at_least=0.0, at_most=1.0)
+    return min(1.0, 1.0 - math.exp(-epsilon) * (0.5 - delta))
 
 
 def draw(results: Sequence[MembershipResult], path: str | Path) -> None:

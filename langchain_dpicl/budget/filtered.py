@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.accountant import MAX_COUNT
 class FilteredBudget(BaseBudget):
     """Mechanisms and parameters may be chosen after seeing earlier answers; everything together is (epsilon, delta)-DP.
 
-    Feldman and Zrnic's Rényi filter (see `privacy.rdp.RenyiFilter`): looser than a plan that is fixed in advance. The
+    Feldman and Zrnic's Rényi filter (see `privacy.RenyiFilter`): looser than a plan that is fixed in advance. The
     divergence spent at each order is kept in the ledger and advanced in the transaction of the charge. A request that
     does not fit raises `PrivacyBudgetExceeded` and uses nothing up: a smaller or noisier one may still fit.
 

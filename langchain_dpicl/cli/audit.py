@@ -57,7 +57,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Attack, print and draw. Returns 1 if a bound lies above its claim."""
-    from langchain_dpicl.audit.attack import ATTACKED, audit, draw, headline, table, violated
+    from langchain_dpicl.audit.attack import ATTACKED, audit, draw, headline, table
 
     known = (*ATTACKED, "all", "membership")
     if options.mechanism not in known:
@@ -82,11 +82,11 @@ def run(options: argparse.Namespace) -> int:
     results = [audit(name, epsilon=epsilon, **given) for name in names for epsilon in options.epsilon]
     if options.plot:
         draw(results, options.plot)
-    broken = violated(results)
+    broken = [result.mechanism for result in results if result.lower_bound > result.epsilon]
     text = f"{headline(results)}\n\n{table(results)}"
     if broken:
         text += f"\n\nABOVE THE CLAIM: {', '.join(broken)}"
-    show(options, {"audits": [result.to_dict() for result in results], "above the claim": broken}, text)
+    show(options, {"audits": [asdict(result) for result in results], "above the claim": broken}, text)
     return int(bool(broken))
 
 

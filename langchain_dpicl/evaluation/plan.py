@@ -13,7 +13,7 @@ from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import Pairs, PassFile
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.accountant import MAX_COUNT
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore

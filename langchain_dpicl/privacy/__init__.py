@@ -1,20 +1,18 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
-from langchain_dpicl.privacy.accountant import Line, PLDAccountant
+from langchain_dpicl.privacy.accountant import Line, PLDAccountant, RenyiFilter
 from langchain_dpicl.privacy.explain import Calls, flip_probability
-from langchain_dpicl.privacy.families import (
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.privacy.plan import PrivacyPlan
+from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
+    Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.lines import LineRequest, PlanLine
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, Mechanism, default_delta0
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import PrivacyPlan
-from langchain_dpicl.privacy.profile import Profile
-from langchain_dpicl.privacy.rdp import RenyiFilter
 from langchain_dpicl.privacy.verify import PRVAccountant, Verification
 
 __all__ = [

@@ -37,11 +37,7 @@ _EXACT = 1000.0
 
 
 def abstention_threshold(members: int, sigma: float, unit: int = 1) -> int:
-    """t: the least noisy count of abstentions that may be reported, for N members at noise of scale sigma.
-
-    ``unit``: if the count is taken in steps of 1 / unit members (as `EmbeddingMean` does), how many make a member;
-    t is in these steps.
-    """
+    """t for N members at noise of scale sigma, in steps of 1 / ``unit`` members (as `EmbeddingMean` counts)."""
     return (members - 1) // 2 * unit + tail_reach(sigma * unit)
 
 
@@ -61,7 +57,7 @@ def told_probability(members: int, sigma: float, labels: int, unit: int = 1) -> 
 
 
 def tells_abstention(members: int, sigma: float, labels: int, unit: int = 1) -> bool:
-    """Whether all members' abstention is told with probability `TOLD` or more."""
+    """Whether a release says with probability `TOLD` or more that all members abstain."""
     return told_probability(members, sigma, labels, unit) >= TOLD
 
 

@@ -24,8 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from langchain_dpicl.privacy.losses import FloatArray, GridLosses, Losses
-from langchain_dpicl.privacy.moments import UNDERFLOW, SummedLosses
+from langchain_dpicl.privacy.losses import UNDERFLOW, FloatArray, GridLosses, Losses, SummedLosses
 
 GRID_ERROR = 2e-4
 """Share of epsilon that the grid may cost."""
@@ -45,7 +44,7 @@ _LEFT_OUT = 1e-6
 """Share of delta that the window may leave out on either side."""
 
 MAX_PLACES = 1 << 21
-"""Places of the largest transform. If more are wanted, the grid is coarser: still a bound, a less tight one."""
+"""Places of the largest transform. If a sum wants more, its grid is coarser: still a bound, but less tight."""
 
 
 class Composition:
@@ -56,7 +55,7 @@ class Composition:
     parts
         Pairs of one release's losses and how many such releases there are.
     places
-        Of the largest transform. Fewer take less time, for a bound that may be less tight.
+        Of the largest transform. Fewer take less time, and the bound may be less tight.
     """
 
     def __init__(self, parts: Sequence[tuple[Losses, int]], places: int = MAX_PLACES) -> None:
@@ -65,7 +64,7 @@ class Composition:
         self._count = sum(count for _, count in self._parts)
         finite = sum(count * math.log1p(-min(losses.infinity, 1.0 - 1e-16)) for losses, count in self._parts)
         self.infinity = -math.expm1(finite)
-        self._sum = SummedLosses([(losses.losses, losses.masses, count) for losses, count in self._parts])
+        self._sum = SummedLosses(self._parts)
 
     def epsilon(self, delta: float, enough: float = 0.0) -> float:
         """The least certified epsilon >= 0 at `delta`; infinite if infinite losses alone weigh at least delta.
@@ -82,14 +81,11 @@ class Composition:
         order = self._sum.order_for_tail(rest)
         # P(L > eps) <= M e^(-s eps), and no loss exceeds the largest: bounds without any grid.
         chernoff = (self._sum.moments(order).log - math.log(rest)) / order
-
-        def value(curve: _Curve) -> float:
-            return curve.epsilon(delta) + _LOSS_ERROR * self._count
-
-        start = min(chernoff, self._largest) + _LOSS_ERROR * self._count
+        rounding = _LOSS_ERROR * self._count
+        start = min(chernoff, self._sum.largest) + rounding
         if start <= enough:
             return max(0.0, start)
-        return max(0.0, self._refined(value, order, None, rest, start, enough))
+        return max(0.0, self._refined(lambda curve: curve.epsilon(delta) + rounding, order, None, rest, start, enough))
 
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on delta at `epsilon` (any sign), at most 1."""
@@ -98,7 +94,7 @@ class Composition:
         epsilon -= _LOSS_ERROR * self._count
         if self._count == 1:
             return min(1.0, self._single.delta(epsilon))
-        if epsilon >= self._largest * (1.0 + 1e-12):
+        if epsilon >= self._sum.largest * (1.0 + 1e-12):
             return self.infinity
         order = self._sum.order_for_mean(epsilon)
         at = self._sum.moments(order)
@@ -156,17 +152,12 @@ class Composition:
         return best
 
     @cached_property
-    def _largest(self) -> float:
-        """The largest finite loss."""
-        return sum(count * float(losses.losses.max()) for losses, count in self._parts)
-
-    @cached_property
     def _single(self) -> _Curve:
         """One release needs no grid: its own atoms, in order."""
         losses = self._parts[0][0]
         order = np.argsort(losses.losses)
         masses = losses.masses[order] * (1.0 + _MASS_ERROR)
-        return _Curve(losses.losses[order], masses, losses.infinity, 0.0, 0.0, True)
+        return _Curve(losses.losses[order], masses, losses.infinity, np.zeros(order.size), 0.0, 0.0, True)
 
     def _left_out(self, order: float, epsilon: float, delta: float) -> float:
         """The tilted weight that the window may leave out on either side.
@@ -200,15 +191,12 @@ class Composition:
         floor = allowed / self._count  # an atom moves by less than a step, so this is always fine enough
         step = max(floor, at.deviation / 8.0)
         while step > floor:
-            cost = (self._on_grid(step)[0].moments(order).log - at.log) / order
+            on_grid = SummedLosses([(losses.spread(step), count) for losses, count in self._parts])
+            cost = (on_grid.moments(order).log - at.log) / order
             if cost <= allowed:
                 break
             step = max(floor, step * min(0.7, max(0.2, 0.9 * math.sqrt(allowed / cost))))
         return step
-
-    def _on_grid(self, step: float) -> tuple[SummedLosses, list[tuple[GridLosses, int]]]:
-        grids = [(losses.spread(step), count) for losses, count in self._parts]
-        return SummedLosses([(grid.losses, grid.masses, count) for grid, count in grids]), grids
 
     def _curve(self, order: float, epsilon: float, delta: float, step: float | None) -> _Curve:
         """The sum's masses in a window that holds what matters for delta(epsilon), if that is about `delta`."""
@@ -220,7 +208,8 @@ class Composition:
         while True:
             finest = (high - low) / self._places
             step = max(step, finest)
-            tilted, grids = self._on_grid(step)
+            grids = [(losses.spread(step), count) for losses, count in self._parts]
+            tilted = SummedLosses(grids)
             low, high = tilted.window(order, left_out)
             if high - low <= 1.2 * step * self._places:
                 break
@@ -235,8 +224,8 @@ class Composition:
         masses = untilt * np.maximum(np.roll(places, -first % size), 0.0)
         # P(L > top) <= M e^(-order * top) times the tilted weight above the top
         beyond = math.exp(min(0.0, at.log - order * float(losses[-1]) + math.log(left_out)))
-        infinity = self.infinity + beyond
-        return _Curve(losses, masses, infinity, at.mean, step, step <= finest, untilt * per_place, untilt * in_total)
+        noise = np.minimum(_deltas(untilt * per_place, losses, at.mean)[0], untilt * in_total)
+        return _Curve(losses, masses, self.infinity + beyond, noise, at.mean, step, step <= finest)
 
     def _transform(
         self, grids: list[tuple[GridLosses, int]], order: float, size: int
@@ -271,34 +260,35 @@ class Composition:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Upper bounds on the masses of the summed loss in a window, and on the mass above it."""
+    """Upper bounds on the masses of the summed loss in a window, and on the mass above it (`infinity`).
+
+    `noise` is what floating-point errors may add to delta at each place. `step` is 0 for the atoms of one release.
+    """
 
     losses: FloatArray
     masses: FloatArray
     infinity: float
+    noise: FloatArray
     mean: float
     step: float
     is_finest: bool
-    noise_each: FloatArray | None = None
-    noise_total: FloatArray | None = None
 
     def delta(self, epsilon: float) -> float:
         """delta(epsilon), rounded up. Below the window delta grows by less than 1 - e^(epsilon - low)."""
         low = float(self.losses[0])
-        if epsilon < low and self.noise_each is not None:
+        if epsilon < low and self.step:
             return min(1.0, self.delta(low) - math.expm1(epsilon - low))
         start = int(np.searchsorted(self.losses, epsilon, side="right"))
         tail = float((-np.expm1(epsilon - self.losses[start:]) * self.masses[start:]).sum())
-        return self.infinity + (tail + float(self._noise[max(start - 1, 0)])) * (1.0 + 1e-12)
+        return self.infinity + (tail + float(self.noise[max(start - 1, 0)])) * (1.0 + 1e-12)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon in the window with delta(epsilon) <= delta (its lower end if that is enough)."""
         room = (delta - self.infinity) * (1.0 - 1e-12)
         if room <= 0.0:
             return math.inf
-        above, below = _sums_above(self.masses, self.losses, self.mean)
-        deltas = _deltas(above, below, self.losses, self.mean) + self._noise
-        too_much = np.flatnonzero(~(deltas <= room))
+        deltas, above = _deltas(self.masses, self.losses, self.mean)
+        too_much = np.flatnonzero(~(deltas + self.noise <= room))
         if too_much.size == 0:
             return float(self.losses[0])
         last = int(too_much[-1])
@@ -307,33 +297,20 @@ class _Curve:
         low, high = float(self.losses[last]), float(self.losses[last + 1])
         # Between two places delta is linear in e^epsilon, and the noise no larger than at the lower one.
         q_mass = float((np.exp(high - self.losses[last + 1 :]) * self.masses[last + 1 :]).sum())
-        p_mass = float(above[last]) * (1.0 + _ULP * above.size) + float(self._noise[last])
+        p_mass = float(above[last]) * (1.0 + _ULP * above.size) + float(self.noise[last])
         epsilon = high + math.log(max(p_mass - room, 1e-300) / q_mass) if q_mass > 0.0 else high
         return min(high, max(low, epsilon)) + 1e-12 * (1.0 + abs(epsilon))
 
-    @cached_property
-    def _noise(self) -> FloatArray:
-        """What floating-point errors may add to delta at each place: the lesser of both bounds."""
-        if self.noise_each is None or self.noise_total is None:
-            return np.zeros(self.losses.size)
-        above, below = _sums_above(self.noise_each, self.losses, self.mean)
-        return np.minimum(_deltas(above, below, self.losses, self.mean), self.noise_total)
 
+def _deltas(masses: FloatArray, losses: FloatArray, mean: float) -> tuple[FloatArray, FloatArray]:
+    """delta at each place, rounded up: the P-mass above it (second answer) less e^loss times the Q-mass above it.
 
-def _sums_above(masses: FloatArray, losses: FloatArray, mean: float) -> tuple[FloatArray, FloatArray]:
-    """Above each place (itself not counted): P-masses, and e^mean times Q-masses."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        shifted = np.exp(np.minimum(mean - losses, 700.0)) * masses
-        above = np.append(np.cumsum(masses[:0:-1])[::-1], 0.0)
-        return above, np.append(np.cumsum(shifted[:0:-1])[::-1], 0.0)
-
-
-def _deltas(above: FloatArray, below: FloatArray, losses: FloatArray, mean: float) -> FloatArray:
-    """delta at each place, rounded up: the P-mass above less e^loss times the Q-mass above.
-
-    A running sum of n terms is off by at most n ulp of itself. Where the Q-mass overflows it is left out.
+    Q-masses are taken times e^mean. A running sum of n terms is off by at most n ulp of itself. If the Q-mass overflows
+    it is left out.
     """
     with np.errstate(over="ignore", invalid="ignore"):
+        shifted = np.exp(np.minimum(mean - losses, 700.0)) * masses
+        above, below = (np.append(np.cumsum(each[:0:-1])[::-1], 0.0) for each in (masses, shifted))
         deltas = above - np.exp(np.minimum(losses - mean, 700.0)) * below
     deltas = np.where(np.isfinite(deltas), np.maximum(deltas, 0.0), above)
-    return np.asarray(deltas + 2.0 * _ULP * above.size * above, np.float64)
+    return np.asarray(deltas + 2.0 * _ULP * above.size * above, np.float64), above

@@ -1,18 +1,14 @@
-"""The meaning of a plan's line for a release, for a vote and for the bill, as numbers; then a whole plan in words."""
+"""The meaning of a plan: the chance that noise flips a vote, the bill, and `PrivacyPlan.numbers` in words."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, discrete_gaussian, told_probability
-from langchain_dpicl.privacy.accountant import PLDAccountant
+from langchain_dpicl.privacy.abstaining import discrete_gaussian
 from langchain_dpicl.privacy.checks import positive, real, whole
-from langchain_dpicl.privacy.lines import PlanLine
 
 VOTES = ("vote", "scores")
 
@@ -27,8 +23,8 @@ class Calls:
     price_out: float
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "answer_tokens", "price_in", "price_out"):
-            object.__setattr__(self, name, real(name, getattr(self, name), at_least=0.0))
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, real(name, value, at_least=0.0))
 
     def cost(self, members: int) -> float:
         """The price of one answer: `members` calls."""
@@ -52,60 +48,6 @@ def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
     with np.errstate(divide="ignore"):
         any_lost = -np.expm1((labels - 1) * np.log1p(-lost))
     return float(min(1.0, (weights * any_lost).sum()))
-
-
-def explain_line(
-    line: PlanLine,
-    epsilon: float,
-    delta: float,
-    members: int | None = None,
-    shots: int | None = None,
-    margins: Sequence[int] = (),
-    labels: int = 2,
-) -> dict[str, Any]:
-    """The numbers of one line of an (epsilon, delta) plan. See `PrivacyPlan.numbers` for the parameters.
-
-    For votes, ``flips`` has for each margin the chance that noise overturns the winner, and the same share of votes
-    with one exemplar per member instead. ``abstention``: how likely a release says that the members abstain if all do,
-    and whether that is likely enough to count.
-    """
-    accountant = PLDAccountant()
-    entry: dict[str, Any] = {
-        "mechanism": line.mechanism,
-        "releases": line.count,
-        "rate": line.rate,
-        "owners": line.owners,
-        line.family.parameter: line.parameter,
-        "options": dict(line.options),
-        "what": line.describe(),
-        "epsilon_of_one_release": accountant.epsilon([line.line(line.parameter, 1)], delta),
-        "epsilon_of_this_line": min(epsilon, accountant.epsilon([line.line(line.parameter)], delta)),
-    }
-    if line.mechanism in VOTES:
-        entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
-        entry["flips"] = []
-        if not margins and members is not None:
-            margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
-        for margin in margins:
-            row = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
-            if members is not None:
-                whole("margin", margin, at_least=0, at_most=members)
-                row["members"] = members
-                if shots is not None and shots > 1:
-                    row["single_shot_members"] = members * shots
-                    row["single_shot_flip_probability"] = flip_probability(line.parameter, margin * shots, labels)
-            entry["flips"].append(row)
-    if members is not None and line.mechanism in (*VOTES, "embedding"):
-        embedding = line.mechanism == "embedding"
-        unit = round(1 / line.options["step"]) if embedding else 1
-        told = told_probability(members, line.parameter, 0 if embedding else labels, unit)
-        entry["abstention"] = {
-            "members": members,
-            "told_probability": told,
-            "false_rate": FALSE_RATE,
-            "tells": told >= TOLD,
-        }
-    return entry
 
 
 def words(numbers: dict[str, Any]) -> str:
@@ -132,10 +74,8 @@ def words(numbers: dict[str, Any]) -> str:
             text.append(f"  Epsilon on the way, after so many releases: {', '.join(spent)}.")
         for row in line.get("flips", ()):
             of = f" of {row['members']}" if "members" in row else ""
-            text.append(
-                f"  A winner ahead by {row['margin']}{of} votes is overturned with "
-                f"probability {row['flip_probability']:.3g}."
-            )
+            chance = f"is overturned with probability {row['flip_probability']:.3g}"
+            text.append(f"  A winner ahead by {row['margin']}{of} votes {chance}.")
             if "single_shot_members" in row:
                 text.append(
                     f"    The same share of {row['single_shot_members']} members with one exemplar each, at the same "

@@ -1,9 +1,9 @@
 """A plan with tickets: how much noise it needs if only relevant owners take part.
 
 Size such a plan by the owners that a query finds eligible, E of them, a public estimate: the rate is
-q = min(1, members * shots / E). Its count T is not a number of queries. It is each owner's number of tickets, and every
-query that finds the owner eligible uses one. So the number of queries has no limit, and an owner that is eligible for a
-share s of them lasts T / s queries.
+q = min(1, members * shots / E). Its count T is not a number of queries but of each owner's tickets: every query that
+finds the owner eligible uses one. So the number of queries has no limit, and an owner that is eligible for a share s of
+them lasts T / s queries.
 
 If E is much below the number of owners, q is larger than without a gate, and amplifies less. That is the price of
 relevance. These numbers show it: noise against rate, members and tickets, beside the blind plan of the same epsilon,
@@ -17,8 +17,7 @@ from typing import Any
 
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.accountant import MAX_COUNT
-from langchain_dpicl.privacy.lines import LineRequest
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping, Mechanism
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping, LineRequest, Mechanism
 from langchain_dpicl.privacy.plan import PrivacyPlan
 
 
@@ -26,16 +25,9 @@ from langchain_dpicl.privacy.plan import PrivacyPlan
 class Gate:
     """The public numbers of a gated selection.
 
-    Parameters
-    ----------
-    epsilon, delta
-        The bound on what all releases together reveal of one owner.
-    mechanism, options
-        The family of the releases and its fixed numbers.
-    eligible, owners
-        How many owners a query finds eligible, an estimate, and how many there are.
-    members, rate, tickets
-        N, q and T.
+    ``epsilon`` and ``delta`` bound what all releases together reveal of an owner. ``mechanism`` and ``options`` are the
+    family of the releases and its fixed numbers. Of ``owners`` a query finds ``eligible``, an estimate. ``members``,
+    ``rate`` and ``tickets`` are N, q and T.
     """
 
     epsilon: float
@@ -64,20 +56,18 @@ class Gate:
         return min(1.0, self.rate * self.eligible / self.owners)
 
     def rate_of(self, members: int) -> float:
-        """Return the rate for another number of members, with as many exemplars for each."""
+        """The rate for another number of members, with as many exemplars for each."""
         return min(1.0, self.rate * members / self.members)
 
     def solve(self, rate: float, count: int) -> PrivacyPlan:
-        """Return the plan of one line at this rate, for ``count`` tickets or queries."""
+        """The plan of one line at this rate, for ``count`` tickets or queries."""
         request = LineRequest(self.mechanism, rate, count, options=self.options)
         return PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines={self.mechanism: request})
 
     def noise(self, rate: float, count: int) -> float | None:
-        """Return the noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
-        if count > MAX_COUNT:
-            return None
+        """The noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
         try:
-            return self.solve(rate, count).lines[self.mechanism].parameter
+            return None if count > MAX_COUNT else self.solve(rate, count).lines[self.mechanism].parameter
         except InfeasiblePlan:
             return None
 
@@ -89,7 +79,7 @@ class Gate:
         return f"members / {self.family.parameter}" if self.family.noisier > 0 else "members * eps0 / 4"
 
     def signal(self, members: int, parameter: float | None) -> float | None:
-        """Return how much all members together can say, over the noise: more is better.
+        """How much all members together can say, over the noise: more is better. None without a parameter.
 
         For a sigma, N / sigma. For joint-em, N eps0 / 4: the logarithm of the odds of a word that all members name
         against one that none names. For tokens, expected exemplars times range_bound: the furthest that they move two
@@ -102,13 +92,13 @@ class Gate:
         return members / parameter if self.family.noisier > 0 else members * parameter / 4.0
 
     def point(self, members: int, rate: float, **count: int) -> dict[str, Any]:
-        """Return noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
+        """Noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
         (number,) = count.values()
         noise = self.noise(rate, number)
         return {"members": members, "rate": rate, **count, "noise": noise, "signal": self.signal(members, noise)}
 
     def trade_off(self) -> list[dict[str, Any]]:
-        """Return a `point` for other numbers of members, with as many exemplars each, and of tickets."""
+        """A `point` for each of several numbers of members, with as many exemplars each, and of tickets."""
         crowds = sorted({max(1, round(self.members * factor)) for factor in (0.5, 1.0, 2.0, 4.0)})
         full = [members for members in crowds if self.rate_of(members) == 1.0]
         most = max(self.members, min(full, default=crowds[-1]))

@@ -9,17 +9,31 @@ with a density becomes atoms by connecting the dots (Doroshenko, Ghazi, Kamath, 
 mass of a cell goes to the cell's two ends so that both the P-mass and the Q-mass of the cell are kept. Both
 ends together are then at least as easy to tell apart as the cell was (merging the two ends gives the cell
 back), so delta never shrinks: every discretisation here rounds towards more leakage accounted for.
+
+`SummedLosses` has the exponential moments of a sum of independent losses. They steer `composition`, and are bounds of
+their own. All follows from log M(s) = log E[e^(s L); L finite], which adds up over releases. Its derivative at s is the
+mean of the losses after tilting (masses times e^(s L), normalised). Chernoff's bound P(L > t) <= M(s) e^(-s t) holds
+for every s >= 0.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from langchain_dpicl.privacy.roots import crossing
+
 FloatArray = NDArray[np.float64]
+
+UNDERFLOW = -600.0
+"""Weights below e^-600 of the largest are lifted to it: denormal numbers would take a hundred times longer."""
+
+_LEAST_ORDER, _LARGEST_ORDER = 1e-7, 1e7
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +98,10 @@ class Losses:
         inside = np.clip(self.losses - cells * step + 1e-15 * np.abs(self.losses), 0.0, step)  # rounded up
         right = np.expm1(-inside) / math.expm1(-step)
         index = cells.astype(np.int64)
-        places = np.concatenate([index, index + 1])
         masses = np.concatenate([self.masses * (1.0 - right), self.masses * right])
         held = masses > 0.0
-        return GridLosses(step, places[held], masses[held], self.infinity)
+        places = np.concatenate([index, index + 1])[held]
+        return GridLosses(np.asarray(places * step, np.float64), masses[held], self.infinity, places=places)
 
     def compose(self, other: Losses, points: int = 4096) -> Losses:
         """Both on the same sample, one after the other: losses add up. Exact for few atoms, else on a common grid.
@@ -98,11 +112,14 @@ class Losses:
         if self.losses.size * other.losses.size <= 8 * points:
             losses = np.add.outer(self.losses, other.losses).ravel()
             return Losses(losses, np.multiply.outer(self.masses, other.masses).ravel(), infinity)
-        width = float(np.ptp(self.losses) + np.ptp(other.losses))
-        step = max(width / points, 1e-9)
-        (first_a, a), (first_b, b) = self.spread(step).dense(), other.spread(step).dense()
-        masses = np.convolve(a, b)
-        losses = np.asarray((first_a + first_b + np.arange(masses.size)) * step, np.float64)
+        step = max(float(np.ptp(self.losses) + np.ptp(other.losses)) / points, 1e-9)
+        first, dense = 0, list[FloatArray]()
+        for grid in (self.spread(step), other.spread(step)):
+            low = int(grid.places.min())
+            first += low
+            dense.append(np.asarray(np.bincount(grid.places - low, grid.masses), np.float64))
+        masses = np.convolve(dense[0], dense[1])
+        losses = np.asarray((first + np.arange(masses.size)) * step, np.float64)
         held = masses > 0.0
         return Losses(losses[held], masses[held], infinity)
 
@@ -115,41 +132,121 @@ class Losses:
 
 
 @dataclass(frozen=True, eq=False)
-class GridLosses:
-    """Atoms on the multiples of one step: `masses[i]` sits at `places[i] * step` (places may repeat)."""
+class GridLosses(Losses):
+    """Atoms on the multiples of one step: `losses[i]` is `places[i]` steps (places may repeat)."""
 
-    step: float
-    places: NDArray[np.int64]
-    masses: FloatArray
-    infinity: float
-
-    @property
-    def losses(self) -> FloatArray:
-        """Where the atoms sit."""
-        return np.asarray(self.places * self.step, np.float64)
-
-    def dense(self) -> tuple[int, FloatArray]:
-        """The first place, and the masses from there on without gaps."""
-        first = int(self.places.min())
-        return first, np.asarray(np.bincount(self.places - first, self.masses), np.float64)
+    places: NDArray[np.int64] = field(kw_only=True)
 
 
-def from_tails(edges: FloatArray, above: FloatArray, below: FloatArray, infinity: float = 0.0) -> Losses:
+def from_tails(edges: FloatArray, above: FloatArray, below: FloatArray) -> Losses:
     """Connect the dots for a pair that is its own mirror image (P and Q may swap), on edges symmetric about 0.
 
-    `above[i]` = P(edges[i] < L < infinity) and `below[i]` = P(L <= edges[i]), each accurate where it is
-    small. The mirror gives Q: Q(a < L <= b) = P(-b <= L < -a). What lies outside the edges goes to infinity
-    above (more leakage accounted for) and to the lowest edge below (its Q-mass becomes `missing`).
+    `above[i]` = P(L > edges[i]) and `below[i]` = P(L <= edges[i]), each accurate if it is small. The mirror gives Q:
+    Q(a < L <= b) = P(-b <= L < -a). What lies outside the edges goes to infinity above (more leakage accounted for) and
+    to the lowest edge below (its Q-mass becomes `missing`).
     """
-    from_above = edges[:-1] > 0.0
-    p_cell = np.where(from_above, above[:-1] - above[1:], below[1:] - below[:-1])
-    p_cell = np.maximum(p_cell, 0.0)
-    q_cell = p_cell[::-1]
-    widths = np.diff(edges)
+    p_cell = np.maximum(np.where(edges[:-1] > 0.0, above[:-1] - above[1:], below[1:] - below[:-1]), 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        right = (p_cell - np.exp(edges[:-1]) * q_cell) / -np.expm1(-widths)
+        right = (p_cell - np.exp(edges[:-1]) * p_cell[::-1]) / -np.expm1(-np.diff(edges))
     right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, p_cell)
     masses = np.append(p_cell - right, 0.0)
     masses[1:] += right
     masses[0] += below[0]
-    return Losses(edges, masses, infinity + float(above[-1]))
+    return Losses(edges, masses, max(0.0, float(above[-1])))
+
+
+class Moments(NamedTuple):
+    """log M at one order, with the tilted mean and variance (its first two derivatives)."""
+
+    log: float
+    mean: float
+    variance: float
+
+    @property
+    def deviation(self) -> float:
+        """The tilted standard deviation, never quite 0."""
+        return math.sqrt(max(self.variance, 1e-300))
+
+
+class SummedLosses:
+    """Finite losses of independent releases: pairs of one release's losses and how many such releases there are.
+
+    ``least`` and ``largest`` are the ends of the sum.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
+        held = [(each.losses[each.masses > 0.0], each.masses[each.masses > 0.0], count) for each, count in parts]
+        self._parts = [(losses, np.log(masses), count) for losses, masses, count in held]
+        self.least = sum(count * float(losses.min()) for losses, _, count in held)
+        self.largest = sum(count * float(losses.max()) for losses, _, count in held)
+        self._known: dict[float, Moments] = {}
+
+    def moments(self, order: float) -> Moments:
+        """log M and its derivatives at `order` (any sign)."""
+        if order in self._known:
+            return self._known[order]
+        log = mean = variance = 0.0
+        for losses, logs, count in self._parts:
+            exponents = logs + order * losses
+            top = float(exponents.max())
+            weights = np.exp(np.maximum(exponents - top, UNDERFLOW))
+            total = float(weights.sum())
+            first = float((weights * losses).sum()) / total
+            second = float((weights * (losses - first) ** 2).sum()) / total
+            log += count * (top + math.log(total))
+            mean += count * first
+            variance += count * second
+        self._known[order] = Moments(log, mean, variance)
+        return self._known[order]
+
+    def order_for_tail(self, delta: float) -> float:
+        """The tilt whose saddlepoint estimate of delta(mean) is `delta`. Any tilt gives a bound; this is a good one."""
+
+        def tail(order: float) -> float:
+            at = self.moments(order)
+            spread = order * (1.0 + order) * math.sqrt(2.0 * math.pi) * at.deviation
+            return at.log - order * at.mean - math.log1p(spread)
+
+        return self._order(tail, math.log(delta))
+
+    def order_for_mean(self, mean: float) -> float:
+        """The tilt that moves the mean to `mean`, as far as one can."""
+        return self._order(lambda order: -self.moments(order).mean, -mean)
+
+    def _order(self, decreasing: Callable[[float], float], target: float) -> float:
+        """An order at which the function is close to `target`; an end of the range if the target lies outside.
+
+        Close to the largest possible loss a tilt leaves a single place: then the largest order that still has a spread.
+        """
+
+        def gap(log_order: float) -> float:
+            return decreasing(math.exp(log_order)) - target
+
+        low, high = math.log(_LEAST_ORDER), math.log(_LARGEST_ORDER)
+        if gap(low) <= 0.0:
+            order = _LEAST_ORDER
+        else:
+            order = _LARGEST_ORDER if gap(high) >= 0.0 else math.exp(crossing(gap, low, high, 1e-3))
+        while order > 1e-3 and order * self.moments(order).deviation < 1.0:
+            order *= 0.5
+        return order
+
+    def window(self, order: float, left_out: float) -> tuple[float, float]:
+        """Losses beyond which the tilted sum weighs at most `left_out` on either side (Chernoff).
+
+        Every shift s gives a bound, (log M(order + s) - log M(order) - log(left_out)) / s. On each side the search
+        starts at the best shift for a normal sum and goes down: rare large losses want a smaller one.
+        """
+        room = -math.log(left_out)
+        here = self.moments(order)
+        ends = []
+        for sign, end in ((-1.0, self.least), (1.0, self.largest)):
+            shift = sign * math.sqrt(2.0 * room) / here.deviation
+            least, worse, smallest = sign * end, 0, 1e-6 * abs(shift)
+            while worse < 3 and abs(shift) > smallest:
+                reach = sign * (self.moments(order + shift).log - here.log + room) / shift
+                worse = worse + 1 if reach >= least else 0
+                least = min(least, reach)
+                shift /= 1.6
+            ends.append(sign * least)
+        return ends[0], ends[1]

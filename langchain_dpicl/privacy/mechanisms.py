@@ -1,4 +1,8 @@
-"""The families of mechanisms that a plan may schedule: one noise parameter each, and the profile that it gives."""
+"""The families of mechanisms that a plan may schedule, and its lines: so many releases of a family.
+
+A family has one noise parameter, which gives a profile. `LineRequest` asks for releases; `PlanLine` adds the noise that
+the solver found.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.checks import real
-from langchain_dpicl.privacy.families import (
+from langchain_dpicl.privacy.accountant import MAX_COUNT, Line
+from langchain_dpicl.privacy.checks import positive, probability, real, whole
+from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
+    Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.profile import Profile
 
 V = TypeVar("V")
 
 
-class FrozenMapping(Mapping[str, V], Generic[V]):
+class FrozenMapping(Mapping[str, V]):
     """A read-only mapping that can be hashed, compared and pickled; keys stay in order."""
 
     __slots__ = ("_items",)
@@ -45,18 +50,15 @@ class FrozenMapping(Mapping[str, V], Generic[V]):
     def __repr__(self) -> str:
         return repr(self._items)
 
-    def __reduce__(self) -> tuple[type[FrozenMapping[V]], tuple[dict[str, V]]]:
-        return type(self), (self._items,)
-
 
 @dataclass(frozen=True)
 class Option:
-    """A fixed public number of a mechanism beside its noise parameter."""
+    """A fixed public number of a mechanism beside its noise parameter. Without a default it must be given."""
 
     words: str
     low: float
     high: float
-    default: float | None = None  # None: it must be given
+    default: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ class Mechanism:
         +1 if a larger parameter means more noise (a sigma), -1 if it means less (an eps0, a range bound).
     neighbours
         The relation for which `profile` holds, before amplification.
+    words
+        What one release gives out, as a format of ``p``, the parameter, and of the options.
+    build
+        The profile of one release, from the parameter and the options.
     options
         What else is public and fixed.
     """
@@ -94,13 +100,11 @@ class Mechanism:
 
     def check_options(self, options: Mapping[str, float]) -> FrozenMapping[float]:
         """The options with their defaults, each inside its bounds."""
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
+        for name in sorted(set(options) - set(self.options)):
             known = ", ".join(self.options) or "none"
-            raise InvalidParameter(f"options[{unknown[0]!r}]", options[unknown[0]], f"{self.name} has options: {known}")
+            raise InvalidParameter(f"options[{name!r}]", options[name], f"{self.name} has options: {known}")
         answer: dict[str, float] = {}
-        for name in sorted(self.options):
-            option = self.options[name]
+        for name, option in sorted(self.options.items()):
             value = options.get(name, option.default)
             if value is None:
                 raise InvalidParameter(f"options[{name!r}]", None, f"{self.name} needs {option.words}")
@@ -121,14 +125,10 @@ class Mechanism:
         return min(self.high, max(self.low, _round_digits(value, 6, self.noisier)))
 
     @property
-    def quietest(self) -> float:
-        """The coordinate of least noise."""
-        return max(self.coordinate(self.low), self.coordinate(self.high))
-
-    @property
-    def loudest(self) -> float:
-        """The coordinate of most noise."""
-        return min(self.coordinate(self.low), self.coordinate(self.high))
+    def coordinates(self) -> tuple[float, float]:
+        """The coordinates of most noise and of least noise."""
+        ends = self.coordinate(self.low), self.coordinate(self.high)
+        return min(ends), max(ends)
 
 
 def _round_digits(value: float, digits: int, direction: int) -> float:
@@ -147,8 +147,7 @@ def default_delta0(delta: float, rate: float, count: int, lines: int = 1) -> flo
     """PTR's delta0 if nobody chose one: half of delta for the failed tests of all `lines` PTR lines of a plan.
 
     A test that fails wrongly is paid at every release, amplified by the rate: rate * count * delta0 for a line. So each
-    line gets delta / 2 / lines, that is delta / 2 / (rate * count * lines) a release; never above delta / 2 nor 0.25.
-    Three digits, rounded down.
+    release gets delta / 2 / (rate * count * lines); never above delta / 2 nor 0.25. Three digits, rounded down.
     """
     expected = max(1.0, rate * count * lines)
     return max(1e-300, _round_digits(min(0.25, delta / 2.0 / expected), 3, -1))
@@ -168,33 +167,20 @@ def _range(eps0: float, options: Mapping[str, float]) -> Profile:
 
 def _ptr(sigma: float, options: Mapping[str, float]) -> Profile:
     test = ProposeTestRelease(sigma, options["delta0"])
-    if options["select"] == 0.0:
-        return test
-    return test.compose(BoundedRange(min(200.0, options["select"] / sigma)))
+    return test.compose(BoundedRange(min(200.0, options["select"] / sigma))) if options["select"] else test
 
 
 _SIGMA = ("sigma", 0.05, 1e6, +1)
 _EPS0 = ("eps0", 1e-6, 100.0, -1)
 _COUNTS = "one member's output replaced: two counts move by 1"
+_NOISY_COUNTS = "the counts of every label plus discrete Gaussian noise of sigma {p:g} each"
 _STEP = Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)
 _DELTA0 = Option("delta0, the probability of releasing after a failed test", 1e-300, 0.5)
 _SELECT = Option("select: k is chosen with eps0 = select / sigma (0: k is public)", 0.0, 10.0, 0.0)
 
 _ALL = (
-    Mechanism(
-        "vote",
-        *_SIGMA,
-        _COUNTS,
-        "the winner of the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
-        _vote,
-    ),
-    Mechanism(
-        "scores",
-        *_SIGMA,
-        _COUNTS,
-        "the counts of every label plus discrete Gaussian noise of sigma {p:g} each",
-        _vote,
-    ),
+    Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", _vote),
+    Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, _vote),
     Mechanism(
         "embedding",
         *("sigma", 0.11, 1e6, +1),
@@ -237,3 +223,71 @@ _ALL = (
 )
 
 MECHANISMS: Mapping[str, Mechanism] = MappingProxyType({each.name: each for each in _ALL})
+
+
+@dataclass(frozen=True)
+class LineRequest:
+    """A request for a number of releases of one kind.
+
+    Parameters
+    ----------
+    mechanism
+        A name in `MECHANISMS`.
+    rate
+        Probability with which an owner takes part in one release.
+    count
+        How many releases (for `tokens`: how many tokens).
+    weight
+        Share of the plan's privacy loss that this line may use, relative to the other lines' weights.
+    options
+        The mechanism's fixed public numbers (delta0 for `ptr`).
+    owners
+        The number of owners from which the rate was chosen; None if the rate came from elsewhere. This number is
+        public from then on, and no other number of owners is. The noise does not depend on it.
+    """
+
+    mechanism: str
+    rate: float
+    count: int
+    weight: float = 1.0
+    options: Mapping[str, float] = field(default_factory=FrozenMapping)
+    owners: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, str) or self.mechanism not in MECHANISMS:
+            raise InvalidParameter("mechanism", self.mechanism, f"one of {', '.join(MECHANISMS)}")
+        object.__setattr__(self, "rate", probability("rate", self.rate))
+        object.__setattr__(self, "count", whole("count", self.count, at_most=MAX_COUNT))
+        object.__setattr__(self, "weight", positive("weight", self.weight))
+        if not isinstance(self.options, Mapping):
+            raise InvalidParameter("options", self.options, "a mapping of names to numbers")
+        object.__setattr__(self, "options", self.family.check_options(self.options))
+        if self.owners is not None:
+            object.__setattr__(self, "owners", whole("owners", self.owners))
+
+    @property
+    def family(self) -> Mechanism:
+        """The mechanism's family."""
+        return MECHANISMS[self.mechanism]
+
+    def line(self, parameter: float, count: int | None = None) -> Line:
+        """This line with a noise parameter, for an accountant."""
+        profile = self.family.profile(parameter, **self.options)
+        return Line(profile, self.rate, self.count if count is None else count)
+
+
+@dataclass(frozen=True)
+class PlanLine(LineRequest):
+    """A frozen line: a request with its noise parameter (the family's `parameter`: sigma, eps0, range_bound)."""
+
+    parameter: float = math.nan
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        family = self.family
+        value = real(family.parameter, self.parameter, at_least=family.low, at_most=family.high)
+        object.__setattr__(self, "parameter", value)
+
+    def describe(self) -> str:
+        """One release of this line, in words."""
+        return self.family.describe(self.parameter, **self.options)

@@ -1,14 +1,14 @@
 """Randomness of the private side: the operating system's generator and exact samplers, no seed anywhere.
 
-How exact each draw is belongs to the guarantee, so it is stated here:
+How exact each draw is belongs to the guarantee:
 
-- A coin of `coin_positions` shows heads with its probability within a relative 1e-10, conditionally on all
-  the coins before it. A plan accounts for a rate of q * (1 + 1e-9), so it covers this.
+- A coin of `coin_positions` shows heads with its probability within a relative 1e-10, conditionally on all the coins
+  before it. A plan accounts for a rate of q * (1 + 1e-9), so it covers this.
 - `integers` is exactly uniform (rejection, no modulo).
-- `uniforms` and the exponentials below have relative precision 2^-52 down to 2^-1074: their exponent comes
-  from random bits, not from a grid of 2^-53.
-- `discrete_gaussian` is exact: OpenDP's sampler (Canonne, Kamath, Steinke 2020) works in rational arithmetic,
-  and a float sigma is a rational number that it takes as it is.
+- `uniforms` and the exponentials below have relative precision 2^-52 down to 2^-1074: their exponent comes from random
+  bits, not from a grid of 2^-53.
+- `discrete_gaussian` is exact: OpenDP's sampler (Canonne, Kamath, Steinke 2020) works in rational arithmetic, and takes
+  a float sigma as the rational number that it is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.privacy.checks import positive, real, whole
 
 _BLOCK = 1 << 14
-"""Longest gap that one exponential may measure. A gap of k owners costs k * 2^-50 of relative precision in
-the last coin's probability; starting afresh every 2^14 owners (the exponential has no memory) keeps that
-below 2e-11."""
+"""Longest gap that one exponential may measure. A gap of k owners costs k * 2^-50 of relative precision in the last
+coin's probability; starting afresh every 2^14 owners (the exponential has no memory) keeps that below 2e-11."""
 
 _LN2 = float(np.log(2.0))
 
@@ -50,7 +49,7 @@ class Randomness(Protocol):
 class SecureRandomness:
     """Draws from `os.urandom`, and for Gaussians from OpenDP (OpenSSL's generator, seeded by the operating system).
 
-    It has no state and no seed: two instances are the same, and threads and forked processes may share one.
+    It has no state and no seed: threads and forked processes may share one.
     """
 
     def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 from langchain_dpicl.errors import AccountingError, InvalidParameter
+from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, told_probability
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
-from langchain_dpicl.privacy.explain import Calls, explain_line, words
-from langchain_dpicl.privacy.lines import LineRequest, PlanLine
-from langchain_dpicl.privacy.mechanisms import FrozenMapping
+from langchain_dpicl.privacy.explain import VOTES, Calls, flip_probability, words
+from langchain_dpicl.privacy.mechanisms import FrozenMapping, LineRequest, PlanLine
 from langchain_dpicl.privacy.solve import solve
 from langchain_dpicl.privacy.verify import Verification, verify
 
@@ -51,12 +52,12 @@ class PrivacyPlan:
         epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
         delta = open_unit("delta", delta)
         _check_lines(lines, LineRequest)
-        for line in lines.values():
-            delta0 = line.options.get("delta0", 0.0)
-            if delta0 >= delta:
-                raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
+        delta0 = max(line.options.get("delta0", 0.0) for line in lines.values())
+        if delta0 >= delta:
+            raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
         found = zip(lines.items(), solve(epsilon, delta, lines), strict=True)
-        return cls(epsilon, delta, {name: line.with_noise(parameter) for (name, line), parameter in found})
+        frozen = {name: PlanLine(**{**vars(line), "parameter": noise}) for (name, line), noise in found}
+        return cls(epsilon, delta, frozen)
 
     @cached_property
     def certified_epsilon(self) -> float:
@@ -84,24 +85,26 @@ class PrivacyPlan:
         """Certified upper bound on epsilon, at the plan's delta, after so many releases of each line.
 
         0.0 for none, the plan's epsilon for all. Each count is rounded up to a ladder whose steps are at most a
-        quarter, and each step is computed when it is first asked for (a fraction of a second), on coarser grids than
+        quarter. A step is computed at its first use (a fraction of a second), on coarser grids than
         `certified_epsilon`: a bound too, above the finest by less than 0.1 per cent or 1e-5. More releases never show
         less: with one line a step counts no more than the one above it.
         """
-        unknown = sorted(set(counts) - set(self.lines))
-        if unknown:
-            raise InvalidParameter("counts", unknown[0], f"a line of the plan: {', '.join(self.lines)}")
-        used = []
+        for name in sorted(set(counts) - set(self.lines)):
+            raise InvalidParameter("counts", name, f"a line of the plan: {', '.join(self.lines)}")
+        rounded = []
         for name, line in self.lines.items():
-            used.append(whole(f"counts[{name!r}]", counts.get(name, 0), at_least=0, at_most=line.count))
-        if not any(used):
+            used = whole(f"counts[{name!r}]", counts.get(name, 0), at_least=0, at_most=line.count)
+            rounded.append(min(line.count, _rung(used)))
+        if not any(rounded):
             return 0.0
-        rounded = tuple(min(line.count, _rung(n)) for n, line in zip(used, self.lines.values(), strict=True))
-        return _step(self, rounded[0]) if len(used) == 1 else _spent(self, rounded)
+        return _step(self, rounded[0]) if len(rounded) == 1 else _spent(self, tuple(rounded))
 
     def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """These counts, none above its line's. If owners pay with tickets, this bounds the releases of any owner: it
-        pays for each query once at most, and never more than it has."""
+        """These counts, none above its line's.
+
+        With tickets this bounds the releases of any owner: it pays for each query once at most, and never more than it
+        has.
+        """
         return {name: min(count, self.lines[name].count) for name, count in counts.items()}
 
     def numbers(
@@ -115,6 +118,10 @@ class PrivacyPlan:
     ) -> dict[str, Any]:
         """What the plan promises, as one dictionary that is ready for JSON.
 
+        For votes, ``flips`` has for each margin the chance that noise overturns the winner, and the same share of votes
+        with one exemplar per member instead. ``abstention``: how likely a release says that the members abstain if all
+        do, and whether that is likely enough to count.
+
         Parameters
         ----------
         members, shots
@@ -124,11 +131,42 @@ class PrivacyPlan:
         calls
             What one member's call costs.
         """
-        members = None if members is None else whole("members", members, at_least=1)
-        shots = None if shots is None else whole("shots", shots, at_least=1)
+        members = None if members is None else whole("members", members)
+        shots = None if shots is None else whole("shots", shots)
+        if not margins and members is not None:
+            margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
         lines: dict[str, Any] = {}
         for name, line in self.lines.items():
-            lines[name] = entry = explain_line(line, self.epsilon, self.delta, members, shots, margins, labels)
+            one, every = (PLDAccountant().epsilon([line.line(line.parameter, n)], self.delta) for n in (1, line.count))
+            entry: dict[str, Any] = {
+                "mechanism": line.mechanism,
+                "releases": line.count,
+                "rate": line.rate,
+                "owners": line.owners,
+                line.family.parameter: line.parameter,
+                "options": dict(line.options),
+                "what": line.describe(),
+                "epsilon_of_one_release": one,
+                "epsilon_of_this_line": min(self.epsilon, every),
+            }
+            lines[name] = entry
+            if line.mechanism in VOTES:
+                entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
+                entry["flips"] = flips = []
+                for margin in margins:
+                    row = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
+                    if members is not None:
+                        row["members"] = members
+                        whole("margin", margin, at_least=0, at_most=members)
+                        if shots is not None and shots > 1:
+                            single = flip_probability(line.parameter, margin * shots, labels)
+                            row |= {"single_shot_members": members * shots, "single_shot_flip_probability": single}
+                    flips.append(row)
+            if members is not None and line.mechanism in (*VOTES, "embedding"):
+                rivals, unit = (labels, 1) if line.mechanism in VOTES else (0, round(1 / line.options["step"]))
+                told = told_probability(members, line.parameter, rivals, unit)
+                about = {"members": members, "told_probability": told, "false_rate": FALSE_RATE, "tells": told >= TOLD}
+                entry["abstention"] = about
             if len(self.lines) == 1:
                 counts = sorted({min(10**power, line.count) for power in range(9)})
                 entry["curve"] = [{"releases": n, "epsilon": self.spent({name: n})} for n in counts]

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.roots import crossing
 
 _WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""
-
-Levels = Callable[[float], list[float]]
 
 
 def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> list[float]:
@@ -25,14 +23,13 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
 
     `InfeasiblePlan` if the most noise that the mechanisms allow still costs too much.
     """
-    requests = list(lines.values())
-    at, low, high = _path(epsilon, delta, requests)
+    at, low, high = _path(epsilon, delta, list(lines.values()))
 
     def schedule(parameters: list[float]) -> list[Line]:
-        return [line.line(parameter) for line, parameter in zip(requests, parameters, strict=True)]
+        return [line.line(parameter) for line, parameter in zip(lines.values(), parameters, strict=True)]
 
     def approximate(level: float) -> float:
-        return max(c.approximate_epsilon(delta) for c in compositions(schedule(at(level))))
+        return max(each.approximate_epsilon(delta) for each in compositions(schedule(at(level))))
 
     best: list[float] | None = None
     best_epsilon = -1.0
@@ -55,10 +52,10 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
         guess = min(max(guess, low), high)
         parameters = at(guess)
         reached = PLDAccountant().epsilon(schedule(parameters), delta)
-        if best_epsilon < reached <= epsilon:
-            best, best_epsilon = parameters, reached
         excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
         if reached <= epsilon:
+            if best_epsilon < reached:
+                best, best_epsilon = parameters, reached
             safe = (guess, excess)
             if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
                 break
@@ -74,51 +71,53 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     return best
 
 
-def _path(epsilon: float, delta: float, lines: Sequence[LineRequest]) -> tuple[Levels, float, float]:
-    """A curve through parameter space along which every line keeps its share of the loss; higher is less noise.
+def _path(
+    epsilon: float, delta: float, lines: Sequence[LineRequest]
+) -> tuple[Callable[[float], list[float]], float, float]:
+    """A curve through parameter space along which every line keeps its share of the loss, and the curve's ends.
 
-    A line's loss is its log moment at the order that binds an (epsilon, delta) target, 2 log(1/delta) / epsilon;
-    these add up over releases and lines, so shares are well defined. One line needs no shares: its own coordinate is
-    the curve.
+    A higher level is less noise. A line's loss is its log moment at the order that binds an (epsilon, delta) target,
+    2 log(1/delta) / epsilon; these add up over releases and lines, so shares are well defined. One line needs no
+    shares: its own coordinate is the curve.
     """
     if len(lines) == 1:
         family = lines[0].family
-        return lambda level: [family.at_coordinate(level)], family.loudest, family.quietest
+        return lambda level: [family.at_coordinate(level)], *family.coordinates
     order = min(max(2.0 * math.log(1.0 / delta) / epsilon, 0.1), 1e4)
     total = sum(line.weight for line in lines)
 
     def one(line: LineRequest, level: float) -> float:
-        family = line.family
-        target = math.log(line.weight / total) + level
-
         def loss(coordinate: float) -> float:
-            losses = line.line(family.at_coordinate(coordinate)).losses("remove")
+            losses = line.line(line.family.at_coordinate(coordinate)).losses("remove")
             return math.log(max(line.count * losses.log_moment(order), 1e-300))
 
-        return family.at_coordinate(_crossing(loss, target, None, family.loudest, family.quietest))
+        target = math.log(line.weight / total) + level
+        return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates, width=0.4))
 
     return lambda level: [one(line, level) for line in lines], -60.0, 60.0
 
 
 def _crossing(
-    increasing: Callable[[float], float], target: float, guess: float | None, low: float, high: float
+    increasing: Callable[[float], float], target: float, guess: float, low: float, high: float, width: float = 0.05
 ) -> float:
-    """x in [low, high] with increasing(x) close to target (a search, no certificate); an end if there is none."""
+    """x in [low, high] with increasing(x) close to target (a search, no certificate); an end if there is none.
+
+    It brackets x in growing steps from `guess`, the first of them `width`.
+    """
 
     def gap(x: float) -> float:
         value = increasing(x) - target
         return value if math.isfinite(value) else math.copysign(1e6, value)
 
-    width = 0.05 if guess is not None else 0.4
-    a = b = min(max(guess or 0.0, low), high)
-    value = at_a = at_b = gap(a)
-    while value < 0.0 and b < high:
+    a = b = min(max(guess, low), high)
+    at_a = at_b = gap(a)
+    while at_b < 0.0 and b < high:
         a, at_a, b, width = b, at_b, min(high, b + width), 2.5 * width
-        value = at_b = gap(b)
+        at_b = gap(b)
     if a == b:
-        while value >= 0.0 and a > low:
+        while at_a >= 0.0 and a > low:
             b, at_b, a, width = a, at_a, max(low, a - width), 2.5 * width
-            value = at_a = gap(a)
+            at_a = gap(a)
     if at_a > 0.0:
         return a
     if at_b < 0.0 or a == b:
@@ -130,17 +129,18 @@ def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineReques
     """The line that is too expensive, and the reason."""
     costs = []
     for name, line in lines.items():
-        item = line.line(line.family.at_coordinate(line.family.loudest))
-        infinite = max(composition.infinity for composition in compositions([item]))
-        costs.append((infinite, PLDAccountant().epsilon([item], delta), name, line))
-    infinite, cost, name, line = max(costs, key=lambda entry: entry[:2])
-    start = f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: line {name!r} ({line.count} x {line.mechanism}"
-    if infinite > 0.5 * delta:
-        delta0 = line.options.get("delta0", 0.0)
-        return (
-            f"{start}, rate {line.rate:g}) pays delta0 {delta0:g} at every release, "
-            f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"
-        )
-    family = line.family
-    most = f"{family.parameter} {family.at_coordinate(family.loudest):g}"
-    return f"{start}, rate {line.rate:g}) alone costs epsilon {cost:.3g} with the most noise allowed, {most}"
+        most = line.family.at_coordinate(line.family.coordinates[0])
+        item = [line.line(most)]
+        infinite = max(each.infinity for each in compositions(item))
+        costs.append((infinite, PLDAccountant().epsilon(item, delta), name, line, most))
+    infinite, cost, name, line, most = max(costs, key=lambda entry: entry[:2])
+    start = (
+        f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: line {name!r} ({line.count} x {line.mechanism}, "
+        f"rate {line.rate:g})"
+    )
+    if infinite <= 0.5 * delta:
+        return f"{start} alone costs epsilon {cost:.3g} with the most noise allowed, {line.family.parameter} {most:g}"
+    return (
+        f"{start} pays delta0 {line.options.get('delta0', 0.0):g} at every release, "
+        f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"
+    )

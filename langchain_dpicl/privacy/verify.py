@@ -7,7 +7,7 @@ release is the subsampled Gaussian mechanism, dp-accounting also brings its own 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ from langchain_dpicl.errors import AccountingError
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive
 from langchain_dpicl.privacy.composition import Composition
-from langchain_dpicl.privacy.families import Gaussian
-from langchain_dpicl.privacy.losses import FloatArray, Losses
-from langchain_dpicl.privacy.moments import SummedLosses
-from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Subsampled
+from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
+from langchain_dpicl.privacy.profile import DIRECTIONS, Gaussian, Subsampled
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
@@ -69,7 +67,7 @@ class Verification:
 def verify(lines: Mapping[str, Line], delta: float) -> Verification:
     """Ask all three accountants about every line, and about the lines together. Takes seconds to minutes.
 
-    No accountant's failure is an error: its opinion says that it does not apply.
+    A failure of prv-accountant or dp-accounting is no error: its opinion says that it does not apply.
     """
     delta = open_unit("delta", delta)
     each = {name: _opinions([line], delta) for name, line in lines.items()}
@@ -78,23 +76,20 @@ def verify(lines: Mapping[str, Line], delta: float) -> Verification:
 
 
 def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
-    def asked(accountant: str, ask: Callable[[Sequence[Line], float], tuple[float, str]]) -> Opinion:
+    opinions = [Opinion(OURS, PLDAccountant().epsilon(schedule, delta))]
+    for accountant, ask in ((PRV, _ask_prv), (GOOGLE, _ask_google)):
         try:
-            return Opinion(accountant, *ask(schedule, delta))
+            opinions.append(Opinion(accountant, *ask(schedule, delta)))
         except ImportError:
-            return Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'")
+            opinions.append(Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'"))
         except Exception as failure:
-            return Opinion(accountant, None, str(failure) or type(failure).__name__)
-
-    return Opinion(OURS, PLDAccountant().epsilon(schedule, delta)), asked(PRV, _ask_prv), asked(GOOGLE, _ask_google)
+            opinions.append(Opinion(accountant, None, str(failure) or type(failure).__name__))
+    return tuple(opinions)
 
 
 def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     low, high = PRVAccountant().interval(schedule, delta)
     return high, f"at least {low:.5g}"
-
-
-# -- dp-accounting -----------------------------------------------------------------------------------------------------
 
 
 def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
@@ -107,58 +102,54 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     schedule = [line for line in schedule if line.count]
     if not schedule:
         return 0.0, ""
-    losses = [line.losses(direction) for line in schedule for direction in DIRECTIONS]
-    ranges = [each.losses[each.masses > 1e-30] for each in losses]
+    losses = [[line.losses(way) for way in DIRECTIONS] for line in schedule]
+    ranges = [[each.losses[each.masses > 1e-30] for each in both] for both in losses]
     # Fine enough for the line whose losses lie closest together, as far as the widest line allows.
-    spreads = [SummedLosses([(each.losses, each.masses, 1)]).moments(0.0).deviation for each in losses]
-    step = max(min(spreads) / 10.0, max(float(np.ptp(each)) for each in ranges) / _GRID)
+    spreads = [SummedLosses([(each, 1)]).moments(0.0).deviation for both in losses for each in both]
+    widest = max(float(np.ptp(held)) for both in ranges for held in both)
+    step = max(min(spreads) / 10.0, widest / _GRID)
     total: Any = None
-    own = 0
-    for line, (removed, added) in zip(schedule, zip(ranges[::2], ranges[1::2], strict=True), strict=True):
+    for line, both in zip(schedule, ranges, strict=True):
         if isinstance(line.profile, Gaussian):
-            own += 1
             one = pld.from_gaussian_mechanism(
                 line.profile.multiplier, value_discretization_interval=step, sampling_prob=line.rate
             )
         else:
             release = Subsampled(line.profile, line.rate)
             pmfs = []
-            for direction, held in (("remove", removed), ("add", added)):
+            for direction, held in zip(DIRECTIONS, both, strict=True):
                 low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
-                deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)  # type: ignore[arg-type]
+                deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)
                 pmfs.append(create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0)))
             one = pld.PrivacyLossDistribution(*pmfs)
         many = one.self_compose(line.count, _TRUNCATED)
         total = many if total is None else total.compose(many, _TRUNCATED)
+    own = sum(isinstance(line.profile, Gaussian) for line in schedule)
     notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
     return float(total.get_epsilon_for_delta(delta)), notes.get(own, "its own Gaussian, and our other profiles")
-
-
-# -- prv-accountant ----------------------------------------------------------------------------------------------------
 
 
 class _Variable:
     """The privacy loss of a dominating pair on (low, high], as prv-accountant's discretiser asks for it.
 
-    Its mean is exact. The library's own variables integrate it by quadrature, which fails on ordinary parameters.
+    Its mean is exact. The library's own variables integrate it by quadrature, which fails on ordinary parameters. Mean
+    and probabilities are conditional on a finite loss; `pm_inf` is the mass of the infinite one.
     """
 
     def __init__(self, losses: Losses, low: float, high: float) -> None:
-        held = (losses.losses > low) & (losses.losses <= high)
-        order = np.argsort(losses.losses[held])
-        self._losses = losses.losses[held][order]
-        masses = losses.masses[held][order]
-        self._masses = masses / masses.sum()
+        order = np.argsort(losses.losses)
+        order = order[(losses.losses[order] > low) & (losses.losses[order] <= high)]
+        self._losses, self._masses = losses.losses[order], losses.masses[order] / losses.masses[order].sum()
         self._cumulated = np.append(0.0, np.cumsum(self._masses))
         self.pm_inf = losses.infinity
 
     def probability(self, low: Any, high: Any) -> FloatArray:
-        """The mass in (low, high], given that the loss is finite."""
+        """The mass in (low, high]."""
         ends = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
         return np.asarray(-np.subtract(*ends), np.float64)
 
     def mean(self) -> float:
-        """The mean, given that the loss is finite."""
+        """The mean."""
         return float((self._masses * self._losses).sum())
 
 
@@ -190,40 +181,38 @@ class PRVAccountant:
     def interval(self, schedule: Sequence[Line], delta: float) -> tuple[float, float]:
         """The library's lower and upper end, in the worse direction. `AccountingError` if it gives none."""
         delta = open_unit("delta", delta)
-        lines = [line for line in schedule if line.count]
-        ends = [self._one_direction(lines, delta, direction) for direction in DIRECTIONS] if lines else [(0.0, 0.0)]
-        return max(low for low, _ in ends), max(high for _, high in ends)
+        lows, highs = [0.0], [0.0]
+        for direction in DIRECTIONS:
+            parts = [(line.losses(direction), line.count) for line in schedule if line.count]
+            guess = Composition(parts).epsilon(delta)
+            if not math.isfinite(guess):
+                return math.inf, math.inf
+            if not parts:
+                continue
+            error = self._eps_error or max(5e-3 * guess, 1e-5)
+            try:
+                low, _, high = self._compose(parts, error, delta / 1000.0).compute_epsilon(delta, delta / 1000.0, error)
+            except (RuntimeError, ValueError, OverflowError) as failure:
+                if guess != 0.0:
+                    raise AccountingError(
+                        f"prv-accountant cannot do this ({failure}); the PLD accountant can"
+                    ) from None
+                low, high = 0.0, error
+            lows.append(low)
+            highs.append(high)
+        return max(lows), max(highs)
 
-    def _one_direction(self, lines: list[Line], delta: float, direction: Direction) -> tuple[float, float]:
-        guess = Composition([(line.losses(direction), line.count) for line in lines]).epsilon(delta)
-        if not math.isfinite(guess):
-            return math.inf, math.inf
-        error = self._eps_error or max(5e-3 * guess, 1e-5)
-        try:
-            composed = self._compose(lines, direction, error, delta / 1000.0)
-            low, _, high = composed.compute_epsilon(delta, delta / 1000.0, error)
-        except (RuntimeError, ValueError, OverflowError) as failure:
-            if guess == 0.0:
-                return 0.0, error
-            raise AccountingError(f"prv-accountant cannot do this ({failure}); the PLD accountant can") from None
-        return max(0.0, low), max(0.0, high)
-
-    def _compose(self, lines: list[Line], direction: Direction, eps_error: float, delta_error: float) -> Any:
+    def _compose(self, parts: list[tuple[Losses, int]], eps_error: float, delta_error: float) -> Any:
         """The library's algorithm (its remark 5.6 and theorem 5.5) with exact means and our domain size."""
         from prv_accountant import composers, discretisers
         from prv_accountant.domain import Domain
 
-        every = [line.losses(direction) for line in lines]
-        finite = [Losses(losses.losses, losses.masses) for losses in every]
-        total = sum(line.count for line in lines)
+        total = sum(count for _, count in parts)
         # the epsilons at which the finite parts' delta is small enough: of all releases, and of each
-        parts = [(losses, line.count) for losses, line in zip(finite, lines, strict=True)]
-        reach = max(
-            Composition(parts).epsilon(delta_error / 4.0),
-            *(Composition([(losses, 1)]).epsilon(delta_error / 8.0 / total) for losses in finite),
-        )
+        finite = [(Losses(losses.losses, losses.masses), count) for losses, count in parts]
+        each = [Composition([(losses, 1)]).epsilon(delta_error / 8.0 / total) for losses, _ in finite]
+        reach = max(Composition(finite).epsilon(delta_error / 4.0), *each, eps_error) + 3.0
         mesh = eps_error / math.sqrt(total / 2.0 * math.log(12.0 / delta_error))
-        reach = max(reach, eps_error) + 3.0
         if 2.0 * reach / mesh > _MAX_PLACES:
             raise AccountingError(
                 f"prv-accountant needs a mesh of {2.0 * reach / mesh:.3g} places for these {total} releases; "
@@ -231,5 +220,5 @@ class PRVAccountant:
             )
         domain = Domain.create_aligned(-reach, reach, mesh)
         ends = float(domain.t_min()), float(domain.t_max())
-        discrete = [discretisers.CellCentred().discretise(_Variable(losses, *ends), domain) for losses in every]
-        return composers.Heterogeneous(discrete).compute_composition([line.count for line in lines])
+        discrete = [discretisers.CellCentred().discretise(_Variable(losses, *ends), domain) for losses, _ in parts]
+        return composers.Heterogeneous(discrete).compute_composition([count for _, count in parts])

@@ -8,9 +8,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from langchain_dpicl.audit.membership import known_record, run_membership
-from langchain_dpicl.audit.membership_attack import LIKELIHOOD, RATIO, TOKENS, auc_bound
-from langchain_dpicl.audit.membership_reading import TeacherForcing
+from langchain_dpicl.audit.membership import LIKELIHOOD, RATIO, TOKENS, auc_bound, known_record, run_membership
+from langchain_dpicl.audit.reading import TeacherForcing
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 

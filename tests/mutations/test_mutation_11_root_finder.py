@@ -16,8 +16,8 @@ from langchain_dpicl.privacy import (
     PLDAccountant,
     PrivacyPlan,
     ProposeTestRelease,
-    families,
     mechanisms,
+    profile,
     solve,
 )
 
@@ -60,7 +60,7 @@ def test_11_a_search_that_stops_on_the_wrong_side_is_caught(monkeypatch: Patch) 
 def check_digits() -> None:
     """Exact comparison: of every mechanism, a parameter rounded to its digits has at least the noise asked for."""
     for family in MECHANISMS.values():
-        low, high = max(family.loudest, -8.0), min(family.quietest, 8.0)
+        low, high = max(family.coordinates[0], -8.0), min(family.coordinates[1], 8.0)
         for coordinate in np.linspace(low, high, 101)[1:-1]:
             rounded = family.coordinate(family.at_coordinate(float(coordinate)))
             assert rounded <= coordinate + 1e-12, f"{family.name}: less noise than is claimed"
@@ -99,6 +99,6 @@ def check_bend() -> None:
 
 def test_11_a_root_of_the_uncertified_side_is_caught(monkeypatch: Patch) -> None:
     check_bend()
-    monkeypatch.setattr(families, "solve_decreasing", wrong_end)
+    monkeypatch.setattr(profile, "solve_decreasing", wrong_end)
     with pytest.raises(AssertionError, match="is claimed"):
         check_bend()

@@ -31,11 +31,10 @@ from langchain_dpicl.privacy import (
     PRVAccountant,
     RenyiFilter,
 )
-from langchain_dpicl.privacy.accountant import compositions
+from langchain_dpicl.privacy.accountant import compositions, renyi
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import Losses
 from langchain_dpicl.privacy.profile import DIRECTIONS, RATE_ERROR
-from langchain_dpicl.privacy.rdp import renyi
 from langchain_dpicl.privacy.roots import crossing, solve_decreasing
 
 PLD = PLDAccountant()
@@ -306,7 +305,7 @@ def test_floating_point_errors_of_the_transform_are_bounded_and_added(count: int
     curve = composition._curve(order, 0.5, 1e-5, None)
     above = curve.losses > 0.5
     plain = curve.infinity + float((-np.expm1(0.5 - curve.losses[above]) * curve.masses[above]).sum())
-    noise = float(curve._noise[int(np.flatnonzero(above)[0]) - 1])
+    noise = float(curve.noise[int(np.flatnonzero(above)[0]) - 1])
     assert noise > 0.0
     assert curve.delta(0.5) >= plain + noise
 

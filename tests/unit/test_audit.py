@@ -24,7 +24,7 @@ from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.joint_em import sample_sequence
 from langchain_dpicl.audit import worlds
 from langchain_dpicl.audit.attack import ATTACKED, audit
-from langchain_dpicl.audit.cases import MECHANISMS, MemberCase, Setting, cases_of
+from langchain_dpicl.audit.cases import CASES, MemberCase, Setting
 from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
@@ -219,22 +219,22 @@ def setting(**more: Any) -> Setting:
     return Setting(**{**numbers, "unanimous": False, "options": {"delta0": 1e-6, "step": 2.0**-16}, **more})
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", CASES)
 def test_with_real_owners_all_other_members_agree(mechanism: str) -> None:
-    for case in cases_of(mechanism, setting(unanimous=True)):
+    for case in CASES[mechanism](setting(unanimous=True)):
         assert {*getattr(case, "others", ()), getattr(case, "base", None)} == {getattr(case, "base", None)}
 
 
 def test_joint_em_losses_move_by_two_both_ways() -> None:
     """The likelihood ratios of two sequences differ by all of eps0, which is the whole bounded range."""
-    (case,) = cases_of("joint-em", setting(parameter=3.0))
+    (case,) = CASES["joint-em"](setting(parameter=3.0))
     assert isinstance(case, MemberCase)
     ratios = [case.statistic(pair) for pair in (["x0", "x1"], ["anchor", "y0"])]
     assert ratios[1] - ratios[0] == pytest.approx(3.0)
 
 
 def test_a_given_number_of_members_is_kept_and_split() -> None:
-    case, _ = cases_of("vote", setting(members=20))
+    case, _ = CASES["vote"](setting(members=20))
     assert isinstance(case, MemberCase)
     assert case.members == 20
     assert len(set(case.others)) == 2  # a unanimous vote of 20 would drown a single one

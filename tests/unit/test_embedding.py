@@ -24,7 +24,7 @@ from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, U
 from langchain_dpicl.aggregators.embedding import STEPS
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, SecureRandomness
 from langchain_dpicl.privacy.abstaining import abstention_threshold
-from langchain_dpicl.privacy.families import Gaussian
+from langchain_dpicl.privacy.profile import Gaussian
 from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-7  # of the one statistical test below

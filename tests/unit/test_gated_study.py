@@ -24,7 +24,7 @@ from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile
 from langchain_dpicl.evaluation.report import write_index
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 LABELS = ("Number", "Location", "Person", "Description", "Entity", "Abbreviation")

@@ -22,7 +22,7 @@ from ways import shown
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, Words
 from langchain_dpicl.aggregators import keywords as module
 from langchain_dpicl.privacy import MECHANISMS, Line, LineRequest, PLDAccountant, PrivacyPlan, SecureRandomness
-from langchain_dpicl.privacy.families import BoundedRange, Gaussian
+from langchain_dpicl.privacy.profile import BoundedRange, Gaussian
 from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-8  # of every statistical test below; there are fewer than ten

@@ -26,7 +26,7 @@ from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.private.boundary import ABSTAIN
 
 LABELS = ("Red", "Blue", "Green")

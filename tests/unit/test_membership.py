@@ -20,24 +20,26 @@ from scipy.optimize import linprog
 from scipy.special import log_softmax
 from sklearn.metrics import roc_auc_score
 
-from langchain_dpicl.audit.membership import MembershipResult, attack, draw, known_record, run_membership
-from langchain_dpicl.audit.membership_attack import (
+from langchain_dpicl.audit.membership import (
     ATTACKS,
     LIKELIHOOD,
     RATIO,
     TOKENS,
     Crowd,
+    MembershipResult,
     Mixture,
-    Terms,
+    attack,
     auc_bound,
+    draw,
     interval,
+    known_record,
     log_law,
-    mixture_scores,
     prompt_scores,
+    run_membership,
     token_gains,
     wins,
 )
-from langchain_dpicl.audit.membership_reading import Readings
+from langchain_dpicl.audit.reading import Readings
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, mixing
 from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms, possible
 from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
@@ -93,7 +95,11 @@ def readings() -> Readings:
     return Readings(found["record"], found["target"], found["zero"], one, found["own"], found["z"], o)
 
 
-MIXTURE = Mixture(range_bound=1.25, cap=1.5, kappa=3.0, participation=1.0)
+BOUND, CAP = 1.25, 1.5
+
+
+def mixture_of(readings: Readings, bound: float = BOUND, cap: float = CAP) -> Mixture:
+    return Mixture(readings, bound, cap, kappa=3.0)
 
 
 def by_hand(readings: Readings, present: list[list[int]], bound: float = 1.25) -> np.ndarray[Any, Any]:
@@ -115,8 +121,8 @@ def test_the_scores_are_those_that_the_sampler_draws_from(readings: Readings, mo
     """To the last step, at every place; the sampler reads whole rows and finds the possible tokens by itself."""
     seen: list[Any] = []
     monkeypatch.setattr(mixing, "draw", lambda scores, randomness: seen.append(scores) or 0)
-    model, terms = TableModel(table, ALPHABET), Terms(readings, MIXTURE)
-    limits = partial(clipped_terms, bound=MIXTURE.range_bound, temperature=1.0, cap=MIXTURE.cap)
+    model, terms = TableModel(table, ALPHABET), mixture_of(readings)
+    limits = partial(clipped_terms, bound=BOUND, temperature=1.0, cap=CAP)
     for output in OUTPUTS:
         tokens = [ALPHABET.index(letter) for letter in output]
         session = model.session("", [Demonstration(text, text) for text in SHOWN], steps=9)
@@ -128,7 +134,7 @@ def test_the_scores_are_those_that_the_sampler_draws_from(readings: Readings, mo
 
 
 def test_the_log_probabilities_are_those_of_brute_force(readings: Readings) -> None:
-    terms, places = Terms(readings, MIXTURE), len(readings.record)
+    terms, places = mixture_of(readings), len(readings.record)
     law = log_law(terms.base + terms.shown.sum(axis=0))
     assert np.allclose(law, by_hand(readings, [[0, 1, 2, 3]] * places), atol=1e-4)
     assert np.allclose(np.exp(law).sum(axis=1), 1.0)
@@ -136,7 +142,7 @@ def test_the_log_probabilities_are_those_of_brute_force(readings: Readings) -> N
 
 
 def test_an_unbounded_mixture_adds_the_whole_differences(readings: Readings) -> None:
-    terms = Terms(readings, Mixture(1e6, 1.0, 3.0, 1.0))
+    terms = mixture_of(readings, 1e6, 1.0)
     expected = log_softmax(3.0 * readings.zero_shot + (readings.one_shot - readings.zero_shot).sum(axis=0), axis=1)
     assert np.allclose(log_law(terms.base + terms.shown.sum(axis=0)), expected, atol=1e-4)
 
@@ -146,12 +152,11 @@ def test_an_unbounded_mixture_adds_the_whole_differences(readings: Readings) -> 
 
 def test_a_mixture_scores_who_was_present_and_nobody_else(readings: Readings) -> None:
     """Two of three coins of other owners at places 0 and 4 come up, the member's at places 4 and 9."""
-    terms, places = Terms(readings, MIXTURE), len(readings.record)
+    terms, places = mixture_of(readings), len(readings.record)
     crowd = Crowd(owners=4, rate=0.1, first=1)  # the others show the demonstrations 1, 2, 3
     others = [0 * 3 + 0, 0 * 3 + 2, 4 * 3 + 1]
     coins = Coins(others, [4, 9], uniform=0.3)
-    mixture = replace(MIXTURE, participation=0.25)
-    found = mixture_scores(readings, terms, mixture, crowd, 0, coins)  # type: ignore[arg-type]
+    found = terms.scores(0, 0.25, crowd, coins)  # type: ignore[arg-type]
     present: list[list[int]] = [[] for _ in range(places)]
     present[0], present[4], present[9] = [1, 3], [2, 0], [0]
     law, public = by_hand(readings, present), by_hand(readings, [[]] * places)
@@ -175,7 +180,7 @@ def test_a_mixture_scores_who_was_present_and_nobody_else(readings: Readings) ->
 def test_a_token_outside_the_possible_ones_counts_for_nobody(readings: Readings) -> None:
     hidden = replace(readings, target=np.where(readings.record == 1, -1, readings.target))
     coins = Coins([], [])
-    found = mixture_scores(hidden, Terms(hidden, MIXTURE), MIXTURE, Crowd(2, 0.5, 3), 0, coins)  # type: ignore[arg-type]
+    found = mixture_of(hidden).scores(0, 1.0, Crowd(2, 0.5, 3), coins)  # type: ignore[arg-type]
     assert found[LIKELIHOOD][1] == -math.inf
     assert found[RATIO][1] == 0.0
 
@@ -183,7 +188,7 @@ def test_a_token_outside_the_possible_ones_counts_for_nobody(readings: Readings)
 @pytest.mark.parametrize("participation", [1.0, 0.3, 1e-12])
 def test_a_gain_is_a_likelihood_ratio(readings: Readings, participation: float) -> None:
     """Under the public law its exponential has mean 1, at every place."""
-    terms = Terms(readings, MIXTURE)
+    terms = mixture_of(readings)
     public = log_law(terms.base)
     total = np.zeros(len(public))
     for token in range(public.shape[1]):
@@ -293,9 +298,8 @@ def test_an_attack_stays_below_what_the_plan_proves_and_goes_above_where_nothing
     assert found["mixture without clipping, not private", TOKENS].low > 0.95
     assert found["B of epsilon 1, member in every sample", RATIO].low > 0.9, "the law itself hides nobody"
 
-    broken = Mixture(1e6, 1.0, 4.0, rate)
-    terms, randomness = Terms(readings, broken), seeded(12)
-    won = [wins(mixture_scores(readings, terms, broken, crowd, m, randomness)[TOKENS], m) for m in range(30)]
+    broken, randomness = Mixture(readings, 1e6, 1.0, 4.0), seeded(12)
+    won = [wins(broken.scores(m, rate, crowd, randomness)[TOKENS], m) for m in range(30)]
     assert interval(np.stack(won), randomness)[1] > private.bound
 
 

@@ -6,7 +6,7 @@ the guarantee does not allow: nothing that is read here may lead to a release, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,25 +65,24 @@ class Readings:
 
 
 class TeacherForcing:
-    """Reads the outputs of known records after a demonstration."""
+    """Reads the outputs of known records after a demonstration.
+
+    Raises `InvalidParameter` for a model whose rows cannot be read in batches as they are read alone.
+    """
 
     def __init__(self, model: TransformersLogits, known: Sequence[Known]) -> None:
-        self.model = model
         self._network = model._loaded
         self._asked = [self._network.tokens(each.asked) for each in known]
         self._outputs = [list(each.output) for each in known]
-        self._check(known[0])
-
-    def _check(self, known: Known) -> None:
-        """Raise `InvalidParameter` for a model whose rows cannot be read in batches as they are read alone."""
-        session = self.model.session(known.asked, [Demonstration("public", known.shown)], steps=len(known.output))
-        alone = session.logits([0], known.output[:-1])
+        first = known[0]
+        session = model.session(first.asked, [Demonstration("public", first.shown)], steps=len(first.output))
+        alone = session.logits([0], first.output[:-1])
         session.close()
-        for row, shown in enumerate(("", known.shown)):
-            batch = next(self.logits(shown, range(min(2, len(self._asked)))))[1]
+        for row, shown in enumerate(("", first.shown)):
+            batch = next(self.logits(shown, range(min(2, len(known)))))[1]
             if not np.abs(batch[-1] - alone[row]).max() <= 1.0:  # a row that failed is NaN
-                raise InvalidParameter("model", self.model.name, "one whose prompts can be read in a padded batch")
-        self.model.forget(["public"])
+                raise InvalidParameter("model", model.name, "one whose prompts can be read in a padded batch")
+        model.forget(["public"])
 
     def logits(self, shown: str, which: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """(record, its (tokens, vocabulary) logits) for each of these records; "" is no demonstration."""
@@ -122,39 +121,36 @@ def read(
     """Read every output after every demonstration, and after its own; ``progress`` hears of each demonstration."""
     reader, everyone = TeacherForcing(model, known), range(len(known))
     zero_shot = [row for _, row in reader.logits("", everyone)]
-    offered = [
-        [possible(model, settings, each.output[:place], row) for place, row in enumerate(rows)]
-        for each, rows in zip(known, zero_shot, strict=True)
-    ]
-    if any(len(ids) != settings.top_k for rows in offered for ids in rows):
-        raise InvalidParameter("top_k", settings.top_k, "at most the number of tokens whose logit is finite")
-    chosen = [np.stack(rows) for rows in offered]
     outputs = [np.array(each.output) for each in known]
+    chosen = []
+    for each, rows in zip(known, zero_shot, strict=True):
+        offered = [possible(model, settings, each.output[:place], row) for place, row in enumerate(rows)]
+        if any(len(ids) != settings.top_k for ids in offered):
+            raise InvalidParameter("top_k", settings.top_k, "at most the number of tokens whose logit is finite")
+        chosen.append(np.stack(offered))
 
-    def over(demonstration: str, which: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+    def picked(rows: Iterable[tuple[int, Logits]]) -> tuple[FloatArray, FloatArray]:
         """The logits of the possible tokens, and the log-probability of the output's."""
-        rows = zero_shot if not demonstration else [row for _, row in reader.logits(demonstration, which)]
-        some = [np.take_along_axis(row, chosen[i], axis=1) for i, row in zip(which, rows, strict=True)]
-        sure = [
-            log_softmax(row.astype(np.float64), axis=1)[np.arange(len(row)), outputs[i]]
-            for i, row in zip(which, rows, strict=True)
-        ]
-        return np.concatenate(some).astype(np.float64), np.concatenate(sure)
+        some, sure = [], []
+        for i, row in rows:
+            exact = row.astype(np.float64)
+            some.append(np.take_along_axis(exact, chosen[i], axis=1))
+            sure.append(log_softmax(exact, axis=1)[np.arange(len(row)), outputs[i]])
+        return np.concatenate(some), np.concatenate(sure)
 
-    logits, log_prob = over("", everyone)
-    one_shot = np.empty((len(shown), *logits.shape), np.float32)
+    logits, log_prob = picked(enumerate(zero_shot))
+    one_shot = np.empty((len(shown), *logits.shape))
     one_shot_log_prob = np.empty((len(shown), len(logits)))
     for position, demonstration in enumerate(shown):
-        one_shot[position], one_shot_log_prob[position] = over(demonstration, everyone)
+        one_shot[position], one_shot_log_prob[position] = picked(reader.logits(demonstration, everyone))
         progress()
-    own = np.concatenate([over(each.shown, [i])[0] for i, each in enumerate(known)])
     is_output = np.concatenate([ids == tokens[:, None] for ids, tokens in zip(chosen, outputs, strict=True)])
     return Readings(
-        record=np.repeat(np.arange(len(known)), [len(tokens) for tokens in outputs]),
+        record=np.repeat(everyone, [len(tokens) for tokens in outputs]),
         target=np.where(is_output.any(axis=1), is_output.argmax(axis=1), -1),
         zero_shot=logits,
-        one_shot=one_shot.astype(np.float64),
-        own=own,
+        one_shot=one_shot,
+        own=np.concatenate([picked(reader.logits(each.shown, [i]))[0] for i, each in enumerate(known)]),
         zero_shot_log_prob=log_prob,
         one_shot_log_prob=one_shot_log_prob,
     )
