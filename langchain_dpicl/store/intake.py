@@ -25,9 +25,7 @@ Vectors = NDArray[np.float32]
 NOT_UNIQUE = "ids must be unique: one occurs twice, or is in the store already"
 
 _EMBED_BATCH = 512
-
-_DEEPEST = 64
-"""Levels of a record's metadata. JSON that is written near to Python's recursion limit cannot be read further down."""
+_DEEPEST = 64  # levels of metadata: JSON that is written near to Python's recursion limit cannot be read further down
 
 
 class RecordKeys(NamedTuple):

@@ -15,8 +15,7 @@ from langchain_dpicl.store.intake import Vectors, attempt
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-_BLOCK = 1024
-"""Rows at a time: they stay in the processor's cache between the product and the sum."""
+_BLOCK = 1024  # rows at a time: they stay in the processor's cache between the product and the sum
 
 
 def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:

@@ -43,13 +43,9 @@ def postgresql_engine(url: URL, error: type[DPICLError], **options: Any) -> Engi
     except (ImportError, SQLAlchemyError) as missing:
         reason = type(missing).__name__
     else:
-        sa.event.listen(engine, "connect", _begin_explicitly)
+        sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", True))
         return engine
     raise error(f"no driver for {url.drivername!r} ({reason}); install langchain-dpicl[postgres]")
-
-
-def _begin_explicitly(connection: Any, _: Any) -> None:
-    connection.autocommit = True
 
 
 def sqlstate(error: BaseException) -> str:

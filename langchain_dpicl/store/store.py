@@ -1,7 +1,4 @@
-"""The default store: in memory, with files that several processes may share.
-
-`ExemplarStore.refresh` says what a process takes over of another's changes, and `shared` who may write.
-"""
+"""The default store: in memory, with files that several processes may share."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ import numpy as np
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
 from langchain_dpicl.store import intake
 from langchain_dpicl.store import records as elsewhere
-from langchain_dpicl.store.file import Contents, OpenedBudget
+from langchain_dpicl.store.file import Contents, OpenedBudget, SharedFile
 from langchain_dpicl.store.intake import RecordKeys, Vectors
 from langchain_dpicl.store.memory import MemoryStore
-from langchain_dpicl.store.shared import SharedFile
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -43,8 +39,6 @@ class ExemplarStore(MemoryStore):
         super().__init__(embeddings, contents)
         self._files = {} if file is None else {file.path: file}
 
-    # -- building -----------------------------------------------------------------------------------------------------
-
     @classmethod
     def from_records(
         cls,
@@ -61,8 +55,8 @@ class ExemplarStore(MemoryStore):
         """Build a store from mappings.
 
         ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``vectors`` (rows of
-        float32) replaces the embedding of the inputs. Raises `InvalidRecords` for an empty input, a missing or empty
-        key, an embedding with NaN or infinity, a repeated id; the message names the record's position, never its text.
+        float32) replaces the embedding of the inputs. Raises `InvalidRecords`, which names a record's position, never
+        its text: empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = intake.check(records, keys, ids, may_be_empty=False)
@@ -115,9 +109,9 @@ class ExemplarStore(MemoryStore):
         """Build a store from LangChain documents.
 
         An exemplar is the document's text under ``input_key``, with its metadata beside it; ``output_key`` and
-        ``owner_key`` name entries of the metadata. The owner's entry decides and goes no further: no member sees it.
-        Documents' ids are not kept. Raises `InvalidRecords`, which names the document's position and the key: no text,
-        no owner, metadata that JSON cannot represent, metadata under ``input_key``.
+        ``owner_key`` name entries of the metadata. No member sees the owner's entry. Documents' ids are not kept.
+        Raises `InvalidRecords`, which names the document's position and the key: no text, no owner, metadata that JSON
+        cannot represent, metadata under ``input_key``.
         """
         return cls.from_records(
             elsewhere.records_of(documents, input_key, owner_key),
@@ -139,18 +133,16 @@ class ExemplarStore(MemoryStore):
         output_key: str | None = None,
         owner_key: str | None = None,
     ) -> ExemplarStore:
-        """Take over a collection as it stands: texts, metadata and vectors. Nothing is embedded again.
+        """Copy a collection as it stands: texts, metadata and vectors. Nothing is embedded again.
 
-        For LangChain's ``InMemoryVectorStore``, and langchain-community's ``FAISS`` and ``SKLearnVectorStore``. The
-        rest as in `from_documents`; ``embeddings`` defaults to the collection's own model, which must be the one that
-        made its vectors: it embeds queries.
+        For LangChain's ``InMemoryVectorStore``, and langchain-community's ``FAISS`` and ``SKLearnVectorStore``; raises
+        `StoreError` for any other, whose documents `from_documents` takes. ``embeddings``, which embeds queries,
+        defaults to the collection's own model and must be the one that made its vectors. The rest as in
+        `from_documents`.
 
-        Vectors are scaled to norm 1 on their way in, so the store compares by cosine. A collection that was searched by
-        cosine, or that holds vectors of norm 1, ranks as it did, by inner product and by Euclidean distance alike;
-        another may rank differently. The store is a copy: what is added to or deleted from the collection later does
-        not reach the store, and `forget` does not reach the collection.
-
-        Raises `StoreError` for any other collection, whose documents `from_documents` takes.
+        The store compares by cosine. A collection that was searched by cosine, or that holds vectors of norm 1, ranks
+        as it did, by inner product and by Euclidean distance alike; another may rank differently. Later changes to the
+        collection do not reach the store, and `forget` does not reach the collection.
         """
         documents, vectors = elsewhere.contents_of(vectorstore)
         own = vectorstore.embeddings if embeddings is None else embeddings
@@ -160,8 +152,6 @@ class ExemplarStore(MemoryStore):
             documents, own, input_key=input_key, output_key=output_key, owner_key=owner_key, vectors=vectors
         )
 
-    # -- forgetting ---------------------------------------------------------------------------------------------------
-
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went.
 
@@ -170,62 +160,52 @@ class ExemplarStore(MemoryStore):
         processes with such a file follow before their next release. Each ledger whose budgets are used with this store
         in this process drops what it derived from the owner; ``dpicl forget`` names further ledgers.
 
-        In this process, the store's own texts and vectors are overwritten before they are dropped. Copies that were
-        made on the way are not: the caller's records, Python strings, prompts, buffers of libraries. They are freed,
-        and freed memory keeps its bytes until it is used again: end the process if that matters. Copies made elsewhere
-        (backups, a model server's cache) are beyond its reach.
+        In this process, the store's own texts and vectors are overwritten before they are dropped. Other copies (the
+        caller's records, Python strings, prompts, buffers of libraries) are freed, and freed memory keeps its bytes
+        until it is used again: end the process if that matters. Copies made elsewhere (backups, a model server's cache)
+        are beyond its reach.
 
         Raises `UnknownOwner`; `StoreFileError` if a file cannot be written: then call it again.
         """
         with self.lock:
-            slot, rest = self._forget_in_files(str(owner))
-            rows = np.flatnonzero(self._held.owner_of == slot)
-            ids = self.ids_of(rows)
+            for attempts_left in reversed(range(_ATTEMPTS)):
+                self.refresh()
+                slot = self._owner_slots.get(str(owner))
+                if slot is None:
+                    raise UnknownOwner("the store holds no such owner")
+                rest = self._without(np.array([slot]))
+                try:  # files first: forgetting can be repeated if one of them cannot be written
+                    for file in self._files.values():
+                        if file.path.exists():
+                            file.write(rest, scrub=True)
+                    break
+                except StoreFileChanged:  # by another process, just now
+                    if not attempts_left:
+                        raise
+            held, rows = self._held, np.flatnonzero(self._held.owner_of == slot)
+            ids: list[int] = held.ids[rows].tolist()
             found, is_named = self._identity(rows[0])
-            contents = [self._held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
+            contents = [held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
             self._become(rest)
             self._saved()
-            held = self._held
-            equal = [] if is_named else held.texts.equal_to(found)
-            has_equal = any(not self._is_named(held.owner_keys[held.owner_of[row]]) for row in equal)
+            equal = [] if is_named else rest.texts.equal_to(found)
+            has_equal = any(not self._is_named(rest.owner_keys[rest.owner_of[row]]) for row in equal)
             parts = [found] if is_named else []
-            parts += [content for content in contents if not held.texts.equal_to(content)]
+            parts += [content for content in contents if not rest.texts.equal_to(content)]
             self._tell(ids, None if has_equal else found, is_named, parts)
         return len(ids)
-
-    def _forget_in_files(self, owner: str) -> tuple[int, Contents]:
-        """An owner's slot, and what is left without it, which all files hold now.
-
-        Files come first, because forgetting can be repeated if one of them cannot be written.
-        """
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            self.refresh()
-            slot = self._owner_slots.get(owner)
-            if slot is None:
-                raise UnknownOwner("the store holds no such owner")
-            rest = self._without(np.array([slot]))
-            try:
-                for file in self._files.values():
-                    if file.path.exists():
-                        file.write(rest, scrub=True)
-                return slot, rest
-            except StoreFileChanged:  # by another process, just now
-                if not attempts_left:
-                    raise
-        raise AssertionError
 
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the store to one file (no pickle), atomically: a crash leaves the old file whole. Mode 0600.
 
-        The store remembers the path: `forget` reaches it, and the store follows what other processes write there.
+        The store remembers the path: `forget` reaches it, and the store follows what other processes write there. It
+        first follows its other files (`refresh`): an owner that was forgotten in one is not written to another.
 
         Raises `StoreFileChanged`, and writes nothing, if the file is not as this process knows it: if it is newer,
         call `refresh` and save again; if it is another store's, take another path or remove it. Of two processes that
         save at once, one is refused. Raises `StoreFileError` for a file that cannot be written.
-        What the store's other files have lost and gained is taken over first (`refresh`): an owner that was forgotten
-        in one of them is not written to another.
         """
         target = Path(path).expanduser().resolve()
         with self.lock:
@@ -259,12 +239,12 @@ class ExemplarStore(MemoryStore):
     def refresh(self) -> bool:
         """Take over what other processes have written to this store's files; whether there was anything.
 
-        Every reading does it, so every release; it looks at each file (one ``stat``). Owners who were forgotten in a
-        file are forgotten here, with records that were added to them here and not saved; `on_forget` is told. Records
-        that came are added. Everything else that was added here stays, and is in the file after the next `save`. A file
-        that is gone changes nothing. Raises `StoreFileChanged` for a file that has become older or another store's,
-        `StoreFileError` for one that cannot be read: until that is mended nothing is released, since nobody can tell
-        who was forgotten.
+        Every reading does it, so every release, at the cost of one ``stat`` a file. Owners who were forgotten in a file
+        are forgotten here, with records that were added to them here and not saved; `on_forget` watchers are called.
+        New records are added. Everything else that was added here stays, and is in the file after the next `save`. A
+        file that is gone changes nothing. Raises `StoreFileChanged` for a file that has become older or another
+        store's, `StoreFileError` for one that cannot be read: then nothing is released, since nobody can tell who was
+        forgotten.
         """
         return self._follow(self._files.values())
 
@@ -328,8 +308,6 @@ class ExemplarStore(MemoryStore):
         found.texts.wipe()
         found.vectors[:] = 0.0
         return gone
-
-    # -- budgets ------------------------------------------------------------------------------------------------------
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:

@@ -21,7 +21,7 @@ from replies import PUBLIC_REPLIES, PUBLIC_WORDS
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
-from langchain_dpicl.local.embeddings import LocalEmbeddings
+from langchain_dpicl.local import LocalEmbeddings
 from langchain_dpicl.release.base import SPENT
 from langchain_dpicl.store.records import read_records
 

@@ -1,4 +1,4 @@
-"""`store/shared.py`, and what `ExemplarStore` does with it: one file, several processes, one truth about who is there.
+"""`SharedFile`, and what `ExemplarStore` does with it: one file, several processes, one truth about who is there.
 
 Two objects of one file stand for two processes: they share nothing else. `integration/test_forgetting_processes.py` has
 real ones.

@@ -30,18 +30,13 @@ from langchain_dpicl.store.postgres.connections import Ask
 if TYPE_CHECKING:
     from langchain_dpicl.store.postgres.connections import Connection
 
-MOST_DIMENSIONS = 16_000
-"""Of pgvector's type ``vector``."""
-
+MOST_DIMENSIONS = 16_000  # of pgvector's type ``vector``
+_MAKING = 0x6470_6963_6C  # the advisory lock under which collections are made
 _BESIDE_THE_TEXT = 1900
 """Dimensions up to which a vector lies in its row. Elsewhere each would be looked up in an index of its own, one by
 one, whenever a query goes over all of them."""
 
-_MAKING = 0x6470_6963_6C
-"""The advisory lock under which collections are made."""
-
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-
 _NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
 
@@ -132,28 +127,22 @@ def make(
     return made
 
 
-def remember(connection: Connection, name: str, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-    """Write down that a budget was opened on a collection; the others that were."""
+def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) -> tuple[OpenedBudget, ...]:
+    """The budgets that were opened on a collection; the others if there is a new one, which is written down."""
     if not _exists(connection, "dpicl_budgets"):
+        if new is None:
+            return ()
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
         connection.execute(
             "CREATE TABLE IF NOT EXISTS dpicl_budgets (collection text NOT NULL REFERENCES dpicl_collections, "
             "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, PRIMARY KEY (collection, ledger, name))"
         )
-    connection.execute(
-        "INSERT INTO dpicl_budgets VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [name, budget.ledger, budget.url, budget.name],
-    )
-    found = remembered(connection, name)
-    return tuple(each for each in found if (each.ledger, each.name) != (budget.ledger, budget.name))
-
-
-def remembered(connection: Connection, name: str) -> tuple[OpenedBudget, ...]:
-    """The budgets that were opened on a collection."""
-    if not _exists(connection, "dpicl_budgets"):
-        return ()
+    if new is not None:
+        query = "INSERT INTO dpicl_budgets VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
+        connection.execute(query, [name, new.ledger, new.url, new.name])
     query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
-    return tuple(OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall())
+    found = [OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()]
+    return tuple(each for each in found if new is None or (each.ledger, each.name) != (new.ledger, new.name))
 
 
 def _exists(connection: Connection, table: str) -> bool:

@@ -1,18 +1,17 @@
 """The private exemplars on PostgreSQL with pgvector: for stores that many workers share, or that no memory holds.
 
-The same owners, the same sampling and the same gate as `ExemplarStore`, which stays the default: one process with a
-store that fits its memory needs nothing of this.
+The same owners, sampling and gate as `ExemplarStore`, which stays the default for one process and a store that fits its
+memory.
 
 **One moment.** A reading is one REPEATABLE READ transaction, so the coins, the rows and the texts of one sample belong
 together whatever other workers add or forget meanwhile. Owners have ascending numbers, and a number is never given
 again. There is a coin for each number so far; that of a number whose owner is gone has no effect, and all coins are
 independent, so the owners who are there are sampled exactly as if nobody else had ever been.
 
-**Exact.** PostgreSQL goes over every row and computes its own inner product with the query to find who is eligible.
-pgvector's approximate indexes (hnsw, ivfflat) have no part in it, even if somebody makes one: they serve an
-``ORDER BY`` of a distance operator with a ``LIMIT``, and the gate is a condition on the function ``inner_product``, to
-which no index of theirs applies. An answer that depended on one would depend, through its lists or links, on other
-owners' data.
+**Exact.** To find who is eligible, PostgreSQL computes every row's own inner product with the query. pgvector's
+approximate indexes (hnsw, ivfflat) have no part in it, even if somebody makes one: they serve an ``ORDER BY`` of a
+distance operator with a ``LIMIT``, and the gate is a condition on the function ``inner_product``. An answer that
+depended on one would depend, through its lists or links, on other owners' data.
 """
 
 from __future__ import annotations
@@ -42,15 +41,14 @@ class PostgresExemplarStore(PrivateStore):
     """Private exemplars with their owners, in a database that many workers share.
 
     Make a collection with `from_records`, and `open` it in every worker. Needs PostgreSQL 12 or later with pgvector,
-    and the extra ``langchain-dpicl[postgres]``. Everything private lies in tables named after the collection: a role
-    that may read them sees the owners' names and texts, so give them to the workers' role alone.
-
-    Vectors are scaled to norm 1 on their way in, as everywhere. Records enter all or none; two workers that add to one
-    owner at a time grow one owner. Safe for threads, and for processes that fork.
+    and the extra ``langchain-dpicl[postgres]``. A role that may read the tables, which are named after the collection,
+    sees the owners' names and texts, so give them to the workers' role alone. Vectors are scaled to norm 1. Records
+    enter all or none; two workers that add to one owner at a time grow one owner. Safe for threads, and for processes
+    that fork.
 
     Cost, measured with 384 dimensions, a query on one core. A sample reads the rows of the owners who were sampled,
-    by index: 5 ms for 50 of 100,000 owners, 13 ms for 500; 10 and 28 ms of a million. The gate reads every row, which
-    is what makes it exact: 0.2 s for 100,000, 2 s for a million, four times as long as FAISS takes in memory.
+    by index: 5 ms for 50 of 100,000 owners, 13 ms for 500; 10 and 28 ms of a million. The gate reads every row, to be
+    exact: 0.2 s for 100,000, 2 s for a million, four times as long as FAISS takes in memory.
     """
 
     def __init__(self, embeddings: Embeddings, connections: Connections, collection: Collection) -> None:
@@ -74,21 +72,12 @@ class PostgresExemplarStore(PrivateStore):
         vectors: Vectors | None = None,
         progress: bool = True,
     ) -> PostgresExemplarStore:
-        """Make a collection in the database at ``url`` and fill it: whole, or not at all.
+        """Make a collection in a database and fill it: whole, or not at all.
 
-        Parameters
-        ----------
-        records, embeddings, input_key, output_key, owner_key, vectors
-            As in `ExemplarStore.from_records`.
-        url
-            ``postgresql://user@host/database``. Its password is never shown.
-        name
-            The collection's, unique in the database's schema: up to 40 of a-z, 0-9 and _.
-        ids
-            Stable ids of the records, whole numbers. Default: given out in order.
-
-        Raises `InvalidRecords` as `ExemplarStore` does, `StoreError` for a collection that has content already, for a
-        server without pgvector, and for a database that cannot be used.
+        ``url`` is ``postgresql://user@host/database``; its password is never shown. ``name`` is unique in the
+        database's schema: up to 40 of a-z, 0-9 and _. ``ids`` are stable whole numbers, by default given out in order.
+        The rest is as in `ExemplarStore.from_records`, `InvalidRecords` too. Raises `StoreError` for a collection that
+        has content already, for a server without pgvector, and for a database that cannot be used.
         """
         tables.check_name(name)
         keys = RecordKeys(input_key, output_key, owner_key)
@@ -144,8 +133,6 @@ class PostgresExemplarStore(PrivateStore):
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
         return self._connections.run(tables.insert, self._collection, batch, matrix)
 
-    # -- reading (the private side) -----------------------------------------------------------------------------------
-
     @property
     def owners(self) -> Owners:
         """The owners' keys, by number: all of them, from the server. ``owner_count`` is their number."""
@@ -163,8 +150,8 @@ class PostgresExemplarStore(PrivateStore):
     def reading(self) -> Iterator[StoreView]:
         """This moment of the collection, whatever others change while the ``with`` block lasts. Private.
 
-        It holds a connection of the pool, and the server keeps what is deleted meanwhile, so let it end soon. First the
-        watchers hear what was forgotten elsewhere: some may hear of an exemplar twice, none never.
+        It holds a connection of the pool, and the server keeps what is deleted meanwhile, so end it soon. Before it
+        starts, watchers hear what was forgotten elsewhere: of every exemplar, of some twice.
         """
         counters = (
             f"SELECT forgets, (SELECT coalesce(max(number) + 1, 0) FROM {self._collection.owners}) "
@@ -202,14 +189,12 @@ class PostgresExemplarStore(PrivateStore):
                     for _, part in found:
                         yield part
 
-    # -- forgetting ---------------------------------------------------------------------------------------------------
-
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`, `StoreError`.
 
         One transaction: other workers no longer see the owner from their next reading on. Then the watchers are called,
-        and the tables are vacuumed if this role may do so and no other reading of before holds it up; otherwise the
-        server's autovacuum does it later. What the tables keep is the owner's number, as a gap, and the exemplars' ids.
+        and the tables are vacuumed if this role may do so and no earlier reading is open; otherwise the server's
+        autovacuum does it later. The tables keep the owner's number, as a gap, and the exemplars' ids.
 
         PostgreSQL overwrites nothing. Vacuumed space is given to later rows, and until one takes it the old bytes may
         still lie in the table's file; ``VACUUM FULL`` writes a new one. Write-ahead logs, replicas and backups hold
@@ -230,7 +215,7 @@ class PostgresExemplarStore(PrivateStore):
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
-        return self._connections.run(tables.remembered, self._collection.name)
+        return self._connections.run(tables.budgets, self._collection.name)
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember in the database that a budget was opened on this collection; the others that were.
@@ -238,7 +223,7 @@ class PostgresExemplarStore(PrivateStore):
         If this role may not write there, nothing is remembered.
         """
         with suppress(StoreError):
-            return self._connections.run(tables.remember, self._collection.name, budget)
+            return self._connections.run(tables.budgets, self._collection.name, budget)
         return ()
 
     def close(self) -> None:
