@@ -1,8 +1,8 @@
 """The owner index: the position of each owner in a plan whose owners pay with tickets.
 
 An owner gets the next position at the first query that it is eligible for, and keeps it until it is forgotten. The
-ledger holds a mark at each position, the owner's keyed hash (`ExemplarStore.marks`). Zeros replace the mark of an owner
-who is forgotten, and no position is given again. A process remembers only what it has read from committed rows.
+ledger holds a mark at each position, the owner's keyed hash (`ExemplarStore.marks`). Zeros replace the mark of a
+forgotten owner, and no position is given again. A process remembers only what it has read from committed rows.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class OwnerIndex:
     def __init__(self, ledger: Database, plan_id: int) -> None:
         self._ledger = ledger
         self._plan_id = plan_id
+        self._here = owner_index.c.plan_id == plan_id
+        self._pieces = owner_marks.c.plan_id == plan_id
         self._key: bytes | None = None
         self._epoch = 0  # how often everything was forgotten
         # Held for a moment, also within a transaction; never while waiting for a store or for a database's lock.
@@ -71,8 +73,7 @@ class OwnerIndex:
 
     def _reset(self) -> None:
         """Read everything again next time. The positions of a store's owners stay: some were forgotten elsewhere."""
-        self._marks = bytearray()
-        self._hash = hashlib.blake2b(digest_size=16)  # of these marks
+        self._marks = b""
         self._hashes: dict[int, str] = {}  # of so many first marks
         self._position_of: dict[bytes, int] = {}
 
@@ -109,13 +110,7 @@ class OwnerIndex:
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
     def positions(
-        self,
-        connection: Connection,
-        eligible: Sequence[EligibleOwners],
-        size: int,
-        marks: str,
-        *,
-        first: bool,
+        self, connection: Connection, eligible: Sequence[EligibleOwners], size: int, marks: str, *, first: bool
     ) -> tuple[list[NDArray[np.int64]], int, str]:
         """The positions of every query's owners; an owner without one gets the next, with all its tickets.
 
@@ -125,8 +120,8 @@ class OwnerIndex:
         Parameters
         ----------
         size, marks
-            What the counter's usage row says of the index: so many entries, and the hash of their marks. `LedgerError`
-            if the index is another one now.
+            The index as the counter's usage row describes it: so many entries, and the hash of their marks.
+            `LedgerError` if the index is another one now.
         first
             The counter has no usage row yet: let nobody else change the index until the transaction ends.
 
@@ -143,12 +138,10 @@ class OwnerIndex:
             known = len(self._marks) // MARK
             fresh = [mark for mark in wanted if mark not in self._position_of]
             given = {mark: known + i for i, mark in enumerate(fresh)}
-            new_marks, after = b"".join(fresh), self._hash.copy()
-            after.update(new_marks)
             if fresh:
-                row = {"plan_id": self._plan_id, "start": known, "marks": new_marks}
+                row = {"plan_id": self._plan_id, "start": known, "marks": b"".join(fresh)}
                 connection.execute(sa.insert(owner_marks).values(row))
-                self._update(connection, size=known + len(fresh))
+                connection.execute(sa.update(owner_index).where(self._here).values(size=known + len(fresh)))
             found = []
             for query in eligible:
                 positions, by_number = query.positions.copy(), self._numbered(query.store, 0)
@@ -157,32 +150,26 @@ class OwnerIndex:
                     if mark in self._position_of:
                         by_number[query.owners[place]] = positions[place]
                 found.append(positions)
-        return found, known + len(fresh), after.hexdigest()
+            after = _hash(self._marks + b"".join(fresh)) if fresh else str(self._hash_of_first(known))
+        return found, known + len(fresh), after
 
     def _hold(self, connection: Connection) -> None:
         """Let no other transaction change the index until this one ends. Waits, so the lock must be free."""
-        connection.execute(sa.select(owner_index.c.size).where(self._mine()).with_for_update())
-
-    def _mine(self) -> sa.ColumnElement[bool]:
-        return owner_index.c.plan_id == self._plan_id
+        connection.execute(sa.select(owner_index.c.size).where(self._here).with_for_update())
 
     def _header(self, connection: Connection) -> Any:
         """How many entries there are, and how many were changed since."""
-        query = sa.select(owner_index.c.size, owner_index.c.changes).where(self._mine())
-        row = connection.execute(query).one_or_none()
+        row = connection.execute(sa.select(owner_index.c.size, owner_index.c.changes).where(self._here)).one_or_none()
         if row is None:
             raise LedgerError(LOST)
         return row
 
-    def _update(self, connection: Connection, **values: object) -> None:
-        connection.execute(sa.update(owner_index).where(self._mine()).values(**values))
-
     def _hash_of_first(self, size: int) -> str | None:
         """The hash of the first marks; None if this process knows fewer."""
-        if size * MARK >= len(self._marks):
-            return self._hash.hexdigest() if size * MARK == len(self._marks) else None
+        if size * MARK > len(self._marks):
+            return None
         if size not in self._hashes:
-            self._hashes[size] = hashlib.blake2b(self._marks[: size * MARK], digest_size=16).hexdigest()
+            self._hashes[size] = _hash(self._marks[: size * MARK])
         return self._hashes[size]
 
     def _read(self, connection: Connection, size: int = 0, marks: str | None = None) -> None:
@@ -190,44 +177,42 @@ class OwnerIndex:
 
         `LedgerError` if rows are lost, or if the first ``size`` marks have another hash than ``marks``.
         """
-        header = self._header(connection)
-        if header.size < len(self._marks) // MARK or header.changes < self._changes:
+        header, before = self._header(connection), self._marks
+        if header.changes == self._changes and self._learn(connection, header, size, marks):
+            return
+        is_older = header.size * MARK < len(before) or header.changes < self._changes
+        self._reset()  # owners were forgotten, or it knew a copy that is gone
+        if is_older or not self._learn(connection, header, size, marks):
             self._forget_all()
             raise LedgerError(LOST)
-        before = self._marks
-        if header.changes != self._changes:
-            self._reset()
-        if not self._learn(connection, header, size, marks):
-            self._reset()  # perhaps it knew a copy that is gone
-            if not self._learn(connection, header, size, marks):
-                self._forget_all()
-                raise LedgerError(LOST)
-        if self._marks is not before:
-            old = np.frombuffer(before, np.uint8).reshape(-1, MARK)
-            new = np.frombuffer(self._marks, np.uint8)[: len(before)].reshape(-1, MARK)
-            if new[(old != new).any(axis=1)].any():  # owners have other positions than this process knows
-                self._by_number.clear()
-                self._epoch += 1
+        old = np.frombuffer(before, np.uint8).reshape(-1, MARK)
+        new = np.frombuffer(self._marks, np.uint8)[: len(before)].reshape(-1, MARK)
+        if new[(old != new).any(axis=1)].any():  # owners have other positions than this process knows
+            self._by_number.clear()
+            self._epoch += 1
 
     def _learn(self, connection: Connection, header: Any, size: int, marks: str | None) -> bool:
         """Read the marks behind those that this process knows; whether all are there, each once."""
-        known, mine = len(self._marks) // MARK, owner_marks.c.plan_id == self._plan_id
+        known = len(self._marks) // MARK
         self._changes = header.changes
-        self._hashes.clear()
         if header.size > known:
-            query = sa.select(owner_marks.c.start, owner_marks.c.marks).where(mine, owner_marks.c.start >= known)
+            query = sa.select(owner_marks.c.start, owner_marks.c.marks).where(
+                self._pieces, owner_marks.c.start >= known
+            )
+            pieces = [self._marks]
             for start, found in connection.execute(query.order_by(owner_marks.c.start)).all():
                 piece = stored_bytes(found)
-                if start * MARK != len(self._marks) or not piece or len(piece) % MARK:
+                if start != known or not piece or len(piece) % MARK:
                     return False
                 for at in range(0, len(piece), MARK):
-                    mark, position = piece[at : at + MARK], start + at // MARK
-                    if mark != _NOBODY and self._position_of.setdefault(mark, position) != position:
+                    mark = piece[at : at + MARK]
+                    if mark != _NOBODY and self._position_of.setdefault(mark, known) != known:
                         return False
-                self._marks += piece
-                self._hash.update(piece)
-        is_whole = len(self._marks) == header.size * MARK
-        return is_whole and (marks is None or self._hash_of_first(size) == marks)
+                    known += 1
+                pieces.append(piece)
+            self._marks = b"".join(pieces)
+            self._hashes.clear()
+        return known == header.size and (marks is None or self._hash_of_first(size) == marks)
 
     # -- forgetting, and looking --------------------------------------------------------------------------------------
 
@@ -239,14 +224,14 @@ class OwnerIndex:
         self._ledger.run(lambda connection: self._remove(connection, mark))
 
     def _remove(self, connection: Connection, mark: bytes) -> None:
-        counters_of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
-        rows = sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks)
-        rows = rows.where(usage.c.counter_id.in_(counters_of_plan)).order_by(usage.c.counter_id).with_for_update()
+        of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
+        rows = sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks).where(usage.c.counter_id.in_(of_plan))
+        rows = rows.order_by(usage.c.counter_id).with_for_update()
         connection.execute(rows).all()  # first, as a charge does; again below, for counters that came meanwhile
         self._hold(connection)
         with self._lock:
             self._read(connection)
-            position, old = self._position_of.get(mark), bytes(self._marks)
+            position, old = self._position_of.get(mark), self._marks
             if position is not None:
                 self._reset()
                 self._read(connection)
@@ -254,24 +239,24 @@ class OwnerIndex:
                     self._forget_all()
                     raise LedgerError(LOST)
                 new = old[: position * MARK] + _NOBODY + old[(position + 1) * MARK :]
-                mine, start = owner_marks.c.plan_id == self._plan_id, owner_marks.c.start
-                last = sa.select(sa.func.max(start)).where(mine, start <= position).scalar_subquery()
-                row = connection.execute(sa.select(start, owner_marks.c.marks).where(mine, start == last)).one()
+                start = owner_marks.c.start
+                last = sa.select(sa.func.max(start)).where(self._pieces, start <= position).scalar_subquery()
+                row = connection.execute(sa.select(start, owner_marks.c.marks).where(self._pieces, start == last)).one()
                 piece = new[row.start * MARK :][: len(row.marks)]
-                connection.execute(sa.update(owner_marks).where(mine, start == row.start).values(marks=piece))
+                connection.execute(sa.update(owner_marks).where(self._pieces, start == row.start).values(marks=piece))
                 for counter_id, owners, marks in connection.execute(rows).all():
                     if owners > position and _hash(old[: owners * MARK]) == marks:  # else it was wrong before
                         change = sa.update(usage).where(usage.c.counter_id == counter_id)
                         connection.execute(change.values(marks=_hash(new[: owners * MARK])))
-        self._update(connection, changes=owner_index.c.changes + 1)
+        connection.execute(sa.update(owner_index).where(self._here).values(changes=owner_index.c.changes + 1))
 
     def mend(self, connection: Connection) -> None:
         """Empty an index that cannot be read: for `recovery`, which then takes away all tickets."""
         try:
             self.taken(connection)
         except LedgerError:
-            connection.execute(sa.delete(owner_marks).where(owner_marks.c.plan_id == self._plan_id))
-            connection.execute(sa.delete(owner_index).where(self._mine()))
+            connection.execute(sa.delete(owner_marks).where(self._pieces))
+            connection.execute(sa.delete(owner_index).where(self._here))
             connection.execute(sa.insert(owner_index).values(plan_id=self._plan_id, size=0))
 
     def taken(self, connection: Connection, size: int = 0, marks: str | None = None) -> NDArray[np.int64]:
