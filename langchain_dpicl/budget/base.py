@@ -63,7 +63,6 @@ class BaseBudget(Closed):
         self._lines: dict[str, BudgetLine] = {}
         self._stored: StoredPlan | None = None
         self._owner_index: OwnerIndex | None = None
-        self._watching = threading.Lock()
         self._watched: WeakSet[PrivateStore] = WeakSet()
         self._to_remember: list[PrivateStore] = []
         self._find()
@@ -148,7 +147,7 @@ class BaseBudget(Closed):
         A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
         remembers the budget, and a `PrivacyWarning` names others that were opened on the same data.
         """
-        with self._watching:
+        with self._lock:
             if store in self._watched:
                 return
             self._watched.add(store)
@@ -163,7 +162,7 @@ class BaseBudget(Closed):
 
     def _remember(self) -> None:
         """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
-        with self._watching:
+        with self._lock:
             stores, self._to_remember = self._to_remember, []
         if not stores or (place := self._ledger.place) is None:
             return
@@ -172,10 +171,9 @@ class BaseBudget(Closed):
         names = {f"{plan.name!r} in this ledger" for plan in plans if plan is not mine and mine.marks & plan.marks}
         opened = OpenedBudget(self._ledger.identity, place, self.name)
         others = {other for store in stores for other in store.remember_budget(opened)}
-        if not any(act.name == self.name and act.generation == mine.generation for act in self._ledger.acts()):
-            names |= {
-                f"{each.name!r} in {'this ledger' if each.ledger == opened.ledger else each.url}" for each in others
-            }
+        if (self.name, mine.generation) not in {(act.name, act.generation) for act in self._ledger.acts()}:
+            here = {each: "this ledger" if each.ledger == opened.ledger else each.url for each in others}
+            names |= {f"{each.name!r} in {where}" for each, where in here.items()}
         if names:
             level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
             while frame.f_back is not None and frame.f_globals["__name__"].startswith(_LIBRARIES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -58,16 +59,14 @@ class PrivacyBudget(BaseBudget):
         plan.
     replay, replay_patience
         Whether an equal query on the same line is answered from the ledger at no cost (post-processing of a released
-        answer), and how many seconds it waits for a caller who is answering the same query just now. None of these
-        choices costs an owner privacy; callers who share a counter see more or less of each other. ``True``: a
-        caller whose question equals another's gets that caller's answer, with its number and the second of its charge;
-        waits if the other is being answered just now; and once the budget is spent still gets it, while an unknown
-        question is refused. ``"principal"``: an answer is replayed to the caller who asked for it (see `acting_for`;
-        needed then), and for everybody else the question is a new one, in its cost, its time and its refusal.
-        ``False``: nobody gets a replay, and every question is charged. With each of these, callers see how far the
-        shared counter is: how many releases there were, and on a line of tokens how many were drawn, so how long an
-        answer was. With ``scope="per_principal"`` callers share no counter and no answers, so ``True`` and
-        ``"principal"`` are the same.
+        answer), and how many seconds it waits while another caller's equal query is being answered. None of these
+        choices costs an owner privacy. They decide what callers who share a counter see of each other. ``True``: an
+        equal question gets the earlier answer, its number and the time of its charge, waits if that answer is not
+        ready, and is answered even when the budget is spent and unknown questions are refused. ``"principal"``: so for
+        the caller who asked first (see `acting_for`; needed then); for everybody else the question is new, in its cost,
+        its time and its refusal. ``False``: every question is charged. In all cases callers see how many releases (or
+        tokens, so how long an answer was) the shared counter has. With ``scope="per_principal"`` callers share no
+        counter and no answers, so ``True`` and ``"principal"`` are the same.
     keep_queries
         Keep the queries' texts in the receipts, instead of keyed hashes.
     on_exhausted
@@ -140,11 +139,8 @@ class PrivacyBudget(BaseBudget):
         Raises `LedgerError` if there is no ledger, `InvalidParameter` if it has no such plan. With
         ``witness=UNWATCHED`` the budget can only be read, whatever its witness says, and charges nothing.
         """
-        reader = StoredLedger(ledger)
-        try:
+        with closing(StoredLedger(ledger)) as reader:
             plans = reader.plans()
-        finally:
-            reader.close()
         stored = next((plan for plan in plans if plan.name == name), None)
         if stored is None:
             known = ", ".join(repr(plan.name) for plan in plans) or "none"

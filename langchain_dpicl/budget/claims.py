@@ -62,7 +62,6 @@ class Charge:
     counter_id: int = 0
     principal: str = ""
     query: str | None = None
-    text: str | None = field(default=None, repr=False)
     epsilon: float | None = None
     left: int | None = None
     """What a filtered budget had spent with this charge, and how many such releases it then had room for."""

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
@@ -40,11 +39,10 @@ class BudgetLine:
     """One line of a frozen plan, with its counter; in a filtered budget, one kind of release.
 
     For each release: `charging`, then exactly one of `record` (it was answered, or nothing usable came of it) and
-    `give_up` (it failed). From the charge on nothing is refunded; a process that dies in between loses the charge.
+    `give_up` (it failed). Nothing is refunded after the charge; a process that dies in between loses the charge.
 
     A line whose mechanism is "tokens" counts tokens: an answer charges the most it may have (``units``) before its
-    first token, and `record` gives back those that were never sampled (``unused``). That is no refund: they gave
-    nothing away.
+    first token, and `record` gives back those that were never sampled (``unused``), which gave nothing away.
 
     Parameters
     ----------
@@ -88,12 +86,11 @@ class BudgetLine:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def query_id(self, request: Mapping[str, object], variant: str = "", principal: str | None = None) -> str | None:
-        """The keyed hash by which an equal request on this line is known again, by every worker of the ledger.
+        """The keyed hash by which every worker of the ledger knows an equal request on this line again.
 
         Equal means equal in value and type, everywhere in the request. ``variant`` names everything else that decides
-        the answer (the form of the release). With ``replay="principal"`` the ``principal`` decides too
-        (`InvalidParameter` if it is not given): another caller's equal request has another hash, and is another
-        question in every respect. None for a request that cannot be serialised: it is charged and never replayed.
+        the answer (the form of the release). With ``replay="principal"`` the hash depends on the ``principal`` too
+        (`InvalidParameter` if it is not given). None for a request that cannot be serialised: it is never replayed.
         """
         if self._key is None:
             self._key = self._ledger.key("query_key")
@@ -136,13 +133,16 @@ class BudgetLine:
         queries: Sequence[str | None],
         principal: str | None = None,
         *,
-        texts: Sequence[str] | None = None,
         units: int = 1,
         owners: Sequence[EligibleOwners | None] | None = None,
     ) -> Flow[list[Charge | Replayed]]:
-        """Charge a release for each query durably, all or none. Raises `PrivacyBudgetExceeded`, which costs nothing.
+        """Charge a release for each query durably, all or none. Every error costs nothing.
 
-        Each is one row of the ledger and one `Charge`. Cancelled while it waits for others, it charges nothing.
+        Each release is one row of the ledger and one `Charge`. Raises `PrivacyBudgetExceeded` if fewer are left. An
+        answered query comes back as `Replayed` and costs nothing; equal queries share one charge (the same object).
+        The flow waits for queries that another caller has charged and not answered yet, at most the budget's
+        ``replay_patience`` by this process's monotonic clock; then it charges them anew. While it waits it holds no
+        transaction and no thread of an event loop, and has charged nothing, also if it is cancelled.
 
         Parameters
         ----------
@@ -150,19 +150,13 @@ class BudgetLine:
             `IN_TRANSACTION`, which only the order of a release has (`release.transaction`). Anything else raises
             `UnsafeConfigurationError`: a charge outside of that order pays for nothing, or too late.
         queries
-            `query_id` of each request, or None for one that is not replayed. An answered query comes back as
-            `Replayed` and costs nothing; equal ones share one charge (the same object); all that are new are charged
-            together. The flow waits for a query that another caller has charged and not answered yet, holding no
-            transaction, no thread of an event loop and nothing charged, until it is answered or given up, at most the
-            budget's ``replay_patience`` by this process's monotonic clock; then it is charged anew.
+            `query_id` of each request, or None for one that is not replayed.
         principal
-            The authenticated caller. Needed if the budget's scope is ``per_principal`` (`InvalidParameter` if it is
-            None, which costs nothing); neither used nor kept if all callers share one counter.
-        texts
-            The queries' texts, kept in the receipts if the budget was made with ``keep_queries=True``.
+            The authenticated caller. `InvalidParameter` if it is None and the budget's scope is ``per_principal``;
+            neither used nor kept if all callers share one counter.
         units
             How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
-            Elsewhere 1 (`InvalidParameter` otherwise, which costs nothing).
+            Elsewhere 1 (`InvalidParameter` otherwise).
         owners
             `ask` for each query, if owners pay with tickets; None for one that is known to be answered already.
         """
@@ -187,29 +181,26 @@ class BudgetLine:
         account = self._account(principal)
         request = ChargeRequest(account, queries, units, bool(self._policy.replay), self._has_others, rule)
         patience, seconds = self._policy.replay_patience, _FIRST_PAUSE
-        seen: dict[tuple[str, int], float] = {}  # the claims of others, and since when each is waited for
+        claims: Mapping[str, Claim] = {}  # of others, on these queries
+        seen: dict[tuple[str, int], float] = {}  # since when each of them is waited for
         while True:
             now = time.monotonic()
+            waited = {query: now - seen.setdefault((query, claim.number), now) for query, claim in claims.items()}
+            wanted = [query for query, claim in claims.items() if claim.pending and waited[query] < patience]
+            if wanted:
+                yield pause(seconds)
+                seconds = min(1.5 * seconds, _LONGEST_PAUSE)
+                claims = yield partial(self._ledger.claims, account, wanted)
+                continue
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
-            found = yield partial(self._claim, request, overdue, texts)
+            found = yield partial(self._claim, request, overdue)
             if not isinstance(found, Pending):
                 entries: list[Charge | Replayed] = found
                 return entries
             claims = found.claims
-            while True:
-                now = time.monotonic()
-                waited = {query: now - seen.setdefault((query, claim.number), now) for query, claim in claims.items()}
-                wanted = [query for query, claim in claims.items() if claim.pending and waited[query] < patience]
-                if not wanted:
-                    break
-                yield pause(seconds)
-                seconds = min(1.5 * seconds, _LONGEST_PAUSE)
-                claims = yield partial(self._ledger.claims, account, wanted)
 
-    def _claim(
-        self, request: ChargeRequest, overdue: Mapping[str, int], texts: Sequence[str] | None
-    ) -> list[Charge | Replayed] | Pending:
-        """One attempt. `PrivacyBudgetExceeded` if fewer are left. Equal queries get the same object."""
+    def _claim(self, request: ChargeRequest, overdue: Mapping[str, int]) -> list[Charge | Replayed] | Pending:
+        """One attempt. `PrivacyBudgetExceeded` if fewer are left."""
         found = self._ledger.charge(request, overdue)
         if isinstance(found, Pending):
             return found
@@ -218,46 +209,34 @@ class BudgetLine:
             known = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
             needed = len(keys) - sum(claim.answer is not None for claim in known.values())
             raise self._exceeded(request.account.principal, request.units * needed)
-        made: dict[int, Charge] = {}
-        entries: list[Charge | Replayed] = []
-        for place, entry in enumerate(found):
-            if isinstance(entry, Claim):
-                entries.append(_replayed(entry))
-            else:
-                text = texts[place] if texts and self._policy.keep_queries else None
-                entries.append(made.setdefault(entry.number, replace(entry, text=text)))
-        self._warn(list(made.values()))
-        return entries
+        self._warn([entry for entry in found if isinstance(entry, Charge)])
+        return [_replayed(entry) if isinstance(entry, Claim) else entry for entry in found]
 
-    def reopen(self, query: str | None, principal: str | None = None, *, text: str | None = None) -> Charge | None:
+    def reopen(self, query: str | None, principal: str | None = None) -> Charge | None:
         """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
 
         For a caller who alone can have made that charge, knows that its process is gone, and has kept which of its
         units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
         spent now. None on a budget with ``replay=False``, which keeps no queries, on a filtered one, which does not
-        say what a charge had spent, and if owners pay with tickets, since nobody remembers who did. ``text`` is the
-        query's, as in `charging`.
+        say what a charge had spent, and if owners pay with tickets, since nobody remembers who did.
         """
         if query is None or self.plan is None or self.tickets is not None or not self._policy.replay:
             return None
-        charge = self._ledger.open_charge(self._account(principal), query, self._has_others)
-        return replace(charge, text=text) if charge is not None and self._policy.keep_queries else charge
+        return self._ledger.open_charge(self._account(principal), query, self._has_others)
 
     def _exceeded(self, principal: str, needed: int) -> PrivacyBudgetExceeded:
         if self.plan is None:
-            return PrivacyBudgetExceeded(
-                f"the filter {self._stored.name!r} has room for {self.remaining()} {self._unit} of this kind "
-                f"({self._words}), and {needed} are needed: nothing was released and nothing charged; a smaller or "
-                "noisier request may fit"
-            )
-        left = self.count - self._ledger.spent(self.plan_id, principal)[self.name]
-        where = f" on the line {self.name!r}" if self._has_others else ""
-        where += " for this principal" if principal else ""
-        if left >= needed:
-            where += ", which other processes hold, or have lost when they were killed"
+            room = f"filter {self._stored.name!r} has room for {self.remaining()} {self._unit} of this kind"
+            room, hint = f"{room} ({self._words})", "; a smaller or noisier request may fit"
+        else:
+            left = self.count - self._ledger.spent(self.plan_id, principal)[self.name]
+            room = f"budget {self._stored.name!r} has {left} of {self.count} {self._unit} left"
+            room += f" on the line {self.name!r}" if self._has_others else ""
+            room += " for this principal" if principal else ""
+            room += ", which other processes hold, or have lost when they were killed" if left >= needed else ""
+            hint = ""
         return PrivacyBudgetExceeded(
-            f"the budget {self._stored.name!r} has {left} of {self.count} {self._unit} left{where}, and {needed} are "
-            "needed: nothing was released and nothing charged"
+            f"the {room}, and {needed} are needed: nothing was released and nothing charged{hint}"
         )
 
     def _warn(self, charges: Sequence[Charge]) -> None:
@@ -292,7 +271,9 @@ class BudgetLine:
 
     # -- receipts ------------------------------------------------------------------------------------------------------
 
-    def record(self, charge: Charge, outcome: str = RELEASED, answer: str | None = None, *, unused: int = 0) -> Receipt:
+    def record(
+        self, charge: Charge, outcome: str = RELEASED, answer: str | None = None, *, unused: int = 0, text: str = ""
+    ) -> Receipt:
         """Write and return the receipt of a release; ``outcome`` says how it ended.
 
         Parameters
@@ -308,6 +289,8 @@ class BudgetLine:
             nothing back (`LedgerError`, nothing changes); the same record written twice counts once. Filters and
             tickets give nothing back, and neither does a charge that was reopened, or recorded by another process than
             made it (a child of a fork): all of it counts.
+        text
+            The query's text, kept in the receipt if the budget was made with ``keep_queries=True``.
         """
         gives_back = self._unit == "tokens" and self.plan is not None and self.tickets is None
         most = charge.units - 1 if gives_back else 0
@@ -316,6 +299,8 @@ class BudgetLine:
             raise InvalidParameter("unused", unused, bound)
         unused = 0 if charge.all_counts else unused
         receipt = self._receipt(charge, outcome, unused)
+        if text and self._policy.keep_queries:
+            receipt["query"] = text
         self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, unused)
         return receipt
 
@@ -342,7 +327,7 @@ class BudgetLine:
             "tokens": charge.units - unused if self._unit == "tokens" else None,
             "outcome": outcome,
             "replayed": False,
-            "query": charge.query if charge.text is None else charge.text,
+            "query": charge.query,
             "time": charge.time,
         }
 

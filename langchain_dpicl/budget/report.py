@@ -128,14 +128,7 @@ class LedgerReport:
         `InvalidParameter` if there is no such budget, or if its owners pay with no tickets.
         """
         with self._open(name) as budget:
-            found = budget.private_ticket_report()
-        lines: dict[str, Any] = {}
-        for line, by_principal in found.items():
-            lines[line] = {}
-            for who, of in by_principal.items():
-                share = 1.0 - of["without"] / of["owners"] if of["owners"] else None
-                lines[line][who] = {**of, "share_with_tickets": share}
-        return {"private": WARNING, "budget": name, "lines": lines}
+            return {"private": WARNING, "budget": name, "lines": budget.private_ticket_report()}
 
     def close(self) -> None:
         """Close the connections."""

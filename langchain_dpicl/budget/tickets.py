@@ -115,12 +115,14 @@ class TicketUsage:
             positions = self.index.taken(connection)
             used = grown(usage.used, int(positions.max(initial=-1)) + 1)[positions]
         numbers, owners = np.unique(used, return_counts=True)
+        without = int((used >= self.tickets).sum())
         return {
             "private": WARNING,
             "tickets": self.tickets,
             "owners": len(used),
-            "without": int((used >= self.tickets).sum()),
+            "without": without,
             "burnt": {str(number): int(many) for number, many in zip(numbers, owners, strict=True)},
+            "share_with_tickets": 1.0 - without / len(used) if len(used) else None,
         }
 
 
@@ -170,6 +172,8 @@ class LineTickets(TypedDict):
     """Of these, how many have none left: they are left out."""
     burnt: dict[str, int]
     """How many of these have used how many tickets: by number, ascending."""
+    share_with_tickets: float | None
+    """The share of these who have tickets left; None if there are none."""
 
 
 TicketReport = dict[str, dict[str, LineTickets]]

@@ -274,12 +274,11 @@ def _tickets(options: argparse.Namespace) -> int:
                 used = f"all {low:,}" if low == of["tickets"] else f"{low:,}" if low == high else f"{low:,} to {high:,}"
                 lines.append(f"  {used:>21s} {owners:>9,}  {'#' * -(-40 * owners // highest)}".rstrip())
             title = f"{name}: {of['owners']:,} owners ever eligible, {holding} still hold tickets"
-            panels.append((of["owners"], title, of["tickets"], ticket_bins(of["burnt"], of["tickets"], 50)))
+            panels.append((title, of["tickets"], ticket_bins(of["burnt"], of["tickets"], 50)))
     if options.plot:
-        from langchain_dpicl.plots.budget import Usage, draw_usage
+        from langchain_dpicl.plots.budget import draw_usage
 
-        shown = [Usage(*panel) for _, *panel in sorted(panels, key=lambda panel: -panel[0])]
-        draw_usage(shown, f"{options.name}: no owner was eligible so far", options.plot)
+        draw_usage(panels, f"{options.name}: no owner was eligible so far", options.plot)
         found["plot"] = options.plot
     return show(options, found, "\n".join(lines))
 

@@ -143,7 +143,7 @@ class SamplerRelease(AnyRelease, Release):
         if self.journal is None:
             return None
         self.journal.begin(mark_of(request.asked))
-        charge = request.line.reopen(request.id, request.principal, text=request.text)
+        charge = request.line.reopen(request.id, request.principal)
         self.journal.is_reopened = charge is not None
         return charge
 

@@ -172,10 +172,10 @@ def charge(release: Release, requests: Sequence[Request], at_once: int | None = 
 def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]) -> Flow[Entries]:
     """Step 4."""
     line, principal, units = requests[0].line, requests[0].principal, release.units
-    ids, texts = [request.id for request in requests], [request.text for request in requests]
+    ids = [request.id for request in requests]
     if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
         return [open_charge]
-    pay = partial(line.charging, IN_TRANSACTION, ids, principal, texts=texts)
+    pay = partial(line.charging, IN_TRANSACTION, ids, principal)
     if line.tickets is not None:
         find = [None if each is None else release.eligible(each) for each in ready]
         found = yield from guarded(_paid(line, release.store, find, pay), (DPICLError,))
@@ -218,7 +218,9 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
             give_up(charged)
         raise found.error()
     outcome, answer, unused = release.kept(charged, found)
-    receipt = request.line.record(entry, outcome, answer, unused=unused)  # no cancellation comes between
+    receipt = request.line.record(
+        entry, outcome, answer, unused=unused, text=request.text
+    )  # no cancellation comes between
     return (yield from release.answer(charged, found, receipt)), receipt
 
 

@@ -57,7 +57,7 @@ def test_12_a_batch_charged_as_one_is_caught(sealed_of: Callable[..., Any], monk
     charging: Any = BudgetLine.charging
 
     def once(self: BudgetLine, transaction: Any, queries: Any, principal: Any, **options: Any) -> Any:
-        entries = yield from charging(self, transaction, queries[:1], principal, texts=options["texts"][:1])
+        entries = yield from charging(self, transaction, queries[:1], principal, **options)
         return list(entries) * len(queries)
 
     monkeypatch.setattr(BudgetLine, "charging", once)

@@ -335,9 +335,9 @@ async def test_a_task_cancelled_while_it_is_charged_gives_its_claim_up(
 def test_no_query_and_no_answer_lies_in_the_ledger_unless_asked(budget_of: Make, tmp_path: Path) -> None:
     budget = budget_of(3.0, ledger=f"sqlite:///{tmp_path / 'quiet.db'}")
     line = budget.line("vote", 0.2)
-    receipt = line.record(ask(line, "QUERY-TEXT", texts=["QUERY-TEXT"])[0])  # type: ignore[arg-type]
+    receipt = line.record(ask(line, "QUERY-TEXT")[0], text="QUERY-TEXT")  # type: ignore[arg-type]
     assert receipt["query"] == line.query_id({"input": "QUERY-TEXT"})
     budget.close()
     assert b"QUERY-TEXT" not in b"".join(path.read_bytes() for path in tmp_path.glob("quiet.db*"))
     kept = budget_of(3.0, keep_queries=True).line("vote", 0.2)
-    assert kept.record(ask(kept, "q", texts=["QUERY-TEXT"])[0])["query"] == "QUERY-TEXT"  # type: ignore[arg-type]
+    assert kept.record(ask(kept, "q")[0], text="QUERY-TEXT")["query"] == "QUERY-TEXT"  # type: ignore[arg-type]
