@@ -32,8 +32,7 @@ class FilterRule(ChargeRule):
     whole_plan = True
 
     def __init__(self, content: str, line: PlanLine) -> None:
-        self._content = content
-        self._line = line
+        self._content, self._line = content, line
 
     def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
         """Advance the filter, and write its epsilon into each charge."""

@@ -37,20 +37,18 @@ transcript: the queries and their answers.
    beginnings.                                                                                                     QED
 
 What follows. Answers in parallel are one run: each uses its tickets in a transaction before its members are called,
-transactions have an order, and an answer is one step, whose query was chosen before it. A crash uses tickets for
-nothing and gives nothing back. Owners that come later have all their tickets; what is protected is an owner's life in
-the store, so one who is forgotten, and with it its row, and comes again is a new owner: two lives have 2 T together.
-Where each exemplar is its own owner, exemplars of equal content are one owner (`store.owners`): one row, one coin, and
-it is forgotten when the last of them is. Forget in every process that has a copy of the store.
-A line's tickets are its own; under ``per_principal`` each principal has a set of them, and what colluding principals
-see together is the sum.
+transactions have an order, and an answer is one step, whose query was chosen before it. A crash gives no ticket back.
+Owners that come later have all their tickets. An owner's life in the store is protected: an owner who is forgotten, and
+with it its row, and comes again is a new owner, and two lives have 2 T together. If each exemplar is its own owner,
+exemplars of equal content are one owner (`store.marks`): one row, one coin, forgotten with the last of them. Forget in
+every process that has a copy of the store. A line's tickets are its own. Under ``per_principal`` each principal has a
+set of them, and colluding principals see the sum.
 
-What nobody may see: who is eligible, how many are, who has tickets left, how many were used. A caller learns that a
-charge took place, as everywhere. What the ledger holds about tickets says which owner was near to which query, though
-by keyed hashes, and it also holds the key: keep it where the store is kept.
-
-The ledger holds the tickets as `usage` describes. Hashes bind the usage, the owner index and the counter to each other
-and to the witness (`witness`, BINDING): rows that are older or newer than the others are refused like lost ones.
+Nobody may see which owners are eligible, how many are, which have tickets left, or how many were used. A caller learns
+that a charge took place, as everywhere. The ledger's rows say which owner was near to which query, by keyed hashes, and
+it also holds the key: keep it where the store is kept. `usage` describes these rows. Hashes bind the usage, the owner
+index and the counter to each other and to the witness (`witness`, BINDING): rows that are older or newer than the
+others are refused like lost ones.
 """
 
 from __future__ import annotations
@@ -130,8 +128,7 @@ class TicketRule(ChargeRule):
     """The tickets of one charge: every eligible owner of each query pays one for each unit."""
 
     def __init__(self, usage: TicketUsage, eligible: Sequence[EligibleOwners | None]) -> None:
-        self._usage = usage
-        self._eligible = eligible
+        self._usage, self._eligible = usage, eligible
 
     def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
         """Use the tickets, and say in each charge who takes part."""
