@@ -125,8 +125,8 @@ class BaseBudget(Closed):
         return {principal: spent for principal, spent in sorted(found.items()) if principal}
 
     def private_ticket_report(self) -> TicketReport:
-        """How many owners have used how many tickets. PRIVATE, for the deployer alone: no part of it may be shown to
-        callers, published, or used to choose anything that is public."""
+        """How many owners have used how many tickets. PRIVATE, for the deployer alone: show no part of it to callers,
+        publish none, and choose nothing public by it."""
         if not self.tickets:
             raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
         self._find()
@@ -222,13 +222,13 @@ class BaseBudget(Closed):
         return renewal.total(same, {plan.id: self._ledger.most_spent(plan.id) for plan in same})
 
     def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
-        """Declare that the data were replaced as a whole, so that this budget's plan, not frozen yet, adds up with no
-        older plan of the ledger. An act for the record: it is kept with its reason, the times, and both sketches.
+        """Declare that the data were replaced as a whole: this budget's plan, not frozen yet, then adds up with no older
+        plan of the ledger. The ledger keeps the act with its reason, the times, and both sketches.
 
-        The ledger checks it when the plan is frozen (and here already, if ``fingerprint`` is given): `PlanMismatch`
-        if the plan is frozen already, if no fingerprint is given by then, or if the new store is seen to share an
-        owner with an older plan's. A sketch finds shared owners for certain in stores of up to 128 owners, and with
-        probability 1 - (1 - s)^128 if a share s of all owners is in both.
+        It checks the act when the plan is frozen, and here if ``fingerprint`` is given. Raises `PlanMismatch` if the
+        plan is frozen already, if no fingerprint is given by then, or if the new store seems to share an owner with an
+        older plan's. A sketch finds shared owners for certain in stores of up to 128 owners, and with probability
+        1 - (1 - s)^128 if a share s of all owners is in both.
         """
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidParameter("reason", reason, "why the data are new, in words, for the record")

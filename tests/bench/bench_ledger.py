@@ -175,7 +175,7 @@ def fill(url: str, name: str, upto: int) -> None:
 def growth(url: str, rounds: int) -> float:
     """Time of a charge at a million spent releases over that at ten; the two take turns, median of the ratios."""
     few, many = line_of(url, 10_000_000, "few"), line_of(url, 10_000_000, "many")
-    charge(few, 10)
+    charge(few, [None] * 10)
     fill(url, "many", MILLION)
     for line in (few, many):
         seconds(partial(charge, line), 20)
