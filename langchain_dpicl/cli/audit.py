@@ -20,18 +20,10 @@ from langchain_dpicl.errors import InvalidParameter
 
 def add_options(parser: Any) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--mechanism",
-        default="vote",
-        help="vote, scores, embedding, joint-em, ptr, tokens; plan: a line of each in one plan; all of these; "
-        "membership (default: vote)",
-    )
-    parser.add_argument(
-        "--canary",
-        default="outputs",
-        help="outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain "
-        "(default: outputs)",
-    )
+    names = "vote, scores, embedding, joint-em, ptr, tokens; plan: a line of each in one plan; all of these; membership"
+    parser.add_argument("--mechanism", default="vote", help=f"{names} (default: vote)")
+    canary = "outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain"
+    parser.add_argument("--canary", default="outputs", help=f"{canary} (default: outputs)")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[3.0], help="what plans claim (default: 3)")
     parser.add_argument("--delta", type=float, default=1e-4, help="at which delta (default: 1e-4)")
     parser.add_argument("--rate", type=float, default=1.0, help="an owner's chance to take part (default: 1)")
@@ -46,12 +38,8 @@ def add_options(parser: Any) -> None:
     attack.add_argument("--against", type=int, default=50, help="non-members for each member (default 50)")
     attack.add_argument("--owners", type=int, default=1000, help="owners of the data set under attack (default 1000)")
     attack.add_argument("--owners-per-token", type=float, default=4.0, help="expected, so the rate is this / owners")
-    attack.add_argument(
-        "--template",
-        nargs=2,
-        metavar=("DEMONSTRATION", "QUERY"),
-        default=[r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"],
-    )
+    prompt = [r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"]
+    attack.add_argument("--template", nargs=2, metavar=("DEMONSTRATION", "QUERY"), default=prompt)
     attack.add_argument("--threads", type=int)
 
 

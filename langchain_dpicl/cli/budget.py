@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.options import add_json, add_ledger, add_witness, show
@@ -72,9 +71,6 @@ def _open(options: argparse.Namespace) -> closing[LedgerReport]:
     from langchain_dpicl.budget.report import LedgerReport
 
     return closing(LedgerReport(options.ledger))
-
-
-# -- show --------------------------------------------------------------------------------------------------------------
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -195,9 +191,6 @@ def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dic
     return found
 
 
-# -- history, receipt, export ------------------------------------------------------------------------------------------
-
-
 def _history(options: argparse.Namespace) -> int:
     if options.last is not None and options.last < 1:
         raise InvalidParameter("--last", options.last, "a number >= 1")
@@ -233,20 +226,16 @@ def _export(options: argparse.Namespace) -> int:
             for i, row in enumerate(rows):
                 print(f"{',' if i else ''}\n  {json.dumps(row)}", end="")
             print("\n]")
-            return 0
-        writer = csv.DictWriter(sys.stdout, FIELDS)
-        writer.writeheader()
-        while piece := list(islice(rows, 1000)):
-            writer.writerows({key: _cell(value) for key, value in row.items()} for row in piece)
+        else:
+            writer = csv.DictWriter(sys.stdout, FIELDS)
+            writer.writeheader()
+            writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return 0
 
 
 def _cell(value: object) -> object:
     """Keep a text a text if a spreadsheet would take it for a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-# -- tickets, recover --------------------------------------------------------------------------------------------------
 
 
 def _tickets(options: argparse.Namespace) -> int:

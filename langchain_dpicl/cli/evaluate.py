@@ -55,9 +55,8 @@ def add_options(parser: Any) -> None:
     model = parser.add_argument_group("the model")
     add_model(model, DEFAULT_MODEL)
     add_prices(model)
-    model.add_argument(
-        "--in-batches", action="store_true", help="read label prompts in batches in this process, many times faster"
-    )
+    batches = "read label prompts in batches in this process, many times faster"
+    model.add_argument("--in-batches", action="store_true", help=batches)
     model.add_argument("--threads", type=int, help="for reading in batches")
     parser.add_argument("--output", required=True, type=Path, help="a folder for the model's answers and the results")
     parser.add_argument("--index", action="store_true", help="also write README.md over all results beside that folder")

@@ -24,9 +24,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
-    parser.add_argument(
-        "--ledger", action="append", default=[], metavar="URL", help="a further ledger; may be repeated"
-    )
+    further = "a further ledger; may be repeated"
+    parser.add_argument("--ledger", action="append", default=[], metavar="URL", help=further)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -131,11 +131,8 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     return PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request}), None
 
 
-# -- a gated plan, in numbers and words: `privacy.gate` explains them --------------------------------------------------
-
-
 def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
-    """Add the numbers of a gate to those of its plan, and count its line in tickets."""
+    """Add the numbers of a gate to those of its plan, and count its line in tickets. `privacy.gate` explains them."""
     line = found["lines"][gate.mechanism]
     line.pop("cost_of_all", None)  # the number of queries has no limit
     for entry in (line, *line["curve"]):
@@ -209,9 +206,6 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
 
 def _cell(point: dict[str, Any]) -> str:
     return "no plan" if point["noise"] is None else f"{point['noise']:.3g} ({point['signal']:.3g})"
-
-
-# -- the pictures ------------------------------------------------------------------------------------------------------
 
 
 def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, float | None]]:

@@ -65,18 +65,16 @@ def run(options: argparse.Namespace) -> int:
 
     replaced = {k: v for k, v in chosen(options, "host", "port", "workers").items() if v is not None}
     settings = read(options.config, **replaced)
-    settings.check_access()
-    chain = settings.build()
+    app: Any = create_app(settings)
     if not options.check:
-        freeze(chain)
-    server, budgets = settings.server, plans(chain)
+        freeze(app.state.chain)
+    server, budgets = settings.server, plans(app.state.chain)
     where = f"http://{server.host}:{server.port}{server.path}"
     callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
     words = [*_words(budgets), f"{where} (workers: {server.workers}; {callers})"]
     facts = {"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
-        create_app(settings, chain)
         return 0
     how: dict[str, Any] = {
         "host": server.host,
@@ -90,9 +88,9 @@ def run(options: argparse.Namespace) -> int:
         "timeout_graceful_shutdown": server.grace_seconds,
     }
     if server.workers == 1:
-        uvicorn.run(create_app(settings, chain), **how)
+        uvicorn.run(app, **how)
         return 0
-    del chain  # each worker opens its own
+    del app  # each worker opens its own chain
     os.environ[ENVIRONMENT] = json.dumps({"config": os.path.abspath(options.config), "server": replaced})
     uvicorn.run("langchain_dpicl.serving.app:from_environment", factory=True, workers=server.workers, **how)
     return 0

@@ -35,27 +35,20 @@ from langchain_dpicl.store.base import PrivateStore
 def open_budget(
     options: argparse.Namespace, store: PrivateStore, releases_of: Callable[[PrivacyPlan | None], int]
 ) -> PrivacyBudget:
-    """Open the budget that `options.add_private_data` declares; ``releases_of`` gets its frozen plan, if any."""
+    """Open the budget that `options.add_private_data` declares. ``releases_of`` gets its frozen plan, or None.
+
+    Without ``--delta`` it is the frozen plan's; before there is a plan, a tenth of 1 / number of owners.
+    """
     name = options.name or os.path.basename(options.data).partition(".")[0]
-    plan = frozen_plan(name, options.ledger)
-    delta = delta_of(options.delta, plan, store)
-    return PrivacyBudget(options.epsilon, delta, releases_of(plan), options.ledger, name, witness=options.witness)
-
-
-def frozen_plan(name: str, ledger: str) -> PrivacyPlan | None:
-    """Return the plan that a ledger holds under this name, or None. Makes no ledger."""
     try:
-        with contextlib.closing(PrivacyBudget.open(name, ledger, witness=UNWATCHED)) as budget:
-            return budget.plan
-    except (InvalidParameter, LedgerError):  # no ledger, or no such budget in it
-        return None
-
-
-def delta_of(given: float | None, plan: PrivacyPlan | None, store: PrivateStore) -> float:
-    """Return the given delta, or the frozen plan's. Before there is a plan: a tenth of 1 / number of owners."""
-    if given is not None:
-        return given
-    return 0.1 / max(1, store.owner_count) if plan is None else plan.delta
+        with contextlib.closing(PrivacyBudget.open(name, options.ledger, witness=UNWATCHED)) as frozen:
+            plan = frozen.plan
+    except (InvalidParameter, LedgerError):  # no ledger, or no such budget in it; looking makes none
+        plan = None
+    delta = options.delta
+    if delta is None:
+        delta = 0.1 / max(1, store.owner_count) if plan is None else plan.delta
+    return PrivacyBudget(options.epsilon, delta, releases_of(plan), options.ledger, name, witness=options.witness)
 
 
 @dataclass
@@ -159,7 +152,7 @@ def label_session(chain: SealedRelease, input_key: str, options: argparse.Namesp
         return {"private": found["answer"], "receipt": found["receipt"]}
 
     def score(given: list[Any], right: list[str]) -> float:
-        return sum(a == b for a, b in zip(given, right, strict=True)) / len(right)
+        return sum(1 for a, b in zip(given, right, strict=True) if a == b) / len(right)
 
     ways = {"private": "private", "ensemble, NOT private": "ensemble_not_private", "zero-shot": "zero_shot"}
     return Session(chain, options, answer, ways, score)

@@ -35,9 +35,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--min-tokens", type=int, help="the shortest output (default: the sampler's)")
     parser.add_argument("--shots", type=int, default=4, help="expected owners per token, 2 or more (default 4)")
     parser.add_argument("--top-k", type=int, help="candidates per token (default: the sampler's)")
-    parser.add_argument(
-        "--stop", action="append", help="a text that ends an output; may be repeated (default: an empty line)"
-    )
+    stop = "a text that ends an output; may be repeated (default: an empty line)"
+    parser.add_argument("--stop", action="append", help=stop)
     parser.add_argument("--input-name", help="the word before an input in a prompt, such as Data (default: its key)")
     parser.add_argument("--output-name", help="the word before an output, such as Description (default: its key)")
     parser.add_argument("--limit", type=int, help="use only the first N inputs")

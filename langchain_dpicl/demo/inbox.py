@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import whole
 
 INPUT_KEY, OUTPUT_KEY, OWNER_KEY = "text", "label", "customer"
 
@@ -73,14 +73,7 @@ _MONTHS = "January February March April May June July August September October N
 
 _GRAMMAR: dict[str, tuple[str, ...]] = {
     # ------------------------------------------------------------------ repeat prescriptions and the pharmacy counter
-    "pharmacy": (
-        "{refill}",
-        "{refill}",
-        "{refill} {drugwhy}",
-        "{supply} {refill_short}",
-        "{pickup}",
-        "{dose}",
-    ),
+    "pharmacy": ("{refill}", "{refill}", "{refill} {drugwhy}", "{supply} {refill_short}", "{pickup}", "{dose}"),
     "refill": (
         "Please {renew} my prescription for {drug}, {strength}.",
         "Could the doctor {renew} my {drug} prescription? I take {strength} {often}.",
@@ -125,14 +118,7 @@ _GRAMMAR: dict[str, tuple[str, ...]] = {
     "months": ("month", "two months", "three months"),
     "symptom": ("dizzy", "sleepy", "sick", "sweat at night", "shake"),
     # --------------------------------------------------------------------------------------------- bills and insurance
-    "billing": (
-        "{bill}",
-        "{bill}",
-        "{bill} {billwhy}",
-        "{insurance}",
-        "{paid} {pay_ask}",
-        "{paying}",
-    ),
+    "billing": ("{bill}", "{bill}", "{bill} {billwhy}", "{insurance}", "{paid} {pay_ask}", "{paying}"),
     "bill": (
         "I was charged ${amount} on my bill and I think the charge is wrong.",
         "The invoice of {day} says ${amount}, why was I charged so much?",
@@ -172,14 +158,7 @@ _GRAMMAR: dict[str, tuple[str, ...]] = {
         "Where do I send the payment for the ${amount} invoice?",
     ),
     # --------------------------------------------------------------------------------------------------- appointments
-    "appointments": (
-        "{book}",
-        "{book}",
-        "{book} {bookwhy}",
-        "{move}",
-        "{cannot} {move_short}",
-        "{when}",
-    ),
+    "appointments": ("{book}", "{book}", "{book} {bookwhy}", "{move}", "{cannot} {move_short}", "{when}"),
     "book": (
         "I would like to book an appointment with Dr. {doctor} on {day}.",
         "Is there a free appointment with the doctor on {day} {time}?",
@@ -229,53 +208,36 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 def generate_inbox(customers: int = 800, *, seed: int = 20260) -> list[dict[str, str]]:
-    """About two and a half messages for each of ``customers``, as records of ``customer``, ``text`` and ``label``.
+    """Return about two and a half messages for each of ``customers``: records of ``customer``, ``text`` and ``label``.
 
-    The same arguments give the same records. Raises :class:`InvalidParameter` for fewer than one customer.
+    All messages of a customer have the same name, birthday and condition, and are on the customer's own matters. The
+    same arguments give the same records. Raises `InvalidParameter` for fewer than one customer.
     """
-    if not isinstance(customers, int) or isinstance(customers, bool) or customers < 1:
-        raise InvalidParameter("customers", customers, "a whole number, at least 1")
-    rng = random.Random(seed)
-    return [record for number in range(1, customers + 1) for record in _customer(rng, f"P{number:05d}")]
-
-
-def split_inbox(
-    records: Sequence[Mapping[str, str]], held_out: int
-) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """The records of all but the last ``held_out`` customers, and one question of each of those."""
-    names = list(dict.fromkeys(record[OWNER_KEY] for record in records))
-    if not isinstance(held_out, int) or not 0 < held_out < len(names):
-        raise InvalidParameter("held_out", held_out, f"between 1 and {len(names) - 1}, fewer than the customers")
-    apart = set(names[-held_out:])
-    questions = {record[OWNER_KEY]: dict(record) for record in records if record[OWNER_KEY] in apart}
-    return [dict(record) for record in records if record[OWNER_KEY] not in apart], list(questions.values())
+    rng, records = random.Random(seed), []
+    for number in range(1, whole("customers", customers) + 1):
+        condition = rng.choice(list(_CONDITIONS))
+        facts = {
+            "name": f"{rng.choice(_FIRST)} {rng.choice(_LAST)}",
+            "birth": f"{rng.randint(1, 28)} {rng.choice(_MONTHS)} {rng.randint(1938, 2006)}",
+            "condition": condition,
+            "drug": rng.choice(_CONDITIONS[condition]),
+            "strength": f"{rng.choice((5, 10, 20, 25, 50, 100))} mg",
+        }
+        for _ in range(rng.choices((1, 2, 3, 4, 5, 6), weights=(26, 33, 20, 11, 6, 4))[0]):
+            matter = rng.choice(list(DESKS))
+            text = _written(rng, rng.choice(("{greeting}{%s}", "{%s}{signature}")) % matter, facts)
+            if rng.random() < 0.15:
+                text = text.lower()
+            records.append({OWNER_KEY: f"P{number:05d}", INPUT_KEY: text, OUTPUT_KEY: DESKS[matter]})
+    return records
 
 
 def demo_inbox(customers: int = 800, questions: int = 60) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """What the demonstration uses: the private records of ``customers``, and questions of other customers."""
-    return split_inbox(generate_inbox(customers + questions), questions)
-
-
-def _customer(rng: random.Random, number: str) -> list[dict[str, str]]:
-    """One patient's messages: the same name, birthday and condition in all, on the patient's own matters."""
-    condition = rng.choice(list(_CONDITIONS))
-    facts = {
-        "name": f"{rng.choice(_FIRST)} {rng.choice(_LAST)}",
-        "birth": f"{rng.randint(1, 28)} {rng.choice(_MONTHS)} {rng.randint(1938, 2006)}",
-        "condition": condition,
-        "drug": rng.choice(_CONDITIONS[condition]),
-        "strength": f"{rng.choice((5, 10, 20, 25, 50, 100))} mg",
-    }
-    messages = rng.choices((1, 2, 3, 4, 5, 6), weights=(26, 33, 20, 11, 6, 4))[0]
-    records = []
-    for _ in range(messages):
-        matter = rng.choice(list(DESKS))
-        signed = rng.choice(("{greeting}{%s}", "{%s}{signature}")) % matter
-        text = _written(rng, signed, facts)
-        if rng.random() < 0.15:
-            text = text.lower()
-        records.append({OWNER_KEY: number, INPUT_KEY: text, OUTPUT_KEY: DESKS[matter]})
-    return records
+    """Return the private records of ``customers``, and one question of each of so many other customers."""
+    records = generate_inbox(whole("customers", customers) + whole("questions", questions))
+    private = {f"P{number:05d}" for number in range(1, customers + 1)}
+    others = {record[OWNER_KEY]: record for record in records if record[OWNER_KEY] not in private}
+    return [record for record in records if record[OWNER_KEY] in private], list(others.values())
 
 
 def _written(rng: random.Random, text: str, facts: Mapping[str, str]) -> str:

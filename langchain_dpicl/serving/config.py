@@ -20,12 +20,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.models import ModelChoice, Wording, label_member, read_lines
-from langchain_dpicl.privacy import checks
-from langchain_dpicl.serving.keys import ApiKeys
 from langchain_dpicl.serving.limits import Limits
 from langchain_dpicl.serving.routes import PATH
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 
@@ -51,12 +47,9 @@ class StoreSection(_Section):
 
 
 def _time_limit(value: Any) -> Any:
-    if value in ("auto", None):
+    if value in ("auto", None) or (type(value) in (int, float) and 0 < value < float("inf")):
         return value
-    try:
-        return checks.positive("timeout", value)
-    except InvalidParameter as error:
-        raise ValueError(error.bound) from None
+    raise ValueError("auto, a number of seconds > 0, or nothing at all")
 
 
 class ModelSection(_Section):
@@ -210,17 +203,6 @@ class Configuration(_Section):
             )
         return self
 
-    def check_access(self) -> None:
-        """Raise `InvalidParameter` unless there are keys, or ``anonymous: true`` on a loopback address."""
-        if self.keys and self.server.anonymous:
-            raise InvalidParameter("server.anonymous", True, "left out if there are keys")
-        if not self.keys and not (self.server.anonymous and self.server.host in LOOPBACK):
-            bound = "at least one key (dpicl serve --new-key NAME), or server.anonymous: true on a loopback host"
-            raise InvalidParameter("keys", "none", bound)
-        ApiKeys(self.keys)
-
-    # -- the chain ----------------------------------------------------------------------------------------------------
-
     def build(self) -> Runnable[Any, Any]:
         """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
         if self.chain is not None:
@@ -244,10 +226,8 @@ class Configuration(_Section):
             selected["nearest_to"] = store.input_key
         selector = PoissonExampleSelector(store, **selected)
         promised = self.budget.model_dump()
-        promised["ledger"] = self._place(promised["ledger"])
-        if promised["witness"] is not None:
-            is_url = "://" in promised["witness"]
-            promised["witness"] = self._place(promised["witness"]) if is_url else str(self.folder / promised["witness"])
+        for name in ("ledger", "witness"):
+            promised[name] = self._place(promised[name])
         budget = PrivacyBudget(**promised)
         member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
         ensemble = PrivateEnsemble(selector, member, **self.model.model_dump(include={"max_concurrency", "timeout"}))
@@ -259,22 +239,22 @@ class Configuration(_Section):
         module, _, function = name.partition(":")
         if str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
-        reason = ""
         try:
             make = getattr(importlib.import_module(module), function)
         except (ImportError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason:
-            raise InvalidParameter("chain", name, f"MODULE:FUNCTION beside the file or installed ({reason})")
+            bound = f"MODULE:FUNCTION beside the file or installed ({type(error).__name__}: {error})"
+            raise InvalidParameter("chain", name, bound) from None
         made = make()
         if not isinstance(made, Runnable):
             raise InvalidParameter("chain", name, "a function without arguments that returns the chain")
         return made
 
-    def _place(self, url: str) -> str:
-        """Return a database URL; the path of a SQLite file is relative to the configuration."""
-        path = url.removeprefix("sqlite:///")
-        return url if path == url or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
+    def _place(self, given: str | None) -> str | None:
+        """Return a path or a database URL; paths, a SQLite URL's too, are relative to the configuration."""
+        if given is None or "://" not in given:
+            return given and str(self.folder / given)
+        path = given.removeprefix("sqlite:///")
+        return given if path == given or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
 
     def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any], Any]:
         """Return the member and the aggregator."""
@@ -288,38 +268,30 @@ class Configuration(_Section):
             member = label_member(choice, release.labels, input_key, **given)
             return member, NoisyVote(release.labels, scores=release.kind == "scores")
         assert release is not None
+
         wording = Wording(input_key, output_key, release.instruction)
-        member = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.0))
+
+        def writer(temperature: float) -> Runnable[Any, Any]:
+            return wording.member(choice.load(max_tokens=release.max_tokens, temperature=temperature))
+
+        def lines(field: str, default: Any) -> Any:
+            """Read the release's file of this name, if there is one."""
+            file = getattr(release, field)
+            return default if file is None else read_lines(f"release.{field}", self.folder / file)
+
         if isinstance(release, PTRSection):
-            return member, Keywords.ptr(release.k)
+            return writer(0.0), Keywords.ptr(release.k)
         if isinstance(release, JointSection):
-            file = release.domain
-            domain: Any = "query" if file is None else read_lines("release.domain", self.folder / file)
-            return member, Keywords.joint_em(domain, release.k)
-        if release.candidates is None:
-            public: Any = wording.member(choice.load(max_tokens=release.max_tokens, temperature=0.9))
-        else:
-            public = read_lines("release.candidates", self.folder / release.candidates)
-        return member, EmbeddingMean(local_embeddings(), public, release.n_candidates)
+            return writer(0.0), Keywords.joint_em(lines("domain", "query"), release.k)
+        public = lines("candidates", writer(0.9))
+        return writer(0.0), EmbeddingMean(local_embeddings(), public, release.n_candidates)
 
 
 def read(path: str | Path, **server: Any) -> Configuration:
     """Read a configuration file. ``server`` replaces settings of its section. `InvalidParameter` names the field."""
-    path = Path(path)
-    values = _parsed(path)
-    if server and isinstance(values.get("server", {}), dict):
-        values["server"] = {**values.get("server", {}), **server}
-    try:
-        return Configuration.model_validate({**values, "folder": path.resolve().parent})
-    except ValidationError as error:
-        fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
-    name = ".".join(str(part) for part in fault["loc"]) or path.name
-    raise InvalidParameter(name, "(as in the file)", re.sub(r"^Value error, ", "", fault["msg"]))
-
-
-def _parsed(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
+    path, reason = Path(path), ""
     values: Any = None
     try:
         text = path.read_text("utf-8")
@@ -328,8 +300,6 @@ def _parsed(path: Path) -> dict[str, Any]:
             reason = "not a mapping of sections"
         elif "folder" in values:
             reason = "folder is not a section"
-        else:
-            return dict(values)
     except tomllib.TOMLDecodeError as error:
         reason = f"not TOML ({error})"
     except yaml.YAMLError as error:
@@ -337,4 +307,13 @@ def _parsed(path: Path) -> dict[str, Any]:
         reason = "not YAML" + ("" if mark is None else f" (line {mark.line + 1})")
     except (OSError, ValueError) as error:
         reason = f"cannot be read ({type(error).__name__})"
-    raise InvalidParameter("config", str(path), reason)
+    if reason:
+        raise InvalidParameter("config", str(path), reason)
+    if server and isinstance(values.get("server", {}), dict):
+        values["server"] = {**values.get("server", {}), **server}
+    try:
+        return Configuration.model_validate({**values, "folder": path.resolve().parent})
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    name = ".".join(str(part) for part in fault["loc"]) or path.name
+    raise InvalidParameter(name, "(as in the file)", re.sub(r"^Value error, ", "", fault["msg"]))

@@ -1,30 +1,14 @@
 """From an error to the answer of a client: a status, a short name, a text without anything private. Never a trace.
 
-======  ==========================  ===========================================================================
-status  error                       when
-======  ==========================  ===========================================================================
-401     Unauthorized                the request has no authenticated caller
-408     SlowRequest                 the body did not arrive in time
-413     TooLarge                    the body is too long
-422     InvalidInput                JSON, schema, or the number of inputs
-422     InvalidParameter            the release refuses the input
-429     PrivacyBudgetExceeded       the releases are spent
-500     ReleaseFailed               the private side failed; charged
-500     InternalError               everything else
-503     Busy                        too many releases are under way; ask again
-503     ModelUnavailable            the model fails on public input; not charged
-503     MembersAbstained            the model is down, says a release; charged
-503     LedgerUnavailable           the ledger cannot be used
-======  ==========================  ===========================================================================
+`failure_of` has most. `limits` adds 408 (SlowRequest), 413 (TooLarge) and 503 (Busy), `routes` adds 401 (Unauthorized).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
@@ -53,37 +37,18 @@ class ErrorAnswer(BaseModel):
     message: str = Field(description="What happened, for people.")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An answer that is an error."""
+class Failure(Exception):
+    """An answer that is an error. Raised, it refuses a request: nothing was charged."""
 
-    status: int
-    error: str
-    message: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, status: int, error: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.error, self.message, self.headers = status, error, message[:_LONGEST_TEXT], headers
 
     def response(self) -> Response:
         """Return it as JSON."""
         from starlette.responses import JSONResponse
 
-        return JSONResponse({"error": self.error, "message": self.message}, self.status, dict(self.headers))
-
-
-class Refused(Exception):
-    """A request that is not carried out. Nothing was charged for it."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
-UNAUTHORIZED = Failure(401, "Unauthorized", "this request has no authenticated caller")
-BUSY = Failure(503, "Busy", "too many releases are under way; nothing was charged, ask again", {"Retry-After": "1"})
-
-
-def invalid(message: str) -> Refused:
-    """Return a 422 for bad input."""
-    return Refused(Failure(422, "InvalidInput", message[:_LONGEST_TEXT]))
+        return JSONResponse({"error": self.error, "message": self.message}, self.status, self.headers)
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -92,17 +57,21 @@ def failure_of(error: BaseException, where: str) -> Failure:
     from starlette.exceptions import HTTPException
 
     match error:
-        case Refused():
-            return error.failure
+        case Failure():
+            return error
         case RequestValidationError():  # where and what, and nothing of the input
             errors = error.errors()
             faults = [f"{'.'.join(str(part)[:50] for part in e['loc'])}: {e['msg']}" for e in errors[:_MOST_FAULTS]]
-            more = len(errors) - len(faults)
-            return invalid("; ".join(faults) + (f"; and {more} more" if more > 0 else "")).failure
-        case HTTPException():
-            return of_http(error)
+            if more := len(errors) - len(faults):
+                faults.append(f"and {more} more")
+            return Failure(422, "InvalidInput", "; ".join(faults))
+        case HTTPException():  # of the framework, or of the deployer's own code
+            known = error.status_code in set(HTTPStatus)
+            phrase = HTTPStatus(error.status_code).phrase if known else "Error"
+            detail = error.detail if isinstance(error.detail, str) and error.detail else phrase
+            return Failure(error.status_code, phrase.title().replace(" ", ""), detail, error.headers)
         case InvalidParameter(parameter="input"):  # any other parameter is the deployer's
-            return Failure(422, "InvalidParameter", str(error)[:_LONGEST_TEXT])
+            return Failure(422, "InvalidParameter", str(error))
         case PrivacyBudgetExceeded():
             return Failure(429, "PrivacyBudgetExceeded", str(error))
         case MembersAbstained():
@@ -121,13 +90,3 @@ def failure_of(error: BaseException, where: str) -> Failure:
         place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
     logger.error("%s: %s at %s", where, type(error).__qualname__, place)
     return Failure(500, "InternalError", "the server failed; a charge that was made stands")
-
-
-def of_http(error: Any) -> Failure:
-    """Return our form of an HTTP error that the framework or the deployer's own code raised."""
-    try:
-        phrase = HTTPStatus(error.status_code).phrase
-    except ValueError:
-        phrase = "Error"
-    detail = error.detail if isinstance(error.detail, str) and error.detail else phrase
-    return Failure(error.status_code, phrase.title().replace(" ", ""), detail, dict(error.headers or {}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.serving.failures import BUSY, Failure, Refused, invalid
+from langchain_dpicl.serving.failures import Failure
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -51,39 +51,37 @@ class Limits:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return the whole body. Raises `Refused`: 413 as soon as it is too long, 408 if it comes too slowly."""
+    """Return the whole body. Raises `Failure`: 413 as soon as it is too long, 408 if it comes too slowly."""
     from starlette.requests import ClientDisconnect
 
-    message = f"the body is longer than {limits.max_body_bytes} bytes"
-    too_large = Failure(413, "TooLarge", message, _CLOSE)  # the rest stays unread
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limits.max_body_bytes:
-        raise Refused(too_large)
-    body = bytearray()
+    long, most = f"the body is longer than {limits.max_body_bytes} bytes", limits.max_body_bytes
+    announced, body = request.headers.get("content-length", ""), bytearray()
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise Failure(413, "TooLarge", long, _CLOSE)  # the rest stays unread
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.max_body_bytes:
-                    raise Refused(too_large)
+                if len(body) > most:
+                    raise Failure(413, "TooLarge", long, _CLOSE)
     except TimeoutError:
-        message = f"the body did not arrive within {limits.body_seconds:g} seconds"
-        raise Refused(Failure(408, "SlowRequest", message, _CLOSE)) from None
+        slow = f"the body did not arrive within {limits.body_seconds:g} seconds"
+        raise Failure(408, "SlowRequest", slow, _CLOSE) from None
     except ClientDisconnect:
-        raise Refused(Failure(400, "Disconnected", "the client left before its request was whole")) from None
+        raise Failure(400, "Disconnected", "the client left before its request was whole") from None
     return bytes(body)
 
 
 def read_json(body: bytes) -> Any:
-    """Return the value of a body. Raises `Refused` (422) for a body that is not JSON in Unicode, or lies too deep."""
+    """Return the value of a body. Raises `Failure` (422) for a body that is not JSON in Unicode, or lies too deep."""
     import orjson  # strict where the standard library is not: no NaN, no half of a surrogate pair
 
     try:
         value = orjson.loads(body)
     except ValueError:
-        raise invalid("the body is not JSON in UTF-8") from None
+        raise Failure(422, "InvalidInput", "the body is not JSON in UTF-8") from None
     if _is_deeper(value, MAX_DEPTH):
-        raise invalid(f"the body has more than {MAX_DEPTH} levels")
+        raise Failure(422, "InvalidInput", f"the body has more than {MAX_DEPTH} levels")
     return value
 
 
@@ -108,13 +106,26 @@ class Slots:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]], slots: int) -> T:
-        """Return the result of ``work``, which takes ``slots``. Raises `Refused` (503) if they do not come free."""
+        """Return the result of ``work``, which takes ``slots``. Raises `Failure` (503) if they do not come free."""
         return await asyncio.shield(await self.start(work, slots))
 
     async def start(self, work: Callable[[], Coroutine[Any, Any, T]], slots: int) -> asyncio.Task[T]:
         """Begin ``work`` as `run` does, and do not wait for its end."""
         if self._free < slots or self._waiting:
-            await self._wait_for(slots)
+            message = "too many releases are under way; nothing was charged, ask again"
+            busy = Failure(503, "Busy", message, {"Retry-After": "1"})
+            if self._waiting >= self._size:
+                raise busy
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS), self._first_in_line:
+                    while self._free < slots:
+                        self._freed.clear()
+                        await self._freed.wait()
+            except TimeoutError:
+                raise busy from None
+            finally:
+                self._waiting -= 1
         self._free -= slots
         task = asyncio.create_task(work())
         self._running.add(task)  # the event loop itself keeps only a weak reference
@@ -128,17 +139,3 @@ class Slots:
 
         task.add_done_callback(ended)
         return task
-
-    async def _wait_for(self, slots: int) -> None:
-        if self._waiting >= self._size:
-            raise Refused(BUSY)
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS), self._first_in_line:
-                while self._free < slots:
-                    self._freed.clear()
-                    await self._freed.wait()
-        except TimeoutError:
-            raise Refused(BUSY) from None
-        finally:
-            self._waiting -= 1

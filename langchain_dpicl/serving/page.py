@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,20 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+_POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+    "img-src data:; "  # its icon
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 
 
 def add_page(
@@ -61,51 +74,21 @@ def add_page(
         raise InvalidParameter("line", line, "a line of the budget, or None")
     from starlette.responses import HTMLResponse
 
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
+    allowed = {}
+    for tag in ("script", "style"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        allowed[tag] = f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    headers = {"Content-Security-Policy": _POLICY.format(**allowed), **_HEADERS}
 
     async def page(request: Request) -> Response:
+        """Fill in title and settings. Neither can add a tag, or replace the other."""
         below = str(request.scope.get("root_path", "")).rstrip("/")  # the prefix of a proxy or an outer app
-        here = {**settings, "api": f"{below}{settings['api']}"}
-        return HTMLResponse(_filled(title, here), headers=_headers())
+        data = json.dumps({**settings, "api": f"{below}{settings['api']}"})
+        data = data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
+        values = {"title": html.escape(title), "settings": data}
+        text = re.sub(r"\{\{(title|settings)\}\}", lambda place: values[place[1]], template)
+        return HTMLResponse(text, headers=headers)
 
     app.add_route(path, page, methods=["GET"], include_in_schema=False)
-
-
-@cache
-def _template() -> str:
-    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-
-
-def _filled(title: str, settings: dict[str, object]) -> str:
-    """Return the page with its title and settings. Neither can add a tag, or replace the other."""
-    data = json.dumps(settings).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
-    values = {"title": html.escape(title), "settings": data}
-    return re.sub(r"\{\{(title|settings)\}\}", lambda place: values[place[1]], _template())
-
-
-@cache
-def _headers() -> dict[str, str]:
-    sources = {}
-    for tag in ("script", "style"):
-        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", _template(), re.DOTALL)
-        sources[tag] = f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-    policy = [
-        "default-src 'none'",
-        f"script-src {sources['script']}",
-        f"style-src {sources['style']}",
-        "connect-src 'self'",
-        "img-src data:",  # its icon
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    ]
-    return {
-        "Content-Security-Policy": "; ".join(policy),
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cache-Control": "no-cache",
-    }

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.release.base import acting_for, releases_in
-from langchain_dpicl.serving.failures import UNAUTHORIZED, ErrorAnswer, Refused, failure_of
+from langchain_dpicl.release.base import AnyRelease, acting_for, releases_in
+from langchain_dpicl.serving.failures import ErrorAnswer, Failure, failure_of
 from langchain_dpicl.serving.limits import Limits, read_body, read_json
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
     from starlette.requests import Request
-
-    from langchain_dpicl.serving.service import Service
 
 PrincipalFrom = Callable[["Request"], "str | Awaitable[str | None] | None"]
 
@@ -92,23 +90,13 @@ def add_dp_routes(
         raise InvalidParameter("principal_from", type(principal_from).__name__, "a function of the request")
     limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
     from fastapi import APIRouter
-
-    from langchain_dpicl.serving.service import Service
-
-    router = APIRouter(route_class=_guarded(principal_from, limits))
-    _declare(router, Service(runnable, releases, path, limits))
-    app.include_router(router)
-
-
-def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
-    """Make a kind of route that authenticates, reads the body within its limits, and answers every error as JSON."""
     from fastapi.routing import APIRoute
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from langchain_dpicl.serving.wire import WholeRequest
-
     class GuardedRoute(APIRoute):
+        """Authenticates, reads the body within its limits, and answers every error as JSON."""
+
         def get_route_handler(self) -> Callable[[Request], Any]:
             serve = super().get_route_handler()
 
@@ -118,7 +106,7 @@ def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
                     request.state.dpicl_principal = principal
                     if request.method == "POST":
                         body = await read_body(request, limits)
-                        request = WholeRequest(request, body, read_json(body) if body else None)
+                        request._body, request._json = body, read_json(body) if body else None  # as `Request.json` does
                     with acting_for(principal):
                         return await serve(request)
                 except Exception as error:
@@ -127,11 +115,13 @@ def _guarded(principal_from: PrincipalFrom, limits: Limits) -> Any:
 
             return guarded
 
-    return GuardedRoute
+    router = APIRouter(route_class=GuardedRoute)
+    _declare(router, runnable, releases, path, limits)
+    app.include_router(router)
 
 
 async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> str:
-    """Return the caller, or raise `Refused`: a fault in here lets no one in."""
+    """Return the caller, or raise `Failure`: a fault in here lets no one in."""
     from starlette.exceptions import HTTPException
 
     try:
@@ -144,19 +134,22 @@ async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> s
             raise
     except Exception as error:
         failure_of(error, "principal_from")  # into the log
-    raise Refused(UNAUTHORIZED)
+    raise Failure(401, "Unauthorized", "this request has no authenticated caller")
 
 
-def _declare(router: "APIRouter", service: "Service") -> None:
-    """Add a service's endpoints, with their description for the OpenAPI document."""
+def _declare(
+    router: "APIRouter", runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits
+) -> None:
+    """Add the endpoints, with their description for the OpenAPI document."""
     from fastapi import Query
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
 
+    from langchain_dpicl.serving.service import EventStream, Service
     from langchain_dpicl.serving.state import MOST, BudgetState, History, budget_state, release_history
-    from langchain_dpicl.serving.wire import EventStream
 
-    One, Many, releases = service.one, service.many, service.releases
+    service = Service(runnable, releases, path, limits)
+    One, Many = service.one, service.many
     input_described = service.input_model.model_json_schema()
     output_described = service.output_model.model_json_schema(mode="serialization")
 
@@ -187,14 +180,13 @@ def _declare(router: "APIRouter", service: "Service") -> None:
         fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _ERROR}
         runs = endpoint in (invoke, batch, stream)
         responses: dict[int | str, Any] = {200: {"description": summary, **answer}}
-        for status, words in _STATUSES.items():
-            if runs or status in _READING:
-                responses[status] = {**fault, "description": words}
+        for status in _STATUSES if runs else _READING:
+            responses[status] = {**fault, "description": _STATUSES[status]}
         router.add_api_route(
-            f"{service.path}/{endpoint.__name__}",
+            f"{path}/{endpoint.__name__}",
             endpoint,
             methods=["POST" if runs else "GET"],
-            tags=[service.path],
+            tags=[path],
             summary=summary,
             response_class=kind,
             status_code=200,

@@ -14,7 +14,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget import Budget, PrivacyBudget
+from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.policy import Replay
 from langchain_dpicl.budget.renewal import assumption
 from langchain_dpicl.budget.report import UNANSWERED
@@ -88,10 +88,7 @@ def budget_state(releases: Sequence[AnyRelease], principal: str | None) -> Budge
     A budget with ``scope="per_principal"`` shows the caller's own counters. It raises `InvalidParameter` without a
     caller. A shared one shows everybody's. Works before the first release, and freezes no plan.
     """
-    budgets = _budgets(releases)
-    first, *others = (
-        _state(budget, [each for each in releases if each.budget is budget], principal) for budget in budgets
-    )
+    first, *others = [_state(bound, principal) for bound in by_budget(releases)]
     return {**first, "others": others}
 
 
@@ -101,7 +98,7 @@ def release_history(releases: Sequence[AnyRelease], principal: str | None, last:
     ``last``: how many, from 1 to `MOST`.
     """
     last = checks.whole("last", last, at_most=MOST)
-    found, total = _budgets(releases)[0].latest(last, principal)
+    found, total = by_budget(releases)[0][0].budget.latest(last, principal)
     past: list[PastRelease] = []
     for release in found:
         receipt = {} if release.receipt is None else json.loads(release.receipt)
@@ -117,37 +114,51 @@ def release_history(releases: Sequence[AnyRelease], principal: str | None, last:
     return {"releases": past, "total": total}
 
 
-def _budgets(releases: Sequence[AnyRelease]) -> list[Budget]:
+def by_budget(releases: Sequence[AnyRelease]) -> list[list[AnyRelease]]:
+    """Return the releases of each budget, in their order. Raises `InvalidParameter` without a release."""
     if not releases:
         raise InvalidParameter("releases", [], "at least one release")
-    return list({id(each.budget): each.budget for each in releases}.values())
+    found: dict[int, list[AnyRelease]] = {}
+    for release in releases:
+        found.setdefault(id(release.budget), []).append(release)
+    return list(found.values())
 
 
-def _state(budget: Budget, releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
-    states = budget.lines(principal)
-    spent = budget.epsilon_spent(principal)
-    asked = {each.line_name or each.mechanism: each for each in releases}
+def unit_of(mechanism: str | None) -> str:
+    """Return what a line of a mechanism counts."""
+    return "tokens" if mechanism == "tokens" else "releases"
+
+
+def _state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
+    """Return the state of the one budget of these releases."""
+    budget, mechanism = releases[0].budget, releases[0].mechanism
+    states, spent = budget.lines(principal), budget.epsilon_spent(principal)
     lines: dict[str, LineBudget] = {}
-    if not isinstance(budget, PrivacyBudget):  # without a count; what is left depends on the noise of the release
-        for name in dict.fromkeys([*asked, *states]):
-            lines[name] = _line(
-                asked[name].mechanism if name in asked else None, states[name]["spent"] if name in states else 0
-            )
-            if name in asked and name in states:
-                line = asked[name].line()
-                lines[name] |= {"remaining": line.remaining(), "mechanism": line.plan_line.describe()}
-    else:
+    if isinstance(budget, PrivacyBudget):
         if isinstance(budget.releases, int) and not budget.is_frozen:  # its one line has the mechanism's name
-            name = releases[0].mechanism
-            states = {name: {"count": budget.releases, "spent": 0, "remaining": None, "mechanism": name}}
+            left = None if budget.tickets else budget.releases
+            states = {mechanism: {"count": budget.releases, "spent": 0, "remaining": left, "mechanism": mechanism}}
         for name, state in states.items():
-            lines[name] = _line(state["mechanism"], state["spent"])
+            lines[name] = {
+                "unit": unit_of(state["mechanism"]),
+                "count": None if budget.tickets else state["count"],
+                "spent": state["spent"],
+                "remaining": state["remaining"],
+                "mechanism": None if budget.plan is None else budget.plan.lines[name].describe(),
+            }
             if budget.tickets:
                 lines[name]["tickets"] = state["count"]
-            else:
-                lines[name] |= {"count": state["count"], "remaining": state["count"] - state["spent"]}
-            if budget.plan is not None:
-                lines[name]["mechanism"] = budget.plan.lines[name].describe()
+    else:  # a filter has no count; what is left depends on the noise of the release
+        bound = {each.line_name or each.mechanism: each for each in releases}
+        for name in dict.fromkeys([*bound, *states]):
+            line = bound[name].line() if name in bound and name in states else None
+            lines[name] = {
+                "unit": unit_of(bound[name].mechanism if name in bound else None),
+                "count": None,
+                "spent": states[name]["spent"] if name in states else 0,
+                "remaining": None if line is None else line.remaining(),
+                "mechanism": None if line is None else line.plan_line.describe(),
+            }
     return {
         "name": budget.name,
         "epsilon": budget.epsilon,
@@ -163,12 +174,3 @@ def _state(budget: Budget, releases: Sequence[AnyRelease], principal: str | None
         "lines": lines,
         "others": [],
     }
-
-
-def _line(mechanism: str | None, spent: int) -> LineBudget:
-    return {"unit": unit_of(mechanism), "count": None, "spent": spent, "remaining": None, "mechanism": None}
-
-
-def unit_of(mechanism: str | None) -> str:
-    """Return what a line of a mechanism counts."""
-    return "tokens" if mechanism == "tokens" else "releases"

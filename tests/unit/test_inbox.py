@@ -19,7 +19,6 @@ from langchain_dpicl.demo.inbox import (
     OWNER_KEY,
     demo_inbox,
     generate_inbox,
-    split_inbox,
 )
 from langchain_dpicl.errors import InvalidParameter
 
@@ -78,10 +77,10 @@ def test_a_customer_count_is_checked(customers: Any) -> None:
         generate_inbox(customers)
 
 
-@pytest.mark.parametrize("held_out", [0, 10, 11, None])
-def test_a_held_out_count_is_checked(held_out: Any) -> None:
-    with pytest.raises(InvalidParameter, match="held_out"):
-        split_inbox(generate_inbox(10), held_out)
+@pytest.mark.parametrize("questions", [0, -1, None])
+def test_a_number_of_questions_is_checked(questions: Any) -> None:
+    with pytest.raises(InvalidParameter, match="questions"):
+        demo_inbox(10, questions)
 
 
 def test_the_inbox_is_byte_for_byte_the_one_that_was_measured() -> None:

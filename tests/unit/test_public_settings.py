@@ -6,6 +6,7 @@ n = 147, 281 and 294 owners ``(40 / n) * n / 10`` is 4.000000000000001.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import warnings
@@ -40,7 +41,7 @@ from langchain_dpicl import (
     release_threshold,
     wrap_rag,
 )
-from langchain_dpicl.cli.session import delta_of, frozen_plan
+from langchain_dpicl.cli.session import open_budget
 from langchain_dpicl.decoding.answer import slots_for
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.release.base import AnyRelease
@@ -380,14 +381,24 @@ def test_a_filter_takes_no_rate_that_follows_the_store(tmp_path: Path) -> None:
 
 
 def test_the_command_lines_delta_is_the_frozen_plans(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/b.db"
-    assert frozen_plan("notes", url) is None
-    assert not list(tmp_path.iterdir()), "nothing is made"
-    delta = delta_of(None, None, store_with(40))
+    given = argparse.Namespace(
+        name="notes", ledger=f"sqlite:///{tmp_path}/b.db", witness=None, epsilon=3.0, delta=None, data="notes.jsonl"
+    )
+
+    def before(plan: PrivacyPlan | None) -> int:
+        assert plan is None
+        assert not list(tmp_path.iterdir()), "nothing is made"
+        return 10
+
+    budget = open_budget(given, store_with(40), before)
+    delta = budget.delta
     assert Fraction(delta).limit_denominator(10_000) == Fraction(1, 400)
-    budget = PrivacyBudget(3.0, delta, 10, url, "notes")
     BUILDS["vote"](store_with(40), budget).line()
     budget.close()
-    plan = frozen_plan("notes", url)
-    assert delta_of(None, plan, store_with(41)) == delta
-    assert delta_of(1e-7, plan, store_with(41)) == 1e-7
+    frozen: list[PrivacyPlan | None] = []
+    again = open_budget(given, store_with(41), lambda plan: frozen.append(plan) or 10)  # type: ignore[func-returns-value]
+    assert again.delta == delta
+    assert again.plan == frozen[0]
+    again.close()
+    with pytest.raises(PlanMismatch, match="1e-07"):
+        open_budget(argparse.Namespace(**{**vars(given), "delta": 1e-7}), store_with(41), lambda plan: 10)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from langchain_dpicl import InvalidParameter
-from langchain_dpicl.serving.failures import Refused
+from langchain_dpicl.serving.failures import Failure
 from langchain_dpicl.serving.keys import ApiKeys, hash_of, new_key
 from langchain_dpicl.serving.limits import MAX_DEPTH, Limits, Slots, read_body, read_json
 
@@ -46,13 +46,13 @@ async def test_no_more_is_read_than_the_limit() -> None:
         read += 1
         return piece(b"x" * 10)
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Failure) as caught:
         await read_body(request_of(endless), Limits(max_body_bytes=25))
-    assert caught.value.failure.status == 413
+    assert caught.value.status == 413
     assert read == 3
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Failure) as caught:
         await read_body(request_of(endless, content_length="26"), Limits(max_body_bytes=25))
-    assert caught.value.failure.status == 413
+    assert caught.value.status == 413
     assert read == 3, "a length that is announced is believed before a byte is read"
 
 
@@ -61,10 +61,10 @@ async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
         await asyncio.sleep(0.02)
         return piece(b"x")
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Failure) as caught:
         await read_body(request_of(slow), Limits(body_seconds=0.1))
-    assert caught.value.failure.status == 408
-    assert caught.value.failure.headers["Connection"] == "close"
+    assert caught.value.status == 408
+    assert caught.value.headers == {"Connection": "close"}
 
 
 async def test_a_client_that_leaves_within_its_body_is_refused() -> None:
@@ -73,14 +73,14 @@ async def test_a_client_that_leaves_within_its_body_is_refused() -> None:
     async def receive() -> dict[str, Any]:
         return next(pieces)
 
-    with pytest.raises(Refused):
+    with pytest.raises(Failure):
         await read_body(request_of(receive), Limits())
 
 
 def test_json_is_as_deep_as_allowed_and_no_deeper() -> None:
     assert read_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
     for body in (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), b'{"a":' * 2000 + b"1" + b"}" * 2000):
-        with pytest.raises(Refused):
+        with pytest.raises(Failure):
             read_json(body)
 
 
@@ -102,7 +102,7 @@ async def test_no_more_run_at_once_than_there_are_slots_and_none_is_lost() -> No
         while True:
             try:
                 return await slots.run(lambda: work(size), size)
-            except Refused:
+            except Failure:
                 await asyncio.sleep(0.001)
 
     sizes = [1, 3, 2, 4] * 25
@@ -117,10 +117,10 @@ async def test_a_flood_is_refused_at_once_and_waiting_ends() -> None:
     await asyncio.sleep(0)
     waiting = [asyncio.create_task(slots.run(go.wait, 1)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Refused):
+    with pytest.raises(Failure):
         await asyncio.wait_for(slots.run(go.wait, 1), 0.2)
     for late in waiting:
-        with pytest.raises(Refused):
+        with pytest.raises(Failure):
             await asyncio.wait_for(late, 5)
     go.set()
     assert await asyncio.gather(*under_way) == [True, True]
