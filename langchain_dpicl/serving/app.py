@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import os
 import tempfile
@@ -123,16 +122,20 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
         facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
         lines: dict[str, Any] = {}
         with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder, contextlib.ExitStack() as opened:
-            if not is_frozen and isinstance(budget, PrivacyBudget):
+            if is_frozen or not isinstance(budget, PrivacyBudget):
+                bound = [release.line() for release in releases]
+            else:
                 ledger, target = f"sqlite:///{folder}/plan.db", (budget.epsilon, budget.delta, budget.releases)
                 budget = PrivacyBudget(*target, ledger, budget.name, tickets=tickets)
                 opened.callback(budget.close)
-                releases = [copy.copy(release) for release in releases]
-                for release in releases:
-                    release.budget, of, chosen = budget, release.mechanism, release.selector
-                    options, owners = release.options, chosen.owners
-                    budget.declare(release.line_name, of, chosen.rate, owners=owners, options=options)
-            for line in [release.line() for release in releases]:
+                asked = [(each.line_name, each.mechanism, each.selector, each.options) for each in releases]
+                for name, of, chosen, options in asked:
+                    budget.declare(name, of, chosen.rate, owners=chosen.owners, options=options)
+                bound = [  # not by `release.line`: the store must not remember a temporary ledger
+                    budget.line(of, chosen.rate, name=name, owners=chosen.owners, options=options)
+                    for name, of, chosen, options in asked
+                ]
+            for line in bound:
                 spent = line.spent() if budget.scope == "shared" else None  # each principal has a counter
                 lines[line.name] = {
                     "line": line.name,
