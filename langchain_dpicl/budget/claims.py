@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
-from langchain_dpicl.budget.database import TryAgain
+from langchain_dpicl.budget.database import TryAgain, insert
 from langchain_dpicl.budget.schema import ADVICE, charges, counters, filters, in_use, plans, queries
 from langchain_dpicl.errors import LedgerError
 
 _CHUNK = 500
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """Which counter: a plan's line and, in a ``per_principal`` plan, the principal ("" if all callers share one)."""
 
     plan_id: int
     line: str
     principal: str = ""
+
+    @property
+    def counter(self) -> sa.ColumnElement[bool]:
+        """The condition for its row."""
+        columns = (counters.c.plan_id, counters.c.line, counters.c.principal)
+        return sa.and_(*(column == value for column, value in zip(columns, self, strict=True)))
 
 
 class Permit:
@@ -62,24 +64,17 @@ class Charge:
     counter_id: int = 0
     principal: str = ""
     query: str | None = None
-    epsilon: float | None = None
-    left: int | None = None
-    """What a filtered budget had spent with this charge, and how many such releases it then had room for."""
-    units: int = 1
-    """How many it counts for: one, or an answer's tokens."""
-    returned: int = 0
-    """How many of the line's tokens had been given back by then."""
-    permit: Permit | None = field(default=None, repr=False, compare=False)
-    """Its units, while the unused ones may be given back."""
-    reopened: bool = field(default=False, compare=False)
-    """Made by a process that is gone."""
-    participants: Any = field(default=None, repr=False, compare=False)
-    """Where owners pay with tickets: those who take part (`tickets.Participants`). Private."""
+    epsilon: float | None = None  # what a filtered budget had spent with this charge
+    left: int | None = None  # how many such releases a filtered budget then had room for
+    units: int = 1  # how many it counts for: one, or an answer's tokens
+    returned: int = 0  # how many of the line's tokens had been given back by then
+    permit: Permit | None = field(default=None, repr=False, compare=False)  # None if its process is gone
+    participants: Any = field(default=None, repr=False, compare=False)  # `tickets.Participants`, if owners pay. Private
 
     @property
     def all_counts(self) -> bool:
-        """Whether it gives nothing back: another process made it, one that is gone or the one that was forked."""
-        return self.reopened or (self.permit is not None and self.permit.process != os.getpid())
+        """Whether it gives nothing back, because another process made it: one that is gone, or the parent of a fork."""
+        return self.permit is None or self.permit.process != os.getpid()
 
     @property
     def spent(self) -> int:
@@ -113,25 +108,17 @@ class DoesNotFit(Exception):
     """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a `ChargeRule` did: the charges it completed, and the ledger's state before and after, for the witness."""
-
-    charges: Sequence[Charge]
-    before: str
-    after: str
-
-
 class ChargeRule:
     """What a charge costs beside its counter: a filter's divergence, or the tickets of owners."""
 
-    whole_plan = False
-    """Whether the witness keeps one state for all lines of the plan."""
-
-    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
+    def spend(
+        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+    ) -> tuple[list[Charge], str, str]:
         """Spend it in the charge's transaction; ``places`` are the charges' places in the request.
 
-        Raises `DoesNotFit`. The transaction may run again after a rollback, so keep nothing of it.
+        Returns the completed charges, and for the witness the ledger's state before and after: that of the counter if
+        owners pay, otherwise that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a
+        rollback, so keep nothing of it.
         """
         raise NotImplementedError
 
@@ -174,121 +161,49 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-# The statements of a charge, built once: building them anew would take as long as running them.
+# The statements of every charge. The driver itself runs them (`_direct`): SQLAlchemy's own work on each would take
+# longer than a fast disk's commit. The others are built once: building them anew would take as long as running them.
 
-_HERE = sa.and_(
-    counters.c.plan_id == sa.bindparam("at_plan"),
-    counters.c.line == sa.bindparam("at_line"),
-    counters.c.principal == sa.bindparam("at_principal"),
-)
-_COUNT = sa.bindparam("count", type_=sa.BigInteger)
-_ADVANCE = (
-    sa.update(counters)
-    .where(_HERE, in_use + _COUNT <= counters.c.allowed)
-    .values(spent=counters.c.spent + _COUNT)
-    .returning(counters.c.id, counters.c.spent, counters.c.returned)
-)
-_INSERT = sa.insert(charges)
-_INSERTED = ("counter_id", "number", "charged", "units")
-_BOTH = """
-    WITH advanced AS (
-        UPDATE dpicl_counters SET spent = spent + %(count)s
-        WHERE plan_id = %(at_plan)s AND line = %(at_line)s AND principal = %(at_principal)s
-        AND spent - returned + %(count)s <= allowed
-        RETURNING id, spent, returned
-    ), written AS (
-        INSERT INTO dpicl_charges (counter_id, number, charged, units)
-        SELECT id, spent, %(charged)s, %(count)s FROM advanced
-    )
-    SELECT id, spent, returned FROM advanced
-"""
-_QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("at_plan")).with_for_update()
+_ADVANCE = """UPDATE dpicl_counters SET spent = spent + :count
+    WHERE plan_id = :plan_id AND line = :line AND principal = :principal AND spent - returned + :count <= allowed
+    RETURNING id, spent, returned"""
+_INSERT = "INSERT INTO dpicl_charges (counter_id, number, charged, units)"
+_WRITE = f"{_INSERT} VALUES (:counter_id, :number, :charged, :units)"
+_BOTH = f"""WITH advanced AS ({_ADVANCE}), written AS ({_INSERT} SELECT id, spent, :charged, :count FROM advanced)
+    SELECT id, spent, returned FROM advanced"""
+_POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH)}
+_AT: list[sa.BindParameter[Any]] = [sa.bindparam(name) for name in Account._fields]
+_QUEUE = sa.select(plans.c.id).where(plans.c.id == _AT[0]).with_for_update()
 _OTHERS = sa.select(counters.c.line, in_use).where(
-    counters.c.plan_id == sa.bindparam("at_plan"),
-    counters.c.principal == sa.bindparam("at_principal"),
-    counters.c.line != sa.bindparam("at_line"),
+    counters.c.plan_id == _AT[0], counters.c.line != _AT[1], counters.c.principal == _AT[2]
 )
 _CLAIMS = (
     sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
     .join(counters, counters.c.id == queries.c.counter_id)
     .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
-    .where(_HERE, queries.c.query.in_(sa.bindparam("wanted", expanding=True)))
-)
-_OPEN = (
-    sa.select(charges.c.counter_id, charges.c.number, charges.c.charged, charges.c.units, in_use.label("in_use"))
-    .join(counters, counters.c.id == charges.c.counter_id)
-    .join(queries, sa.and_(queries.c.counter_id == counters.c.id, queries.c.number == charges.c.number))
-    .where(_HERE, queries.c.query == sa.bindparam("wanted"))
-    .where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
+    .where(counters.c.plan_id == _AT[0], counters.c.line == _AT[1], counters.c.principal == _AT[2])
+    .where(queries.c.query.in_(sa.bindparam("wanted", expanding=True)))
 )
 
 
-def _parameters(account: Account) -> dict[str, object]:
-    return {"at_plan": account.plan_id, "at_line": account.line, "at_principal": account.principal}
-
-
-def at(account: Account) -> sa.ColumnElement[bool]:
-    """The condition for an account's counter."""
-    columns = counters.c
-    return sa.and_(
-        columns.plan_id == account.plan_id, columns.line == account.line, columns.principal == account.principal
-    )
-
-
-@lru_cache
-def _text(statement: sa.Insert | sa.Update, dialect: str) -> str:
-    """A statement as its driver takes it, with named parameters."""
-    known: dict[str, Any] = {"sqlite": sqlite.dialect, "postgresql": psycopg.dialect}
-    spoken = known[dialect](**({"paramstyle": "named"} if dialect == "sqlite" else {}))
-    return str(statement.compile(dialect=spoken, column_keys=_INSERTED if statement is _INSERT else None))
-
-
-def _direct(connection: Connection, statement: str | sa.Insert | sa.Update, values: Mapping[str, object]) -> Any:
-    """Run a statement of every charge by the driver itself, whose errors `Database.run` handles too: SQLAlchemy's own
-    work on each would take longer than a fast disk's commit."""
-    text = statement if isinstance(statement, str) else _text(statement, connection.dialect.name)
+def _direct(connection: Connection, statement: str, values: Mapping[str, object]) -> Any:
+    """Run a statement by the driver itself, whose errors `Database.run` handles too."""
     driver: Any = connection.connection.driver_connection
-    return driver.execute(text, values)
-
-
-# -- a charge ---------------------------------------------------------------------------------------------------------
+    return driver.execute(statement if connection.dialect.name == "sqlite" else _POSTGRESQL[statement], values)
 
 
 def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
     """The latest claims on these queries."""
-    answer, here = {}, _parameters(account)
+    answer: dict[str, Claim] = {}
     for start in range(0, len(wanted), _CHUNK):
-        rows = connection.execute(_CLAIMS, {**here, "wanted": wanted[start : start + _CHUNK]})
+        rows = connection.execute(_CLAIMS, {**account._asdict(), "wanted": wanted[start : start + _CHUNK]})
         answer.update({name: Claim(*claim) for name, *claim in rows})
     return answer
 
 
-def open_charge(connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
-    """The latest charge for a query, if it is neither answered nor given up. ``others`` are as of now.
-
-    Its ``spent`` is all that is in use on the line now, at least what was in use when it was made.
-    """
-    row = connection.execute(_OPEN, {**_parameters(account), "wanted": query}).one_or_none()
-    if row is None:
-        return None
-    return Charge(
-        plan_id=account.plan_id,
-        line=account.line,
-        number=row.number,
-        time=row.charged,
-        others=_beside(connection, account) if others else {},
-        counter_id=row.counter_id,
-        principal=account.principal,
-        query=query,
-        units=row.units,
-        returned=row.number - row.in_use,
-        reopened=True,
-    )
-
-
-def _beside(connection: Connection, account: Account) -> dict[str, int]:
+def spent_beside(connection: Connection, account: Account) -> dict[str, int]:
     """What the plan's other lines have in use."""
-    return {line: spent for line, spent in connection.execute(_OTHERS, _parameters(account)).all()}  # noqa: C416
+    return {line: spent for line, spent in connection.execute(_OTHERS, account._asdict()).all()}  # noqa: C416
 
 
 def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
@@ -296,57 +211,37 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
     account, units, now = request.account, request.units, utc_now()
     count = len(names) * units
     if request.others:
-        connection.execute(_QUEUE, {"at_plan": account.plan_id})
-    values = {**_parameters(account), "count": count}
-    row = None
-    written = len(names) == 1 and connection.dialect.name == "postgresql"
-    if written:  # both statements in one message to the server
-        row = _direct(connection, _BOTH, {**values, "charged": now}).fetchone()
-    if row is None:
-        written, row = False, _direct(connection, _ADVANCE, values).fetchone()
+        connection.execute(_QUEUE, {"plan_id": account.plan_id})
+    values = {**account._asdict(), "count": count, "charged": now}
+    at_once = len(names) == 1 and connection.dialect.name == "postgresql"
+    statement = _BOTH if at_once else _ADVANCE  # both statements in one message to the server
+    row = _direct(connection, statement, values).fetchone()
     if row is None and account.principal and _add_principal(connection, account, count):
-        row = connection.execute(_ADVANCE, values).one_or_none()
+        row = _direct(connection, statement, values).fetchone()
     if row is None:
         raise DoesNotFit
     counter, spent, returned = row
     numbers = range(spent - count + units, spent + 1, units)
     rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
     if len(rows) > 1:
-        connection.execute(_INSERT, rows)
-    elif not written:
-        _direct(connection, _INSERT, rows[0])
-    beside = _beside(connection, account) if request.others else {}
-    return [
-        Charge(
-            plan_id=account.plan_id,
-            line=account.line,
-            number=number,
-            time=now,
-            others=beside,
-            counter_id=counter,
-            principal=account.principal,
-            query=name,
-            units=units,
-            returned=returned,
-            permit=Permit(units),
-        )
-        for number, name in zip(numbers, names, strict=True)
-    ]
+        connection.execute(sa.insert(charges), rows)
+    elif not at_once:
+        _direct(connection, _WRITE, rows[0])
+    common: dict[str, Any] = {"time": now, "others": spent_beside(connection, account) if request.others else {}}
+    common |= {**account._asdict(), "counter_id": counter, "units": units, "returned": returned}
+    pairs = zip(numbers, names, strict=True)
+    return [Charge(number=number, query=name, permit=Permit(units), **common) for number, name in pairs]
 
 
 def _add_principal(connection: Connection, account: Account, count: int) -> bool:
     """Make a principal's first counter, unless it is there; False if so many units do not fit."""
-    of_line = sa.select(counters).where(at(Account(account.plan_id, account.line)))
+    of_line = sa.select(counters).where(Account(account.plan_id, account.line).counter)
     line = connection.execute(of_line).one_or_none()  # it has spent nothing, unless all of the plan counts as spent
     if line is None or line.spent + count > line.allowed:
         return False
-    if connection.scalar(sa.select(counters.c.id).where(at(account))) is None:
-        new = {"plan_id": account.plan_id, "line": account.line, "principal": account.principal}
-        new |= {"allowed": line.allowed, "spent": line.spent, "lost": line.lost}
-        try:
-            connection.execute(sa.insert(counters).values(new))
-        except IntegrityError:  # another worker made this principal's counter just now
-            raise TryAgain from None
+    if connection.scalar(sa.select(counters.c.id).where(account.counter)) is None:
+        new = {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost}
+        insert(connection, counters, new)
     return True
 
 
@@ -354,28 +249,22 @@ def take_claims(connection: Connection, entries: Sequence[Charge], known: Mappin
     """Point each query at its new charge; `TryAgain` if another worker was faster."""
     fresh = []
     for entry in entries:
-        name = str(entry.query)
-        if name not in known:
-            fresh.append({"counter_id": entry.counter_id, "query": name, "number": entry.number})
+        before = known.get(str(entry.query))
+        if before is None:
+            fresh.append({"counter_id": entry.counter_id, "query": entry.query, "number": entry.number})
             continue
-        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == name)
-        taken = sa.update(queries).where(row, queries.c.number == known[name].number).values(number=entry.number)
-        if connection.execute(taken).rowcount != 1:
+        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == entry.query)
+        taken = sa.update(queries).where(row, queries.c.number == before.number)
+        if connection.execute(taken.values(number=entry.number)).rowcount != 1:
             raise TryAgain
     if fresh:
-        try:
-            connection.execute(sa.insert(queries), fresh)
-        except IntegrityError:
-            raise TryAgain from None
+        insert(connection, queries, fresh)
 
 
-# -- a filter's state ------------------------------------------------------------------------------------------------
-
-
-def read_filter(connection: Connection, plan_id: int) -> str:
-    """A filter's state, for a transaction that is about to replace it."""
-    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id).with_for_update()
-    state = connection.scalar(query)
+def read_filter(connection: Connection, plan_id: int, *, to_write: bool = True) -> str:
+    """What a filtered budget has spent, for a transaction that is about to replace it or only reads it."""
+    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)
+    state = connection.scalar(query.with_for_update() if to_write else query)
     if state is None:
         raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
     return str(state)

@@ -9,7 +9,7 @@ Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FU
 
 A transaction that failed before its ``COMMIT`` was sent did not happen. It runs again if that can help (a deadlock, a
 lost connection, a server that restarts). A charge whose ``COMMIT`` got no answer never runs again, because it may have
-happened: its caller gets a `CommitUnknown` and releases nothing, while the ledger counts what was written.
+happened: its caller gets a `LedgerError` and releases nothing, while the ledger counts what was written.
 
 A SQLite database must stay the file that was opened. Every transaction looks up the path first (one ``stat`` for the
 file and one for its log) and is refused if it names another file, or none.
@@ -58,16 +58,18 @@ class TryAgain(Exception):
     """Raised in a transaction: roll back, call ``repair`` outside of any transaction, and run it again."""
 
     def __init__(
-        self,
-        reason: str = "other workers were faster, again and again",
-        repair: Callable[[], object] = lambda: None,
+        self, reason: str = "other workers were faster, again and again", repair: Callable[[], object] | None = None
     ) -> None:
         super().__init__(reason)
         self.repair = repair
 
 
-class CommitUnknown(LedgerError):
-    """The database did not answer the ``COMMIT`` of a charge: it may have happened."""
+def insert(connection: Connection, table: sa.Table, rows: Any) -> None:
+    """Insert a row or several. Raises `TryAgain` if another worker was faster."""
+    try:
+        connection.execute(sa.insert(table), rows)
+    except IntegrityError:
+        raise TryAgain from None
 
 
 def transaction(
@@ -98,118 +100,72 @@ class Database:
         self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
         self.path = sql.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self._opened = False
-        self._mutex: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self.opened = False
+        """Whether it ever worked: a lost connection is tried again from then on."""
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
-        self._engine = self._sqlite() if self.is_sqlite else self._postgresql()
+        self._engine = self._new_engine()
+        me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
+        sa.event.listen(self._engine, "connect", lambda connection, record: me._on_connect(connection, record))
         driver = self._engine.dialect.loaded_dbapi
         self._contradictions = (IntegrityError, driver.IntegrityError)
         self._faults = (SQLAlchemyError, sqlite3.Error, driver.Error)
         _open_databases.add(self)
 
-    # -- engines ----------------------------------------------------------------------------------------------------
-
-    def _postgresql(self) -> Engine:
-        if self.url.drivername != "postgresql+psycopg":
-            raise LedgerError(
-                f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
-            )
-        engine = sql.postgresql_engine(self.url, LedgerError, **self.options)
-        me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
-
-        @sa.event.listens_for(engine, "connect")
-        def _on_connect(connection: Any, _: Any) -> None:
-            me._on_postgresql(connection)
-
-        @sa.event.listens_for(engine, "begin")
-        def _on_begin(connection: Connection) -> None:
-            durable = _kind(connection) == "charge"
-            _driver(connection).execute(
-                "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
-                f"SET LOCAL synchronous_commit TO {'on' if durable else 'off'}"
-            )
-
-        return engine
-
-    def _sqlite(self) -> Engine:
-        url = self.url
-        if self.path is not None and (url.database or "").startswith("file:"):
-            url = url.set(database=f"file:{quote(self.path)}")
-        options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}}
+    def _new_engine(self) -> Engine:
+        if not self.is_sqlite:
+            if self.url.drivername != "postgresql+psycopg":
+                raise LedgerError(
+                    f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
+                )
+            return sql.postgresql_engine(self.url, LedgerError, **self.options)
+        self._writers = threading.RLock()
         if self.path is None:
             warnings.warn(
                 "this ledger lives in memory: what was spent is forgotten when the process ends",
                 PrivacyWarning,
                 stacklevel=7,
             )
-            options = {"connect_args": {"check_same_thread": False}, "poolclass": StaticPool}
-            self._mutex = threading.RLock()
-        self._writers = threading.RLock()
-        engine = sa.create_engine(url, **options)
-        me = weakref.proxy(self)
+            return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
+        is_file_uri = (self.url.database or "").startswith("file:")
+        url = self.url.set(database=f"file:{quote(self.path)}") if is_file_uri else self.url
+        return sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
 
-        @sa.event.listens_for(engine, "connect")
-        def _on_connect(connection: Any, record: Any) -> None:
-            connection.isolation_level = None  # transactions are begun below, explicitly
-            # One statement: a ledger that another worker is making is then seen before or after, not in between.
-            cursor = connection.cursor()
-            application, tables = cursor.execute(
-                "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
-            ).fetchone()
-            if (tables or application) and application != me.application_id:
-                raise LedgerError(f"{url.database!r} is a database, but not a {me.noun}; it was left as it is")
-            _use_journal(cursor, me.journal)
-            cursor.execute("PRAGMA foreign_keys=ON")
-            if me.path is not None and me.journal == "WAL":
-                cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
-                log = f"{os.path.realpath(me.path)}-wal"  # SQLite follows links, and has its log beside the file
-                record.info["log"] = log, place_of(log)
-            cursor.close()
-
-        @sa.event.listens_for(engine, "begin")
-        def _on_begin(connection: Connection) -> None:
-            kind, driver = _kind(connection), _driver(connection)
-            if kind != "read" and connection.info.get("synchronous") != kind:
-                driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
-                connection.info["synchronous"] = kind
-            driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
-            me._check_file(connection)
-
-        return engine
-
-    def _on_postgresql(self, connection: Any) -> None:
-        """What a new session does first."""
-
-    def _check_file(self, connection: Connection) -> None:
-        """`LedgerError` if the path names another file than the one that was opened, or its log is another one.
-
-        SQLite removes the log when the last connection of all processes is closed, so the log stays the same one
-        while this connection is open.
-        """
-        if self.path is None:
+    def _on_connect(self, connection: Any, record: Any) -> None:
+        """Prepare a new connection to SQLite. `LedgerError` if the file is another program's."""
+        if not self.is_sqlite:
             return
-        found = place_of(self.path)
-        if self._file is None:
-            self._file = found
-        log = connection.info.get("log")
-        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
-            raise LedgerError(
-                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
-                f"charged; {ADVICE}"
-            )
+        connection.isolation_level = None  # transactions are begun explicitly
+        cursor = connection.cursor()
+        # One statement: a ledger that another worker is making is then seen before or after, not in between.
+        application, tables = cursor.execute(
+            "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
+        ).fetchone()
+        if (tables or application) and application != self.application_id:
+            raise LedgerError(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:  # changing the journal's mode ignores SQLite's own waiting for locks, so wait here
+            try:
+                cursor.execute(f"PRAGMA journal_mode={self.journal}")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
+        cursor.execute("PRAGMA foreign_keys=ON")
+        if self.path is not None and self.journal == "WAL":
+            cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
+            log = f"{os.path.realpath(self.path)}-wal"  # SQLite follows links, and has its log beside the file
+            record.info["log"] = log, place_of(log)
+        cursor.close()
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
     def run(
-        self,
-        work: Callable[[Connection], T],
-        kind: Kind = "charge",
-        *,
-        rolled_back: Callable[[], None] = lambda: None,
+        self, work: Callable[[Connection], T], kind: Kind = "charge", *, rolled_back: Callable[[], None] = lambda: None
     ) -> T:
         """One transaction. An exception of ``work`` rolls back and surfaces unchanged.
 
@@ -220,12 +176,10 @@ class Database:
         pause = 0.002
         while True:
             again, repair = False, None
-            kind_of_error: type[LedgerError] = LedgerError
             try:
                 return self._once(work, kind)
             except sql.CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
-                kind_of_error = CommitUnknown
             except Exception as error:
                 rolled_back()
                 if isinstance(error, TryAgain):
@@ -233,7 +187,7 @@ class Database:
                 elif isinstance(error, self._contradictions):
                     reason = "its rows do not add up"
                 elif isinstance(error, self._faults):
-                    reason, again = sql.reason(error), self._opened and _may_work_again(error)
+                    reason, again = sql.reason(error), self.opened and _may_work_again(error)
                 else:
                     raise
             if not again or time.monotonic() > deadline:
@@ -242,14 +196,14 @@ class Database:
                 repair()
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        raise kind_of_error(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
+        raise LedgerError(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
-        turn = contextlib.nullcontext() if kind == "read" else self._writers
-        with self.using(), self._mutex, turn, self._engine.connect() as plain:
-            connection = plain.execution_options(dpicl_kind=kind)
+        turn = self._writers if kind != "read" or self.path is None else contextlib.nullcontext()
+        with self.using(), turn, self._engine.connect() as connection:
             try:
                 transaction = connection.begin()
+                self._begin(connection, kind)
                 answer = work(connection)
             except BaseException as error:
                 _drop_if_broken(connection, error)
@@ -269,6 +223,36 @@ class Database:
                 return answer
         raise failure
 
+    def _begin(self, connection: Connection, kind: Kind) -> None:
+        """Begin a transaction of this kind.
+
+        `LedgerError` if SQLite's path names another file than the one that was opened, or if its log is another one.
+        SQLite removes the log when the last connection of all processes is closed, so the log stays the same one
+        while this connection is open.
+        """
+        driver: Any = connection.connection.driver_connection
+        if not self.is_sqlite:
+            driver.execute(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
+                f"SET LOCAL synchronous_commit TO {'on' if kind == 'charge' else 'off'}"
+            )
+            return
+        info = connection.info
+        if kind != "read" and info.get("synchronous") != kind:
+            driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
+            info["synchronous"] = kind
+        driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
+        if self.path is None:
+            return
+        found, log = place_of(self.path), info.get("log")
+        if self._file is None:
+            self._file = found
+        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
+            raise LedgerError(
+                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
+                f"charged; {ADVICE}"
+            )
+
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
         """While a connection is used: the process does not fork."""
@@ -287,10 +271,6 @@ class Database:
             while self._busy and time.monotonic() < deadline:  # after that the child is refused, and nothing is lost
                 time.sleep(0.0005)
             self._engine.dispose()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-        self._gate.release()
 
     def after_fork(self) -> None:
         """In a child: its parent's connections are not used, and not closed on the parent's side."""
@@ -313,16 +293,6 @@ class Database:
         return f"{type(self).__name__}({self.shown!r})"
 
 
-def _kind(connection: Connection) -> Kind:
-    kind: Kind = connection.get_execution_options().get("dpicl_kind", "charge")
-    return kind
-
-
-def _driver(connection: Connection) -> Any:
-    """The driver's own connection: `Database.run` handles its errors as well."""
-    return connection.connection.driver_connection
-
-
 def _may_work_again(error: BaseException) -> bool:
     """Whether a transaction that was not committed may succeed on another try."""
     origin = getattr(error, "orig", None) or error
@@ -336,23 +306,9 @@ def _may_work_again(error: BaseException) -> bool:
 def _drop_if_broken(connection: Connection, error: BaseException) -> None:
     """A connection that the server has closed must not go back to the pool."""
     with contextlib.suppress(Exception):
-        driver = _driver(connection)
+        driver = connection.connection.driver_connection
         if not isinstance(error, Exception) or getattr(driver, "closed", False) or getattr(driver, "broken", False):
             connection.invalidate()
-
-
-def _use_journal(cursor: sqlite3.Cursor, mode: str) -> None:
-    """Set the journal's mode. Switching it ignores SQLite's own waiting for locks, so wait here."""
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            cursor.execute(f"PRAGMA journal_mode={mode}")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-        else:
-            return
-        time.sleep(0.01)
 
 
 def place_of(path: str) -> tuple[int, int] | None:
@@ -381,7 +337,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     while _forking:
-        _forking.pop().after_fork_in_parent()
+        _forking.pop()._gate.release()
     _forks.release()
 
 

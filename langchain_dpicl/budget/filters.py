@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, Spent, read_filter, write_filter
+from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, read_filter, write_filter
 from langchain_dpicl.budget.schema import ADVICE
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.privacy import PlanLine, RenyiFilter
@@ -29,12 +29,12 @@ def filter_of(content: str, state: str | None = None) -> RenyiFilter:
 class FilterRule(ChargeRule):
     """A charge advances the filter by its units, in the charge's transaction."""
 
-    whole_plan = True
-
     def __init__(self, content: str, line: PlanLine) -> None:
         self._content, self._line = content, line
 
-    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
+    def spend(
+        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+    ) -> tuple[list[Charge], str, str]:
         """Advance the filter, and write its epsilon into each charge."""
         line, plan_id = self._line, charges[0].plan_id
         before = read_filter(connection, plan_id)
@@ -44,4 +44,4 @@ class FilterRule(ChargeRule):
         after = json.dumps(filter_.state())
         write_filter(connection, plan_id, after)
         epsilon, left = filter_.epsilon_spent, filter_.left(line.line(line.parameter))
-        return Spent([replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after)
+        return [replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after

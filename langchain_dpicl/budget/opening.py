@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.claims import Account, at, read_filter, utc_now, write_filter
+from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.claims import Account, read_filter, utc_now, write_filter
 from langchain_dpicl.budget.database import Database, place_of
-from langchain_dpicl.budget.schema import (
-    ADVICE,
-    UNLIMITED,
-    charges,
-    check_version,
-    counters,
-    filters,
-    has_ledger,
-    identity_of,
-    plans,
-    usage,
-    usage_digest,
-)
+from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, charges, counters, filters, plans, usage, usage_digest
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.usage import write_summary
-from langchain_dpicl.budget.witness import Key, Mark, Witness, address, rolled_back
-from langchain_dpicl.errors import LedgerError, PrivacyWarning
+from langchain_dpicl.budget.witness import GIVEN_UP, Key, Mark, Witness, rolled_back
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
@@ -35,112 +26,136 @@ Place = tuple[str, str, str]
 """Plan, line and principal of a counter; a filter's line is ""."""
 
 
-@dataclass(frozen=True)
-class Count:
-    """A counter as the ledger has it, or a filter. ``state`` is a filter's state, or the digest if owners pay."""
+class Count(NamedTuple):
+    """A counter as the ledger has it, or a filter. ``state`` is a filter's state, or the digest if owners pay.
+
+    ``id`` is None for a filter, and for a counter that the ledger lacks.
+    """
 
     plan_id: int
     key: Key
     allowed: int
+    tickets: bool = False
     spent: int = 0
     in_use: int = 0
-    tickets: bool = False
     state: str | None = None
     id: int | None = None
 
-    @property
-    def filter(self) -> str | None:
-        """A filter's state."""
-        return None if self.tickets else self.state
+    def lacking(self, key: Key) -> Count:
+        """A counter of this line that the ledger lacks: it has spent nothing."""
+        state = usage_digest() if self.tickets else None
+        return Count(self.plan_id, key, self.allowed, self.tickets, state=state)
 
 
-def counts(connection: Connection) -> dict[Place, Count]:
-    """Every counter and every filter of a ledger."""
+def counts(connection: Connection, only: Key | None = None) -> dict[Place, Count]:
+    """Every counter and every filter of a ledger, or ``only`` this one.
+
+    A principal's counter that the ledger lacks, if asked for, has spent nothing.
+    """
     found: dict[Place, Count] = {}
-    query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, filters.c.state)
-    query = query.add_columns(usage.c.digest.label("usage")).outerjoin(usage, usage.c.counter_id == counters.c.id)
-    query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(filters, filters.c.plan_id == plans.c.id)
-    for row in connection.execute(query):
-        if row.state is None:
-            key, in_use = Key(row.name, row.line, row.principal, row.digest), row.spent - row.returned
-            state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
-            found[key.place] = Count(row.plan_id, key, row.allowed, row.spent, in_use, bool(row.tickets), state, row.id)
+    of_plan = sa.true() if only is None else sa.and_(plans.c.name == only.plan, plans.c.digest == only.digest)
     query = sa.select(filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == filters.c.plan_id)
-    for row in connection.execute(query):
+    for row in connection.execute(query.where(of_plan)):
         key = Key(row.name, "", "", row.digest)
         found[key.place] = Count(row.plan_id, key, UNLIMITED, state=row.state)
+    query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
+    query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(usage, usage.c.counter_id == counters.c.id)
+    if only is not None:
+        query = query.where(counters.c.line == only.line, counters.c.principal.in_(["", only.principal]))
+    for row in connection.execute(query.where(of_plan)):
+        key = Key(row.name, row.line, row.principal, row.digest)
+        if key.whole_plan.place in found:  # a filter's lines have no limit of their own
+            continue
+        state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
+        in_use = row.spent - row.returned
+        found[key.place] = Count(row.plan_id, key, row.allowed, bool(row.tickets), row.spent, in_use, state, row.id)
+    if only is not None and only.place not in found and (line := found.get((only.plan, only.line, ""))) is not None:
+        found[only.place] = line.lacking(only)
     return found
 
 
-def lose(connection: Connection, plan_id: int, key: Key, units: int) -> None:
-    """Count so many units as spent without a charge. Makes a principal's counter if it is missing."""
-    where = at(Account(plan_id, key.line, key.principal))
-    values = {"spent": counters.c.spent + units, "lost": counters.c.lost + units}
-    advance = sa.update(counters).where(where).values(**values)
-    advance_and_read = advance.returning(counters.c.id, counters.c.spent, counters.c.lost)
-    row = connection.execute(advance_and_read).one_or_none()
-    if row is None:
-        allowed = connection.scalar(sa.select(counters.c.allowed).where(at(Account(plan_id, key.line))))
-        if allowed is None:
-            raise LedgerError(f"the ledger has lost a counter; {ADVICE}")
-        new = {"plan_id": plan_id, "line": key.line, "principal": key.principal, "allowed": allowed, "spent": 0}
-        connection.execute(sa.insert(counters).values(new))
-        row = connection.execute(advance_and_read).one()
+def lose(connection: Connection, count: Count, units: int) -> str:
+    """Count so many units as spent without a charge, and make the counter if it is missing.
+
+    Returns what the witness must know of a counter whose owners pay.
+    """
+    account = Account(count.plan_id, count.key.line, count.key.principal)
+    if count.id is None:
+        connection.execute(sa.insert(counters).values(**account._asdict(), allowed=count.allowed, spent=0))
+    advance = sa.update(counters).values(spent=counters.c.spent + units, lost=counters.c.lost + units)
+    advance = advance.where(account.counter)
+    row = connection.execute(advance.returning(counters.c.id, counters.c.spent, counters.c.lost)).one()
     written = {"counter_id": row.id, "number": row.spent, "charged": utc_now(), "units": units, "outcome": LOST}
     connection.execute(sa.insert(charges).values(written))
     summary = connection.execute(sa.select(usage).where(usage.c.counter_id == row.id)).one_or_none()
-    if summary is not None and (summary.spent, summary.lost) == (row.spent - units, row.lost - units):  # else torn
-        rows = (summary.chain, summary.row_count, summary.tickets)
-        digest = usage_digest(*rows, row.spent, row.lost, summary.owners)
-        write_summary(connection, row.id, False, spent=row.spent, lost=row.lost, before=summary.digest, digest=digest)
+    if summary is None:
+        return usage_digest(spent=row.spent, lost=row.lost)
+    if (summary.spent, summary.lost) != (row.spent - units, row.lost - units):  # torn
+        return str(summary.digest)
+    rows = (summary.chain, summary.row_count, summary.tickets)
+    digest = usage_digest(*rows, row.spent, row.lost, summary.owners)
+    values = {"spent": row.spent, "lost": row.lost, "before": summary.digest, "digest": digest}
+    write_summary(connection, row.id, False, values)
+    return digest
 
 
-def digest_of(connection: Connection, plan_id: int, key: Key) -> str:
-    """What the witness must know of a counter whose owners pay."""
-    query = sa.select(counters.c.spent, counters.c.lost, usage.c.digest)
-    query = query.outerjoin(usage, usage.c.counter_id == counters.c.id)
-    row = connection.execute(query.where(at(Account(plan_id, key.line, key.principal)))).one_or_none()
-    if row is None:
-        return usage_digest()
-    return row.digest if row.digest is not None else usage_digest(spent=row.spent, lost=row.lost)
+def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
+    """The witness's URL: as it was given (a path or a URL), or beside the ledger."""
+    if witness is None:
+        if ledger.path is None:
+            return ledger.url.render_as_string(hide_password=False)
+        return f"sqlite:///{ledger.path}.witness"
+    if not isinstance(witness, (str, os.PathLike)) or not str(witness):
+        raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
+    given = os.fspath(witness)
+    return given if "://" in given else f"sqlite:///{given}"
 
 
 def _exists(ledger: Database) -> bool:
     """Whether there is a ledger, or a file in its place."""
     if ledger.path is not None:
         return os.path.exists(ledger.path) and os.path.getsize(ledger.path) > 0
-    return ledger.run(has_ledger, "read")
+    return bool(ledger.run(schema.tables_of, "read"))
 
 
-def find_witness(ledger: Database, given: str | os.PathLike[str] | None) -> Witness:
-    """The witness of a ledger that is about to be opened; a new one for a new ledger. Never makes the ledger."""
+def open_beside(ledger: StoredLedger, given: str | os.PathLike[str] | None) -> Witness:
+    """Open a ledger, or make a new one, beside its witness.
+
+    `LedgerError` for a ledger without a witness, and for a witness whose ledger is gone.
+    """
     was_there = _exists(ledger)  # looked at first: whoever makes a ledger makes its witness before
     url = address(ledger, given)
     if was_there:
-        reader = Witness(url)
-        try:
-            about = reader.about()
-        finally:
-            reader.close()
-        if not about and not ledger.run(has_ledger, "read"):
+        with contextlib.closing(Witness(url)) as reader:
+            has_witness = bool(reader.about())
+        if not has_witness and not ledger.run(schema.tables_of, "read"):
             raise LedgerError(
                 f"the file {ledger.shown!r} holds no tables: it is not a ledger, or one that has lost its log (the "
                 f"file of its name with -wal); {ADVICE}"
             )
-        if not about:
-            ledger.run(check_version, "read")
+        if not has_witness:
+            ledger.run(lambda connection: schema.open_schema(connection, create=None), "read")
             raise LedgerError(
                 f"the ledger {ledger.shown!r} has no witness at {shown(url)!r}, so it may be a copy that starts "
                 f"counting again: nothing was charged; name its witness, or {ADVICE}"
             )
     witness = Witness(url, live=True)
-    if witness.begin()["made"] and not _exists(ledger):
+    about = witness.begin()
+    if about["made"] and not _exists(ledger):
         raise LedgerError(
             f"the ledger {ledger.shown!r} is gone, and its witness {witness.shown!r} knows that it was there: nothing "
             f"was charged; {ADVICE}. For another budget name another ledger: both then count. Deleting a ledger takes "
             "no answer back. Only if no earlier answer counts, because it was a trial on data of nobody, remove the "
             "witness as well: by that you vouch for it"
         )
+
+    def make(connection: Connection) -> str | None:
+        schema.open_schema(connection, create=None if about["made"] else about["identity"])
+        return schema.read_meta(connection, "identity")
+
+    if ledger.run(make) == about["identity"] and not about["made"]:
+        ledger.write_through()
+        witness.note(made="yes")
     return witness
 
 
@@ -150,7 +165,9 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     If nobody else is there, count as spent what a process that was killed may have spent.
     """
     about, known, place = witness.about(), witness.marks(), place_of_ledger(ledger)  # the marks first: they are behind
-    identity, found = ledger.run(lambda connection: (identity_of(connection), counts(connection)), "read")
+    identity, found = ledger.run(
+        lambda connection: (schema.read_meta(connection, "identity"), counts(connection)), "read"
+    )
     if identity is None or about.get("identity") != identity:
         raise LedgerError(
             f"the ledger {ledger.shown!r} is not the one whose witness is {witness.shown!r}: nothing was charged; "
@@ -164,8 +181,8 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     digests = {count.key.plan: count.key.digest for count in found.values()}
     for mark in known:
         count = found.get(mark.key.place)
-        if mark.key.plan not in digests and mark.ahead < 0:
-            continue  # given up by `recover`
+        if mark.key.plan not in digests and mark.ahead == GIVEN_UP:
+            continue
         spent = count.spent if count else 0
         if digests.get(mark.key.plan) != mark.key.digest or spent < mark.low:
             raise rolled_back(mark.key, spent, mark.low)
@@ -173,10 +190,12 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
             raise rolled_back(mark.key)
     if not alone:
         return
-    here = [mark for mark in known if mark.key.plan in digests]
-    lost = {mark.key: units for mark in here if (units := settle(ledger, witness, mark)) is not None}
+    lost: list[str] = []
+    for mark in known:
+        if mark.key.plan in digests and (units := settle(ledger, witness, mark)) is not None:
+            lost.append(f"{mark.key.plan!r} {mark.key.line}: {units or 'the latest charge'}")
     changed = [
-        replace(mark, reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
+        mark._replace(reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
         for mark in known
         if (count := found.get(mark.key.place)) and (mark.ahead or count.in_use > mark.reserved)
     ]
@@ -185,53 +204,43 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     if about.get("place") != place:
         witness.note(place=place)
     if lost:
-        words = ", ".join(f"{key.plan!r} {key.line}: {units or 'the latest charge'}" for key, units in lost.items())
         warnings.warn(
             f"the ledger {ledger.shown!r} was not closed by every process that used it, or an older copy was put in "
-            f"its place: what may have been spent counts as spent ({words})",
+            f"its place: what may have been spent counts as spent ({', '.join(lost)})",
             PrivacyWarning,
             stacklevel=2,
         )
 
 
-def settle_one(ledger: Database, witness: Witness, key: Key) -> None:
-    """For a counter or filter whose ledger lacks the latest grant: count it as spent."""
-    for mark in witness.marks():
-        if mark.key in (key, key.whole_plan):
-            settle(ledger, witness, mark)
-
-
 def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
     """Count as spent what is reserved and not in the ledger: how much that was (0 of a filter), None if nothing."""
-    return ledger.run(lambda connection: _settle(connection, witness, mark))
-
-
-def _settle(connection: Connection, witness: Witness, mark: Mark) -> int | None:
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
     key = mark.key
-    plan = sa.select(plans.c.id, plans.c.tickets).where(plans.c.name == key.plan, plans.c.digest == key.digest)
-    stored = connection.execute(plan).one_or_none()
-    if stored is None:
-        raise rolled_back(key)
-    if mark.state is not None and not stored.tickets:
-        if read_filter(connection, stored.id) != mark.before or mark.before == mark.state:
+
+    def work(connection: Connection) -> int | None:
+        if not ledger.is_sqlite:
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+        plan_id = sa.select(plans.c.id).where(plans.c.name == key.plan).scalar_subquery()
+        row = (counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
+        connection.execute(sa.select(counters.c.id).where(*row).with_for_update()).all()  # no charge until the end
+        count = counts(connection, key).get(key.place)
+        if count is None:
+            raise rolled_back(key)
+        if not key.line:
+            if read_filter(connection, count.plan_id) != mark.before or mark.before == mark.state:
+                return None
+            write_filter(connection, count.plan_id, str(mark.state))
+            return 0
+        if count.spent < mark.low:
+            raise rolled_back(key, count.spent, mark.low)
+        units = mark.reserved - count.in_use
+        if units <= 0 or (count.tickets and count.state != mark.before):
             return None
-        write_filter(connection, stored.id, mark.state)
-        return 0
-    of_counter = sa.select(counters.c.spent, counters.c.returned).where(at(Account(stored.id, key.line, key.principal)))
-    row = connection.execute(of_counter.with_for_update()).one_or_none()
-    spent, returned = (0, 0) if row is None else (row.spent, row.returned)
-    if spent < mark.low:
-        raise rolled_back(key, spent, mark.low)
-    units: int = mark.reserved - (spent - returned)
-    before = digest_of(connection, stored.id, key) if stored.tickets else None
-    if units <= 0 or (before is not None and before != mark.before):
-        return None
-    lose(connection, stored.id, key, units)
-    if before is not None:  # the next charge is on this copy, and on no other that has counted as far
-        witness.settle(mark, digest_of(connection, stored.id, key))
-    return units
+        digest = lose(connection, count, units)
+        if count.tickets:  # the next charge is on this copy, and on no other that has counted as far
+            witness.settle(mark, digest)
+        return units
+
+    return ledger.run(work)
 
 
 def place_of_ledger(ledger: Database) -> str:

@@ -111,9 +111,8 @@ def enter_generation(
     """
     text = None if fingerprint is None else json.dumps(list(fingerprint))
     latest = connection.scalar(sa.select(sa.func.max(plans.c.generation))) or 1
-    announced = connection.scalar(
-        sa.select(sa.func.max(acts.c.id)).where(acts.c.name == name, acts.c.generation.is_(None))
-    )
+    is_ahead = sa.and_(acts.c.name == name, acts.c.generation.is_(None))
+    announced = connection.scalar(sa.select(sa.func.max(acts.c.id)).where(is_ahead))
     if announced is None:
         return latest, text
     if fingerprint is None:
@@ -138,11 +137,15 @@ def refuse_shared(name: str, before: Iterable[str], after: Iterable[str]) -> Non
         )
 
 
-def holds(connection: Connection, gone: Sequence[str]) -> bool:
-    """Whether a sketch has one of these hashes."""
-    texts = [*connection.scalars(sa.select(plans.c.fingerprint))]
-    texts += [text for row in connection.execute(sa.select(acts.c.before, acts.c.after)) for text in row]
-    return any(set(gone) & set(json.loads(text)) for text in texts if text)
+def sketches_with(connection: Connection, gone: Sequence[str]) -> list[tuple[sa.Column[str], int, set[str]]]:
+    """The sketches that have one of these hashes: each one's column, the id of its row, and its hashes."""
+    found = []
+    for column in (plans.c.fingerprint, acts.c.before, acts.c.after):
+        for row_id, text in connection.execute(sa.select(column.table.c.id, column).where(column.is_not(None))).all():
+            hashes = set(json.loads(text))
+            if hashes & set(gone):
+                found.append((column, row_id, hashes))
+    return found
 
 
 def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> None:
@@ -151,19 +154,12 @@ def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> No
     A plan whose sketch had one of them was made on this owner's store, so hashes of the owners ``left`` there take
     their places: a later fresh start finds them as before.
     """
-    out = set(gone)
-    rows = connection.execute(sa.select(plans.c.id, plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
-    for plan_id, text in rows.all():
-        sketch = set(json.loads(text))
-        if sketch & out:
-            now = json.dumps(heapq.nsmallest(SKETCH, (sketch - out) | set(left)))
-            connection.execute(sa.update(plans).where(plans.c.id == plan_id).values(fingerprint=now))
-    for act in connection.execute(sa.select(acts.c.id, acts.c.before, acts.c.after)).all():
-        for column in ("before", "after"):
-            marks = json.loads(getattr(act, column) or "[]")
-            if out & set(marks):
-                kept = json.dumps([mark for mark in marks if mark not in out])
-                connection.execute(sa.update(acts).where(acts.c.id == act.id).values({column: kept}))
+    for column, row_id, hashes in sketches_with(connection, gone):
+        kept = sorted(hashes.difference(gone))
+        if column is plans.c.fingerprint:
+            kept = heapq.nsmallest(SKETCH, {*kept, *left})
+        update = sa.update(column.table).where(column.table.c.id == row_id)
+        connection.execute(update.values({column: json.dumps(kept)}))
 
 
 def same_data(stored: Sequence[StoredPlan], generation: int) -> list[StoredPlan]:
@@ -182,27 +178,21 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
     shares: list[PlanShare] = []
     schedule: list[Line] = []
     deltas: list[float] = []
-    epsilons_of_filters: list[float] = []
-    deltas_of_filters: list[float] = []
+    of_filters: list[tuple[float, float]] = []
     for item in stored:
         counts = dict(spent[item.id])
-        is_used = any(counts.values())
         if item.is_filter:
             content = json.loads(item.content)
             epsilon, delta = content["epsilon"], content["delta"]
-            if is_used:
-                epsilons_of_filters.append(epsilon)
-                deltas_of_filters.append(delta)
+            of_filters += [(epsilon, delta)] if any(counts.values()) else []
         else:
             plan = PrivacyPlan.from_json(item.content)
             epsilon, delta = plan.epsilon, plan.delta
-            try:
-                most = plan.at_most({name: counts[name] for name in plan.lines})
-            except KeyError:
-                raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}") from None
+            if not plan.lines.keys() <= counts.keys():
+                raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}")
+            most = plan.at_most({name: counts[name] for name in plan.lines})
             schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
-            if is_used:
-                deltas.append(delta)
+            deltas += [delta] if any(counts.values()) else []
         shares.append(
             PlanShare(
                 name=item.name,
@@ -219,19 +209,19 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
         at = max(deltas)
         together = PLDAccountant().epsilon(schedule, at)
         if not math.isfinite(together):
-            at = min(0.999, _sum(*deltas))
+            at = min(0.999, _sum(deltas))
             together = PLDAccountant().epsilon(schedule, at)
     return Total(
-        epsilon=_sum(together, *epsilons_of_filters),
-        delta=_sum(at, *deltas_of_filters),
-        promised_epsilon=_sum(*(share["epsilon"] for share in shares)),
-        promised_delta=_sum(*(share["delta"] for share in shares)),
+        epsilon=_sum([together, *(epsilon for epsilon, _ in of_filters)]),
+        delta=_sum([at, *(delta for _, delta in of_filters)]),
+        promised_epsilon=_sum([share["epsilon"] for share in shares]),
+        promised_delta=_sum([share["delta"] for share in shares]),
         assumption=assumption("per_principal" if any(item.scope == "per_principal" for item in stored) else "shared"),
         plans=shares,
     )
 
 
-def _sum(*values: float) -> float:
+def _sum(values: Sequence[float]) -> float:
     """The sum, rounded up if adding rounds at all."""
     answer = math.fsum(values)
     return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)

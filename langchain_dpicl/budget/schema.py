@@ -1,31 +1,32 @@
 """The ledger's tables. A ledger of another version is refused.
 
 - plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
-- counters: how much is allowed and spent, one row per line, and per line and principal in a ``per_principal`` plan
-  (where the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
-  numbers; what counts is ``spent - returned``, where ``returned`` are tokens that were charged and never sampled.
-  ``lost`` is how much of ``spent`` was counted for charges that the ledger may have lost (`witness`); where owners pay
-  with tickets, each of them has so many fewer
-- charges: one row per release, what it counts for (``units``: one, or its tokens), its receipt and its answer once they
-  are recorded; ``number`` is the last of the numbers that it took
-- queries: the latest charge for a query, which is what replay looks up
-- filters: what a filtered budget has spent at each order, as hexadecimal floats
+- counters: the allowance and what is spent, one row per line, and per line and principal in a ``per_principal`` plan
+  (there the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
+  numbers; ``spent - returned`` counts against the allowance: ``returned`` are tokens that were charged and never
+  sampled. ``lost`` is the part of ``spent`` counted for charges that the ledger may have lost (`witness`); if owners
+  pay with tickets, each of them has so many fewer
+- charges: one row per release: ``units`` (1, or its tokens), ``number`` (the last of the numbers it took), and its
+  receipt and answer once they are recorded
+- queries: the latest charge for each query, which replay looks up
+- filters: the divergence that a filtered budget has spent at each order, as hexadecimal floats
 - acts: fresh starts, with their reasons
-- owner_index, owner_marks: of a plan whose owners pay with tickets, how many entries its owner index has, and what they
-  are. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds the
-  marks from the position ``start`` on; ``changes`` counts the owners who were forgotten
+- owner_index, owner_marks: of a plan whose owners pay with tickets, the number of entries in its owner index, and the
+  entries. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds
+  the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten
 - usage, usage_rows, usage_counts: of each counter of such a plan, the positions that used a ticket at each charge
   (``usage_rows``, numbered without a gap), the sums of the earlier rows by position (``usage_counts``), and one row
-  that says what all of this must be (``usage``): how many rows and tickets, the chained hash of all rows (``chain``;
-  ``base`` of the summed ones), the hashes of the sums (``sums``) and of the first ``owners`` marks (``marks``), and the
-  counter's ``spent`` and ``lost``. ``digest`` is the hash of the row, which the witness knows too, and ``before`` the
-  one before. Private: see `tickets`
+  that binds them (``usage``): the number of rows and tickets, the chained hash of all rows (``chain``; ``base`` of the
+  summed ones), the hashes of the sums (``sums``) and of the first ``owners`` marks (``marks``), and the counter's
+  ``spent`` and ``lost``. ``digest`` is the hash of the row, which the witness knows too, and ``before`` the one before.
+  Private: see `tickets`
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -35,7 +36,6 @@ from langchain_dpicl.errors import LedgerError
 VERSION = 5
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
-IDENTITY = "identity"
 ADVICE = (
     "stop every process that uses it, put a whole copy in place if it is damaged or gone (remove its -wal and -shm "
     "first), and run "
@@ -45,22 +45,44 @@ ADVICE = (
 _LOCK = 0x6470696C  # a number for PostgreSQL's advisory lock; any would do, as long as all workers use the same
 
 metadata = sa.MetaData()
-meta = sa.Table(
-    "dpicl_meta",
-    metadata,
-    sa.Column("key", sa.String(64), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
+
+
+def text(name: str, length: int | None = None, **how: Any) -> sa.Column[str]:
+    """A column of text, at most ``length`` characters long; not nullable by default."""
+    return sa.Column(name, sa.Text() if length is None else sa.String(length), **{"nullable": False, **how})
+
+
+def whole(name: str, **how: Any) -> sa.Column[int]:
+    """A column of whole numbers of 64 bits; not nullable by default."""
+    return sa.Column(name, sa.BigInteger(), **{"nullable": False, **how})
+
+
+def _id(name: str, refers_to: str | None = None) -> sa.Column[int]:
+    """A part of a primary key that names a row of another table."""
+    key = [] if refers_to is None else [sa.ForeignKey(refers_to)]
+    return sa.Column(name, sa.Integer, *key, primary_key=True, autoincrement=False)
+
+
+def _number(name: str) -> sa.Column[int]:
+    """A part of a primary key that counts."""
+    return whole(name, primary_key=True, autoincrement=False)
+
+
+def _bytes(name: str) -> sa.Column[bytes]:
+    return sa.Column(name, sa.LargeBinary, nullable=False)
+
+
+meta = sa.Table("dpicl_meta", metadata, text("key", 64, primary_key=True), text("value"))
 plans = sa.Table(
     "dpicl_plans",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False, unique=True),
-    sa.Column("content", sa.Text, nullable=False),
-    sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("created", sa.String(40), nullable=False),
-    sa.Column("scope", sa.String(20), nullable=False, server_default="shared"),
-    sa.Column("fingerprint", sa.Text),
+    text("name", 255, unique=True),
+    text("content"),
+    text("digest", 64),
+    text("created", 40),
+    text("scope", 20, server_default="shared"),
+    text("fingerprint", nullable=True),
     sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
     sa.Column("tickets", sa.Integer, nullable=False, server_default="0"),
 )
@@ -69,12 +91,12 @@ counters = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), nullable=False),
-    sa.Column("line", sa.String(255), nullable=False),
-    sa.Column("principal", sa.String(255), nullable=False, server_default=""),
-    sa.Column("allowed", sa.BigInteger, nullable=False),
-    sa.Column("spent", sa.BigInteger, nullable=False),
-    sa.Column("returned", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("lost", sa.BigInteger, nullable=False, server_default="0"),
+    text("line", 255),
+    text("principal", 255, server_default=""),
+    whole("allowed"),
+    whole("spent"),
+    whole("returned", server_default="0"),
+    whole("lost", server_default="0"),
     sa.UniqueConstraint("plan_id", "line", "principal", name="dpicl_one_counter"),
     sa.CheckConstraint(
         "returned >= 0 AND returned <= spent AND spent - returned <= allowed", name="dpicl_never_over_spent"
@@ -83,89 +105,58 @@ counters = sa.Table(
 charges = sa.Table(
     "dpicl_charges",
     metadata,
-    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("charged", sa.String(40), nullable=False),
-    sa.Column("units", sa.BigInteger, nullable=False, server_default="1"),
-    sa.Column("outcome", sa.String(255)),
-    sa.Column("receipt", sa.Text),
-    sa.Column("answer", sa.Text),
+    _id("counter_id"),
+    _number("number"),
+    text("charged", 40),
+    whole("units", server_default="1"),
+    text("outcome", 255, nullable=True),
+    text("receipt", nullable=True),
+    text("answer", nullable=True),
     sqlite_with_rowid=False,  # rows are appended in key order: a charge touches few pages, whatever came before
 )
 queries = sa.Table(
     "dpicl_queries",
     metadata,
-    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("query", sa.String(64), primary_key=True),
-    sa.Column("number", sa.BigInteger, nullable=False),
+    _id("counter_id"),
+    text("query", 64, primary_key=True),
+    whole("number"),
     sqlite_with_rowid=False,
 )
-filters = sa.Table(
-    "dpicl_filters",
-    metadata,
-    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), primary_key=True, autoincrement=False),
-    sa.Column("state", sa.Text, nullable=False),
-)
+filters = sa.Table("dpicl_filters", metadata, _id("plan_id", "dpicl_plans.id"), text("state"))
 acts = sa.Table(
     "dpicl_acts",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("announced", sa.String(40), nullable=False),
+    text("name", 255),
+    text("reason"),
+    text("announced", 40),
     sa.Column("generation", sa.Integer),
-    sa.Column("carried_out", sa.String(40)),
-    sa.Column("before", sa.Text),
-    sa.Column("after", sa.Text),
+    text("carried_out", 40, nullable=True),
+    text("before", nullable=True),
+    text("after", nullable=True),
 )
 owner_index = sa.Table(
-    "dpicl_owner_index",
-    metadata,
-    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), primary_key=True, autoincrement=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("changes", sa.BigInteger, nullable=False, server_default="0"),
+    "dpicl_owner_index", metadata, _id("plan_id", "dpicl_plans.id"), whole("size"), whole("changes", server_default="0")
 )
-owner_marks = sa.Table(
-    "dpicl_owner_marks",
-    metadata,
-    sa.Column("plan_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("start", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("marks", sa.LargeBinary, nullable=False),
-)
+owner_marks = sa.Table("dpicl_owner_marks", metadata, _id("plan_id"), _number("start"), _bytes("marks"))
 usage = sa.Table(
     "dpicl_usage",
     metadata,
-    sa.Column("counter_id", sa.Integer, sa.ForeignKey("dpicl_counters.id"), primary_key=True, autoincrement=False),
-    *(
-        sa.Column(name, sa.BigInteger, nullable=False)
-        for name in ("row_count", "summed", "tickets", "spent", "lost", "owners")
-    ),
-    *(
-        sa.Column(name, sa.String(32), nullable=False)
-        for name in ("chain", "base", "sums", "marks", "before", "digest")
-    ),
+    _id("counter_id", "dpicl_counters.id"),
+    *(whole(name) for name in ("row_count", "summed", "tickets", "spent", "lost", "owners")),
+    *(text(name, 32) for name in ("chain", "base", "sums", "marks", "before", "digest")),
 )
 usage_rows = sa.Table(
-    "dpicl_usage_rows",
-    metadata,
-    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("units", sa.BigInteger, nullable=False),
-    sa.Column("positions", sa.LargeBinary, nullable=False),
+    "dpicl_usage_rows", metadata, _id("counter_id"), _number("number"), whole("units"), _bytes("positions")
 )
-usage_counts = sa.Table(
-    "dpicl_usage_counts",
-    metadata,
-    sa.Column("counter_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("counts", sa.LargeBinary, nullable=False),
-)
+usage_counts = sa.Table("dpicl_usage_counts", metadata, _id("counter_id"), _bytes("counts"))
 
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
 """What a counter counts against its allowance."""
 
 
 def hashed(*pieces: bytes) -> str:
-    """The hash of these bytes, and of how they are cut."""
+    """The hash of these bytes and of their lengths."""
     found = hashlib.blake2b(digest_size=16)
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "big") + piece)
@@ -175,42 +166,26 @@ def hashed(*pieces: bytes) -> str:
 def usage_digest(
     chain: str = "", row_count: int = 0, tickets: int = 0, spent: int = 0, lost: int = 0, owners: int = 0
 ) -> str:
-    """The digest of a usage row. Summing rows does not change it, and forgetting does not."""
+    """The digest of a usage row. Summing rows and forgetting owners do not change it."""
     return hashed(f"{chain}:{row_count}:{tickets}:{spent}:{lost}:{owners}".encode())
 
 
-def has_ledger(connection: Connection) -> bool:
-    """Whether any of a ledger's tables is there."""
-    return bool(_tables(connection))
+def tables_of(connection: Connection) -> set[str]:
+    """The names of the ledger's tables that are there."""
+    return set(sa.inspect(connection).get_table_names()) & set(metadata.tables)
 
 
-def check_version(connection: Connection) -> None:
-    """`LedgerError` if the tables are of another version, or if some of them are lost."""
-    present = _tables(connection)
-    version: str | None = None
-    if "dpicl_meta" in present:
-        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema_version"))
-    if version is not None and version != str(VERSION):
-        raise LedgerError(f"the ledger has schema version {version}; this release reads version {VERSION} alone")
-    if version is None or present != set(metadata.tables):
-        raise LedgerError(f"the ledger has lost tables; {ADVICE}")
-
-
-def identity_of(connection: Connection) -> str | None:
-    """The random name that was made with the ledger; None if it lost it."""
-    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == IDENTITY))
+def read_meta(connection: Connection, name: str) -> str | None:
+    """A value that was made with the ledger: "identity" (a random name), a key in hexadecimal, or "schema_version"."""
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
 
 
 def key_of(connection: Connection, name: str) -> bytes:
     """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
-    found = connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
+    found = read_meta(connection, name)
     if found is None:
         raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
     return bytes.fromhex(found)
-
-
-def _tables(connection: Connection) -> set[str]:
-    return set(sa.inspect(connection).get_table_names()) & set(metadata.tables)
 
 
 def open_schema(connection: Connection, *, create: str | None) -> None:
@@ -219,18 +194,21 @@ def open_schema(connection: Connection, *, create: str | None) -> None:
     ``create`` is the identity of a ledger that may be made; None if none may. Raises `LedgerError` for a ledger that
     is not there, that another version wrote, or that has lost tables.
     """
-    sqlite = connection.dialect.name == "sqlite"
-    if not sqlite:  # workers that start together wait for the first
+    if connection.dialect.name == "postgresql":  # workers that start together wait for the first
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-    if has_ledger(connection):
-        check_version(connection)
+    if present := tables_of(connection):
+        version = read_meta(connection, "schema_version") if "dpicl_meta" in present else None
+        if version not in (None, str(VERSION)):
+            raise LedgerError(f"the ledger has schema version {version}; this release reads version {VERSION} alone")
+        if version is None or present != set(metadata.tables):
+            raise LedgerError(f"the ledger has lost tables; {ADVICE}")
         return
     if create is None:
         raise LedgerError("there is no ledger here")
     metadata.create_all(connection)
     # Random keys, made once: without them no hash in the ledger can be tried against a guess.
-    rows = [{"key": key, "value": secrets.token_hex(32)} for key in ("query_key", "fingerprint_key")]
-    rows += [{"key": "schema_version", "value": str(VERSION)}, {"key": IDENTITY, "value": create}]
-    connection.execute(sa.insert(meta), rows)
-    if sqlite:
+    values = {"query_key": secrets.token_hex(32), "fingerprint_key": secrets.token_hex(32)}
+    values |= {"schema_version": str(VERSION), "identity": create}
+    connection.execute(sa.insert(meta), [{"key": key, "value": value} for key, value in values.items()])
+    if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")

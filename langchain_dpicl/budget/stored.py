@@ -12,22 +12,11 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.claims import Account, Charge, Claim, at, claims_of, open_charge, utc_now
+from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.claims import Account, Charge, Claim, claims_of, read_filter, spent_beside, utc_now
 from langchain_dpicl.budget.database import Database, transaction
-from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, holds
-from langchain_dpicl.budget.schema import (
-    ADVICE,
-    acts,
-    charges,
-    counters,
-    filters,
-    in_use,
-    key_of,
-    meta,
-    open_schema,
-    owner_index,
-    plans,
-)
+from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, sketches_with
+from langchain_dpicl.budget.schema import ADVICE, acts, charges, counters, filters, in_use, owner_index, plans, queries
 from langchain_dpicl.budget.witness import Key, rolled_back
 from langchain_dpicl.errors import LedgerError
 
@@ -48,12 +37,18 @@ class Release:
 
 @dataclass
 class Counter:
-    """What this process knows of a counter that it has charged, and the number that the counter has surely reached."""
+    """What this process knows of a counter that it charges, and the permits that it has for it."""
 
     key: Key
     allowed: int
-    tickets: bool
-    reached: int = 0
+    tickets: bool  # owners pay
+    reached: int = 0  # a number that the counter has surely reached
+    hand: int = 0  # permits in hand
+    ahead: int = 0  # permits granted ahead
+    charged: int = 0  # permits used up so far
+
+
+_RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 
 
 class StoredLedger(Database):
@@ -63,18 +58,18 @@ class StoredLedger(Database):
         self._charged: dict[Account, Counter] = {}
         super().__init__(url)
         self._open()
-        self._opened = True
+        self.opened = True
 
     def _open(self) -> None:
         if self.path is not None and not os.path.exists(self.path):
             raise LedgerError(f"there is no ledger {self.shown!r}")
-        self.run(lambda connection: open_schema(connection, create=None))
+        self.run(lambda connection: schema.open_schema(connection, create=None))
 
     def write_through(self) -> None:
         """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
         if not self.is_sqlite:
             return
-        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self.using(), self._writers, self._mutex:
+        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self.using(), self._writers:
             pooled = self._engine.raw_connection()
             try:
                 pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -83,16 +78,16 @@ class StoredLedger(Database):
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
-    def find_plan(self, name: str) -> StoredPlan | None:
-        """The plan under this name, if one is stored."""
-        return next(iter(self.plans(name)), None)
+    @transaction("read")
+    def plans(self, connection: Connection) -> list[StoredPlan]:
+        """Every plan of the ledger, the oldest first."""
+        return [StoredPlan(**row) for row in connection.execute(sa.select(plans).order_by(plans.c.id)).mappings()]
 
     @transaction("read")
-    def plans(self, connection: Connection, name: str | None = None) -> list[StoredPlan]:
-        """Every plan of the ledger, the oldest first."""
-        query = sa.select(plans).order_by(plans.c.id)
-        query = query if name is None else query.where(plans.c.name == name)
-        return [StoredPlan(**row) for row in connection.execute(query).mappings()]
+    def find_plan(self, connection: Connection, name: str) -> StoredPlan | None:
+        """The plan under this name, if one is stored."""
+        row = connection.execute(sa.select(plans).where(plans.c.name == name)).mappings().one_or_none()
+        return None if row is None else StoredPlan(**row)
 
     def store_plan(
         self,
@@ -114,7 +109,9 @@ class StoredLedger(Database):
 
         def insert(connection: Connection) -> None:
             # Workers that freeze plans at once do it one after the other.
-            connection.execute(sa.select(meta.c.value).where(meta.c.key == "schema_version").with_for_update())
+            connection.execute(
+                sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version").with_for_update()
+            )
             if connection.scalar(sa.select(plans.c.id).where(plans.c.name == name)) is not None:
                 return
             now = utc_now()
@@ -140,7 +137,7 @@ class StoredLedger(Database):
     def add_line(self, connection: Connection, plan_id: int, line: str, allowed: int) -> None:
         """A further line of a plan, unless it is there."""
         connection.execute(sa.select(plans.c.id).where(plans.c.id == plan_id).with_for_update())
-        if connection.scalar(sa.select(counters.c.id).where(at(Account(plan_id, line)))) is None:
+        if connection.scalar(sa.select(counters.c.id).where(Account(plan_id, line).counter)) is None:
             connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=allowed, spent=0))
 
     @transaction()
@@ -153,12 +150,26 @@ class StoredLedger(Database):
         """Every fresh start, announced or carried out."""
         return [Act(**row) for row in connection.execute(sa.select(acts).order_by(acts.c.id)).mappings()]
 
+    def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
+        """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
+        if not self.run(lambda connection: sketches_with(connection, gone), "read"):
+            return
+        others = left()
+
+        def drop_all(connection: Connection) -> None:
+            if self.is_sqlite:
+                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            drop(connection, gone, others)
+
+        self.run(drop_all)
+        self.write_through()
+
     # -- keys and names -----------------------------------------------------------------------------------------------
 
     @transaction("read")
     def key(self, connection: Connection, name: str) -> bytes:
         """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
-        return key_of(connection, name)
+        return schema.key_of(connection, name)
 
     @property
     def identity(self) -> str:
@@ -176,20 +187,6 @@ class StoredLedger(Database):
         is_file = not url.database.startswith("file:")
         return url.set(database=self.path if is_file else url.database).render_as_string()
 
-    def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
-        """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
-        if not self.run(lambda connection: holds(connection, gone), "read"):
-            return
-        others = left()
-
-        def drop_all(connection: Connection) -> None:
-            if self.is_sqlite:
-                connection.exec_driver_sql("PRAGMA secure_delete=ON")
-            drop(connection, gone, others)
-
-        self.run(drop_all)
-        self.write_through()
-
     # -- charges ------------------------------------------------------------------------------------------------------
 
     @transaction("read")
@@ -199,8 +196,22 @@ class StoredLedger(Database):
 
     @transaction("read")
     def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
-        """The latest charge for this query, if nobody has answered it or given it up."""
-        return open_charge(connection, account, query, others)
+        """The latest charge for this query, if nobody has answered it or given it up. ``others`` are as of now.
+
+        Its ``spent`` is all that is in use on the line now, at least what was in use when it was made.
+        """
+        row = connection.execute(
+            sa.select(charges, in_use.label("in_use"))
+            .join(counters, counters.c.id == charges.c.counter_id)
+            .join(queries, sa.and_(queries.c.counter_id == counters.c.id, queries.c.number == charges.c.number))
+            .where(account.counter, queries.c.query == query)
+            .where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
+        ).one_or_none()
+        if row is None:
+            return None
+        number, beside = row.number, spent_beside(connection, account) if others else {}
+        about = {"number": number, "counter_id": row.counter_id, "units": row.units, "returned": number - row.in_use}
+        return Charge(**account._asdict(), **about, time=row.charged, others=beside, query=query)
 
     @transaction("read")
     def receipt(
@@ -218,41 +229,43 @@ class StoredLedger(Database):
 
     def spent(self, plan_id: int, principal: str = "") -> dict[str, int]:
         """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
-        found = self._counts(plan_id, counters.c.principal.in_(["", principal]))
+        found = self.most_spent(plan_id, "", principal)
         if not found:
             raise LedgerError(f"the ledger has lost this plan; {ADVICE}")
-        lines = sorted({line for _, line in found})
-        return {line: max(found.get((who, line), 0) for who in ("", principal)) for line in lines}
+        return dict(sorted(found.items()))
 
-    def _counts(self, plan_id: int, *which: sa.ColumnElement[bool]) -> dict[tuple[str, str], int]:
-        """What counts, by principal and line. `LedgerError` if a counter is lower than this process has seen it."""
+    def most_spent(self, plan_id: int, *principals: str) -> dict[str, int]:
+        """Each line's releases, of whoever spent most of it: of these principals, or of all."""
+        found = self.by_principal(plan_id, *principals)
+        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
+
+    def by_principal(self, plan_id: int, *principals: str) -> dict[str, dict[str, int]]:
+        """What these principals, or all, have spent on each line ("" if all share one).
+
+        `LedgerError` if a counter is lower than this process has seen it.
+        """
         query = sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
-        query = query.where(counters.c.plan_id == plan_id, *which).order_by(counters.c.id)
-        seen: dict[Key, int] = {}
+        query = query.where(counters.c.plan_id == plan_id).order_by(counters.c.id)
+        if principals:
+            query = query.where(counters.c.principal.in_(principals))
+        reached: dict[Key, int] = {}
         while True:
             rows = self.run(lambda connection: connection.execute(query).all(), "read")
-            low: dict[Key, int] = {}
-            for principal, line, spent, _ in rows if self._charged else []:
-                known = self._charged.get(Account(plan_id, line, principal))
-                if known is not None and spent < seen.get(known.key, 0):  # it was seen before this reading
-                    raise rolled_back(known.key, spent, known.reached)
-                if known is not None and spent < known.reached:
-                    low[known.key] = known.reached
-            if not low:
-                return {(principal, line): int(counted) for principal, line, _, counted in rows}
-            seen = low  # another thread may have charged meanwhile: read again
-
-    def by_principal(self, plan_id: int) -> dict[str, dict[str, int]]:
-        """What every principal has spent on each line ("" if all share one counter)."""
+            behind = [
+                (counter, spent)
+                for principal, line, spent, _ in rows
+                if (counter := self._charged.get(Account(plan_id, line, principal))) and spent < counter.reached
+            ]
+            for counter, spent in behind:
+                if spent < reached.get(counter.key, 0):  # it was reached before this reading
+                    raise rolled_back(counter.key, spent, counter.reached)
+            if not behind:
+                break
+            reached = {counter.key: counter.reached for counter, _ in behind}  # perhaps meanwhile: read again
         answer: dict[str, dict[str, int]] = {}
-        for (principal, line), spent in self._counts(plan_id).items():
-            answer.setdefault(principal, {})[line] = spent
+        for principal, line, _, counted in rows:
+            answer.setdefault(principal, {})[line] = int(counted)
         return answer
-
-    def most_spent(self, plan_id: int) -> dict[str, int]:
-        """Each line's releases, of whoever spent most of it."""
-        found = self.by_principal(plan_id)
-        return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
 
     @transaction("read")
     def counters(self, connection: Connection, plan_id: int, line: str) -> dict[str, int]:
@@ -260,26 +273,20 @@ class StoredLedger(Database):
         query = sa.select(counters.c.principal, counters.c.id).where(
             counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0
         )
-        return {principal: counter for principal, counter in sorted(connection.execute(query).all())}  # noqa: C416
+        return dict(sorted(map(tuple, connection.execute(query))))
 
     def history(self, plan_id: int) -> Iterator[Release]:
         """Every release of a plan, counter by counter, read in pieces."""
-        last: tuple[int, int] = (0, 0)
-        while rows := self._history(plan_id, last):
-            yield from rows
-            last = (rows[-1].counter_id, rows[-1].number)
-
-    @transaction("read")
-    def _history(self, connection: Connection, plan_id: int, last: tuple[int, int]) -> list[Release]:
-        query = (
-            sa.select(counters.c.line, counters.c.principal, *_OF_RELEASE)
-            .join(counters, counters.c.id == charges.c.counter_id)
-            .where(counters.c.plan_id == plan_id)
-            .where(sa.tuple_(charges.c.counter_id, charges.c.number) > sa.tuple_(*map(sa.literal, last)))
-            .order_by(charges.c.counter_id, charges.c.number)
-            .limit(10_000)
+        place = sa.tuple_(charges.c.counter_id, charges.c.number)
+        query = sa.select(counters.c.line, counters.c.principal, *_RELEASE).join(
+            counters, counters.c.id == charges.c.counter_id
         )
-        return [Release(*row) for row in connection.execute(query)]
+        query = query.where(counters.c.plan_id == plan_id).order_by(*place).limit(10_000)
+        rows = self.run(lambda connection: connection.execute(query).all(), "read")
+        while rows:
+            yield from (Release(*row) for row in rows)
+            further = query.where(place > sa.tuple_(*map(sa.literal, (rows[-1].counter_id, rows[-1].number))))
+            rows = self.run(lambda connection: connection.execute(further).all(), "read")  # noqa: B023
 
     @transaction("read")
     def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[Release], int]:
@@ -290,7 +297,7 @@ class StoredLedger(Database):
         for counter, line in connection.execute(sa.select(counters.c.id, counters.c.line).where(of_plan)).all():
             mine = charges.c.counter_id == counter
             total += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
-            query = sa.select(*_OF_RELEASE).where(mine).order_by(charges.c.number.desc()).limit(last)
+            query = sa.select(*_RELEASE).where(mine).order_by(charges.c.number.desc()).limit(last)
             found += [Release(line, principal, *row) for row in connection.execute(query)]
         found.sort(key=lambda release: (release.charged, release.counter_id, release.number))
         return found[-last:], total
@@ -298,10 +305,4 @@ class StoredLedger(Database):
     @transaction("read")
     def filter_state(self, connection: Connection, plan_id: int) -> str:
         """What a filtered budget has spent."""
-        found = connection.scalar(sa.select(filters.c.state).where(filters.c.plan_id == plan_id))
-        if found is None:
-            raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
-        return str(found)
-
-
-_OF_RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
+        return read_filter(connection, plan_id, to_write=False)

@@ -62,7 +62,7 @@ import numpy as np
 from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget.claims import Charge, ChargeRule, Spent
+from langchain_dpicl.budget.claims import Charge, ChargeRule
 from langchain_dpicl.budget.database import TryAgain
 from langchain_dpicl.budget.owner_index import EligibleOwners, OwnerIndex, OwnersChanged
 from langchain_dpicl.budget.usage import Usage, grown
@@ -130,7 +130,9 @@ class TicketRule(ChargeRule):
     def __init__(self, usage: TicketUsage, eligible: Sequence[EligibleOwners | None]) -> None:
         self._usage, self._eligible = usage, eligible
 
-    def spend(self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]) -> Spent:
+    def spend(
+        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+    ) -> tuple[list[Charge], str, str]:
         """Use the tickets, and say in each charge who takes part."""
         eligible = [each for place in places if (each := self._eligible[place]) is not None]
         if len(eligible) < len(places):  # it was answered when we looked, and is not any more
@@ -145,7 +147,7 @@ class TicketRule(ChargeRule):
         except OwnersChanged:
             raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
         pairs = zip(charges, paid, strict=True)
-        return Spent([replace(charge, participants=Participants(who)) for charge, who in pairs], before, after)
+        return [replace(charge, participants=Participants(who)) for charge, who in pairs], before, after
 
     def _find_again(self) -> None:
         index = self._usage.index

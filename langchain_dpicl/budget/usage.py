@@ -8,7 +8,7 @@ hash or the sum of all tickets is wrong. Then nothing is charged and nothing ans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,43 +42,40 @@ class Usage:
 
         `LedgerError` if rows are lost, or if they are not the ones that the summary was written with.
         """
-        try:
-            return self._read(connection)
-        except LedgerError:
-            self._forget_all()
-            raise
-
-    def _read(self, connection: Connection) -> Any:
         query = sa.select(usage).where(usage.c.counter_id == self._counter_id)
         row = connection.execute(query.with_for_update()).one_or_none()
-        if row is None:
-            if self._row_count:
-                raise LedgerError(LOST)
-            return None
+        try:
+            is_whole = self._row_count == 0 if row is None else self._learn(connection, row)
+        except LedgerError:
+            is_whole = False
+        if not is_whole:
+            self._forget_all()
+            raise LedgerError(LOST)
+        return row
+
+    def _learn(self, connection: Connection, row: Any) -> bool:
+        """Read the rows that this process does not know; whether they are those that the summary was written with."""
         digest = usage_digest(row.chain, row.row_count, row.tickets, row.spent, row.lost, row.owners)
         if row.digest != digest or row.row_count < self._row_count:
-            raise LedgerError(LOST)
+            return False
         if self._row_count < row.summed:
             found = sa.select(usage_counts.c.counts).where(usage_counts.c.counter_id == self._counter_id)
             counts = stored_bytes(connection.scalar(found))
             if hashed(counts) != row.sums:
-                raise LedgerError(LOST)
+                return False
             self.used, self._row_count, self._chain = _numbers(counts), row.summed, row.base
         if self._row_count < row.row_count:
             since = sa.and_(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number > self._row_count)
-            later = connection.execute(sa.select(usage_rows).where(since).order_by(usage_rows.c.number)).all()
-            if [each.number for each in later] != list(range(self._row_count + 1, row.row_count + 1)):
-                raise LedgerError(LOST)
-            for each in later:
+            for each in connection.execute(sa.select(usage_rows).where(since).order_by(usage_rows.c.number)).all():
+                if each.number != self._row_count + 1:
+                    return False
                 packed = stored_bytes(each.positions)
                 positions = _numbers(packed)
                 self.used = grown(self.used, int(positions.max(initial=-1)) + 1)
                 self.used[positions] += each.units
                 self._chain = _chained(self._chain, each.number, each.units, packed)
-            self._row_count = row.row_count
-        if self._chain != row.chain or int(self.used.sum()) != row.tickets:
-            raise LedgerError(LOST)
-        return row
+                self._row_count = each.number
+        return (self._row_count, self._chain, int(self.used.sum())) == (row.row_count, row.chain, row.tickets)
 
     def use(
         self,
@@ -125,31 +122,27 @@ class Usage:
         connection.execute(sa.insert(usage_rows), rows)
         before = row.digest if row is not None else usage_digest(spent=spent, lost=lost)
         sums = {"row_count": number, "tickets": total, "spent": spent + units * len(rows), "lost": lost, "owners": size}
-        digest = usage_digest(chain, **sums)
-        write_summary(
-            connection, self._counter_id, row is None, **sums, chain=chain, marks=marks, before=before, digest=digest
-        )
-        return participants, before, digest
+        values = {**sums, "chain": chain, "marks": marks, "before": before, "digest": usage_digest(chain, **sums)}
+        write_summary(connection, self._counter_id, row is None, values)
+        return participants, before, str(values["digest"])
 
     def _sum(self, connection: Connection) -> None:
         """Write the sums of all rows so far, in place of the rows."""
         counts = self.used.astype("<u4").tobytes()
-        connection.execute(sa.delete(usage_counts).where(usage_counts.c.counter_id == self._counter_id))
+        for table in (usage_counts, usage_rows):  # no row is beyond those that this process has just read
+            connection.execute(sa.delete(table).where(table.c.counter_id == self._counter_id))
         connection.execute(sa.insert(usage_counts).values(counter_id=self._counter_id, counts=counts))
-        summed = sa.and_(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number <= self._row_count)
-        connection.execute(sa.delete(usage_rows).where(summed))
-        write_summary(
-            connection, self._counter_id, False, summed=self._row_count, base=self._chain, sums=hashed(counts)
-        )
+        values = {"summed": self._row_count, "base": self._chain, "sums": hashed(counts)}
+        write_summary(connection, self._counter_id, False, values)
 
 
-def write_summary(connection: Connection, counter_id: int, first: bool, **values: object) -> None:
+def write_summary(connection: Connection, counter_id: int, first: bool, values: Mapping[str, object]) -> None:
     """Write some columns of a counter's summary, or its ``first`` one."""
     if first:
-        new: dict[str, object] = {"counter_id": counter_id, "summed": 0, "base": "", "sums": ""}
-        connection.execute(sa.insert(usage).values(new | values))
+        new = {"counter_id": counter_id, "summed": 0, "base": "", "sums": "", **values}
+        connection.execute(sa.insert(usage).values(new))
     else:
-        connection.execute(sa.update(usage).where(usage.c.counter_id == counter_id).values(**values))
+        connection.execute(sa.update(usage).where(usage.c.counter_id == counter_id).values(values))
 
 
 def is_whole(connection: Connection, counter_id: int, index: OwnerIndex) -> bool:
@@ -173,8 +166,8 @@ def begin_anew(connection: Connection, counter_id: int) -> None:
     for table in (usage_rows, usage_counts, usage):
         connection.execute(sa.delete(table).where(table.c.counter_id == counter_id))
     digest = usage_digest(spent=spent, lost=lost)
-    sums = {"row_count": 0, "tickets": 0, "spent": spent, "lost": lost, "owners": 0}
-    write_summary(connection, counter_id, True, **sums, chain="", marks=EMPTY, before=digest, digest=digest)
+    values = {"row_count": 0, "tickets": 0, "spent": spent, "lost": lost, "owners": 0, "chain": "", "marks": EMPTY}
+    write_summary(connection, counter_id, True, {**values, "before": digest, "digest": digest})
 
 
 def _chained(chain: str, number: int, units: int, positions: bytes) -> str:

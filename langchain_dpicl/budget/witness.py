@@ -1,4 +1,4 @@
-"""The witness: a second record, kept elsewhere, that bounds what all copies of a ledger give away together.
+"""The witness: a second record, kept elsewhere, that bounds the releases of all copies of a ledger together.
 
 CLAIM. Somebody may copy, delete, replace, truncate or put back the ledger's file (or its log, or its database) at any
 time, and processes may be killed at any time, but nobody changes the witness. Then, whatever the ledger says:
@@ -9,14 +9,13 @@ time, and processes may be killed at any time, but nobody changes the witness. T
 3. a filter's divergence, with every answer that was ever begun, stays within its budget.
 
 PROOF OF 1. The witness holds ``reserved`` for each counter. It grows only in `Witness.grant`, a transaction that is on
-the disk before the charge it is for is committed, and never beyond ``allowed``, which is frozen with the plan's digest
-at the first grant. A grant of n gives n permits to one process, in its memory. A charge of n units uses up n permits
-of the process that makes it, before its answer is begun. A permit is given back (``reserved`` falls, or the process
-may use it again) only by the process that has it, and only if it was not used: the charge was rolled back for certain,
-or the tokens were never sampled, which each charge says once. A child of a fork starts without permits, and
-gives back nothing of its parent's charges. So at every
-moment the units of all answers ever begun are at most the permits that were granted and not given back: at most
-``reserved``, at most ``allowed``. No step looked at the ledger.                                                    QED
+the disk before its charge is committed, and never beyond ``allowed``, which is frozen with the plan's digest at the
+first grant. A grant of n gives n permits to one process, in its memory. A charge of n units uses up n permits of its
+process before its answer is begun. Only the process that has a permit gives it back (``reserved`` falls, or the process
+may use it again), and only if it was not used: the charge was rolled back for certain, or the tokens were never
+sampled, which each charge says once. A child of a fork starts without permits, and gives back nothing of its parent's
+charges. So at every moment the units of all answers ever begun are at most the permits granted and not given back: at
+most ``reserved``, at most ``allowed``. No step looked at the ledger.                                               QED
 
 PROOF OF 2. Here the witness also orders charges. Let a copy's count be its counter's ``spent``. A charge of n units
 on a copy of count k sets ``reserved`` from k to k + n in one step (`Witness.swap`), with the counter locked, as the
@@ -44,69 +43,71 @@ its count only if it passes these checks without the witness, and takes away all
 PROOF OF 3. As 2, with the filter's state in place of the count: the witness keeps the state before and after the
 latest grant. A copy in the state before takes over the state after, which holds that grant's divergence.           QED
 
-A charge that `BudgetLine.reopen` takes up again needs no new permit: that its tokens are drawn once is known from its
-caller's own record (the job's file), and nothing of it is given back.
+A charge that `BudgetLine.reopen` takes up again needs no new permit: its caller's own record (the job's file) says
+that its tokens are drawn once, and nothing of it is given back.
 
-WHAT IT COSTS. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 %
-of the plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write
-the witness. Below 200, and with tickets and filters, each charge writes it once more. Processes that end give back what
-they have not used; what a killed process had not used stays reserved, and when next a ledger is opened while nobody
-else has it open, all that is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
+COST. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 % of the
+plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write the
+witness. Below 200, and with tickets and filters, each charge writes it once more. Processes that end give back their
+unused permits. Those of a killed process stay reserved; when the ledger is next opened while nobody else has it open,
+all that is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
 
-WHAT IS REFUSED (`LedgerError`), since the ledger was lost or rolled back: another identity than the witness knows; no
-ledger where the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file
-than other processes have open. And a ledger that has no witness, for all of it may be an old copy. `recovery.recover`
-helps: it counts as spent whatever may be missing.
+REFUSED (`LedgerError`), because the ledger was lost or rolled back: another identity than the witness knows; no ledger,
+if the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file than other
+processes have open; and a ledger without a witness, because all of it may be an old copy. `recovery.recover` helps: it
+counts as spent whatever may be missing.
 
-WHAT IT CANNOT SEE. A witness that is put back together with its ledger: the folder of both, restored as a whole, or
-the database in which both are. Keep it elsewhere (``witness=``). One witness serves one ledger.
+NOT SEEN. A witness that is put back together with its ledger: the folder of both, restored as a whole, or the database
+that holds both. Keep it elsewhere (``witness=``). One witness serves one ledger.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
-from langchain_dpicl.budget.database import Database, TryAgain, transaction
-from langchain_dpicl.budget.schema import ADVICE, UNLIMITED
-from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.budget.database import Database, insert, transaction
+from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, text, whole
+from langchain_dpicl.errors import LedgerError
+
+try:
+    import fcntl
+except ImportError:  # Windows: no process ever knows that it is alone, which costs permits and is safe
+    fcntl = None  # type: ignore[assignment]
 
 LOCK = 0x64706977  # a number for PostgreSQL's advisory locks, the same for all workers
 GIVEN_UP = -1
 
 metadata = sa.MetaData()
-about = sa.Table(
-    "dpicl_witness",
-    metadata,
-    sa.Column("key", sa.String(64), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
+about = sa.Table("dpicl_witness", metadata, text("key", 64, primary_key=True), text("value"))
 marks = sa.Table(
     "dpicl_marks",
     metadata,
-    sa.Column("plan", sa.String(255), primary_key=True),
-    sa.Column("line", sa.String(255), primary_key=True),
-    sa.Column("principal", sa.String(255), primary_key=True),
-    sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("allowed", sa.BigInteger, nullable=False),
-    sa.Column("low", sa.BigInteger, nullable=False),
-    sa.Column("reserved", sa.BigInteger, nullable=False),
-    sa.Column("ahead", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("before", sa.Text),
-    sa.Column("state", sa.Text),
+    text("plan", 255, primary_key=True),
+    text("line", 255, primary_key=True),
+    text("principal", 255, primary_key=True),
+    text("digest", 64),
+    whole("allowed"),
+    whole("low"),
+    whole("reserved"),
+    whole("ahead", server_default="0"),
+    text("before", nullable=True),
+    text("state", nullable=True),
     sa.CheckConstraint("reserved >= 0 AND reserved <= allowed", name="dpicl_never_over_granted"),
 )
+# The statements of a grant, built once: building them anew takes about as long as running them.
+_AT = sa.and_(*(marks.c[name] == sa.bindparam(f"at_{name}") for name in ("plan", "line", "principal")))
+_READ = sa.select(marks).where(_AT).with_for_update()
+_UPDATE = sa.update(marks).where(_AT)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A counter as the witness knows it. A filter has one for the whole plan, whose line is ""."""
 
     plan: str
@@ -122,36 +123,38 @@ class Key:
     @property
     def whole_plan(self) -> Key:
         """The key of the plan's filter."""
-        return replace(self, line="", principal="")
+        return self._replace(line="", principal="")
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """What the witness knows of a counter."""
 
     key: Key
     allowed: int
-    low: int = 0
-    """A number that the counter has surely reached."""
-    reserved: int = 0
-    """What may have been spent."""
-    ahead: int = 0
-    """How many of these were granted ahead. `GIVEN_UP` if the ledger need not have the plan."""
-    before: str | None = None
-    state: str | None = None
-    """A filter's state, or the digest of a counter whose owners pay, before and after its latest grant."""
+    low: int = 0  # a number that the counter has surely reached
+    reserved: int = 0  # what may have been spent
+    ahead: int = 0  # how many of these were granted ahead; `GIVEN_UP` if the ledger need not have the plan
+    before: str | None = None  # a filter's state, or the digest of a counter whose owners pay, before its latest grant
+    state: str | None = None  # and after it
 
-
-@dataclass(frozen=True)
-class Grant:
-    """A grant of `Witness.swap`: the mark before it, and after it."""
-
-    old: Mark
-    new: Mark
+    @property
+    def values(self) -> dict[str, object]:
+        """What may change in its row."""
+        return {"digest": self.key.digest, **{name: getattr(self, name) for name in self._fields[1:]}}
 
 
 class Behind(Exception):
-    """The ledger lacks the latest grant: its process was killed before the charge was there, or an old copy is back."""
+    """The ledger lacks the latest grant: its process was killed before the charge was there, or an old copy is back.
+
+    The argument is the `Mark`.
+    """
+
+
+def rolled_back(key: Key, spent: int | None = None, low: int | None = None) -> LedgerError:
+    """The ledger is older than the witness."""
+    counts = "" if spent is None else f": it has counted {spent}, and {low} were reached"
+    where = f"{key.plan!r}, line {key.line!r}" if key.line else repr(key.plan)
+    return LedgerError(f"the ledger was rolled back ({where}{counts}): nothing was charged; {ADVICE}")
 
 
 class Witness(Database):
@@ -167,61 +170,99 @@ class Witness(Database):
 
     def __init__(self, url: str, *, live: bool = False) -> None:
         self._live = live
+        self._lock: int | None = None
         super().__init__(url)
 
-    def _on_postgresql(self, connection: Any) -> None:
-        if self._live:
+    def _on_connect(self, connection: Any, record: Any) -> None:
+        super()._on_connect(connection, record)
+        if self._live and not self.is_sqlite:
             connection.execute("SELECT pg_advisory_lock_shared(%s)", (LOCK,))
 
-    # -- whose witness it is -------------------------------------------------------------------------------------------
+    # -- who is there -------------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Take the lock that every open ledger shares while its process lives, and that dies with it.
+
+        True: nobody else is there, and nobody enters before `share` or `close`.
+        """
+        if self.path is None:
+            return bool(self._ask(sa.func.pg_try_advisory_lock(LOCK)))
+        if fcntl is None:
+            return False
+        try:
+            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            return False
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+        raise LedgerError(f"the witness {self.shown!r} cannot be used: {reason}")
+
+    def share(self) -> None:
+        """Let others enter too."""
+        if self.path is None:
+            self._ask(sa.func.pg_advisory_unlock(LOCK))
+        elif self._lock is not None and fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _ask(self, function: sa.Function[Any]) -> Any:
+        return self.run(lambda connection: connection.scalar(sa.select(function)), "read")
+
+    def close(self) -> None:
+        """Close the connections, and be gone."""
+        self._leave()
+        super().close()
+
+    def after_fork(self) -> None:
+        """In a child: the lock stays its parent's."""
+        super().after_fork()
+        self._leave()
+
+    def _leave(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    # -- whose witness it is ------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
         """The identity of its ledger, whether that is ``made``, and its ``place``; empty if there is no witness."""
         if self.path is not None and not (os.path.exists(self.path) and os.path.getsize(self.path)):
             return {}
-        found = self._about()
-        self._opened = True
+        found = self.run(_about, "read")
+        self.opened = True
         return found
-
-    @transaction("read")
-    def _about(self, connection: Connection) -> dict[str, str]:
-        return _about(connection) if sa.inspect(connection).has_table(about.name) else {}
-
-    def begin(self) -> dict[str, str]:
-        """`about`; makes a new witness if there is none, for a ledger that is still to be made."""
-        return self.about() or self._begin()
 
     @transaction()
-    def _begin(self, connection: Connection) -> dict[str, str]:
-        if connection.dialect.name == "postgresql":
+    def begin(self, connection: Connection) -> dict[str, str]:
+        """`about`; makes a new witness if there is none, for a ledger that is still to be made."""
+        if found := _about(connection):
+            return found
+        if not self.is_sqlite:  # workers that start together wait for the first
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK + 1)))
         metadata.create_all(connection)
-        found = _about(connection)
-        if not found:
-            found = {"identity": secrets.token_hex(16), "made": ""}
-            _write(connection, found)
-            if connection.dialect.name == "sqlite":
-                connection.exec_driver_sql(f"PRAGMA application_id={self.application_id}")
-        return found
+        if found := _about(connection):
+            return found
+        if self.is_sqlite:
+            connection.exec_driver_sql(f"PRAGMA application_id={self.application_id}")
+        return _note(connection, {"identity": secrets.token_hex(16), "made": ""})
 
     @transaction()
     def note(self, connection: Connection, /, **values: str) -> None:
         """Replace parts of `about`."""
-        _write(connection, values)
-
-    def once(self) -> None:
-        """From now on try everything once: this process is leaving, and what it cannot give back stays reserved."""
-        self._opened = False
+        _note(connection, values)
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
     @transaction("read")
     def marks(self, connection: Connection) -> list[Mark]:
         """All of them."""
-        return [_mark(row) for row in connection.execute(sa.select(marks))]
+        return [Mark(Key(*row[:4]), *row[4:]) for row in connection.execute(sa.select(marks))]
 
     @transaction()
-    def write(self, connection: Connection, found: Sequence[Mark]) -> None:
+    def write(self, connection: Connection, found: Iterable[Mark]) -> None:
         """Replace these marks, for a process that knows that no other is there. ``reserved`` never falls by it,
         whatever was granted since they were read."""
         for mark in found:
@@ -230,21 +271,12 @@ class Witness(Database):
                 _insert(connection, mark)
                 continue
             if there.key == mark.key:
-                mark = replace(mark, reserved=max(mark.reserved, min(there.reserved, mark.allowed)))
-            connection.execute(sa.update(marks).where(_at(mark.key)).values(**_values(mark)))
+                mark = mark._replace(reserved=max(mark.reserved, min(there.reserved, mark.allowed)))
+            _update(connection, mark)
 
     @transaction()
     def grant(
-        self,
-        connection: Connection,
-        key: Key,
-        need: int,
-        mine: int,
-        spent: int,
-        in_use: int,
-        allowed: int,
-        *,
-        most: int = UNLIMITED,
+        self, connection: Connection, key: Key, need: int, mine: int, spent: int, in_use: int, allowed: int, most: int
     ) -> int | None:
         """Grant ``need`` permits, and some ahead: how many of these. None if fewer than ``need`` are left.
 
@@ -268,8 +300,7 @@ class Witness(Database):
         others = max(mark.ahead - mine, 0)
         share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
         extra = max(0, min(share, (mark.allowed - reserved) // 8, most))
-        low, reserved = max(mark.low, spent), reserved + extra
-        _update(connection, replace(mark, low=low, reserved=reserved, ahead=others + extra))
+        _update(connection, mark._replace(low=max(mark.low, spent), reserved=reserved + extra, ahead=others + extra))
         return extra
 
     @transaction()
@@ -278,116 +309,73 @@ class Witness(Database):
         mark = _read(connection, key)
         if mark is not None:
             reserved, left = mark.reserved - permits, max(mark.ahead - ahead, 0)
-            _update(connection, replace(mark, low=max(mark.low, low), reserved=reserved, ahead=left))
+            _update(connection, mark._replace(low=max(mark.low, low), reserved=reserved, ahead=left))
 
     @transaction()
     def swap(
         self, connection: Connection, key: Key, before: str, after: str, counts: tuple[int, int] | None = None
-    ) -> Grant:
+    ) -> tuple[Mark, Mark]:
         """Grant one charge, on a copy of the ledger that lacks none: from a state to a state and, if owners pay, from
-        a count to a count. Raises `Behind` if the copy lacks the latest grant alone."""
+        a count to a count. Returns the mark before and after. Raises `Behind` if the copy lacks the latest grant alone.
+        """
         mark = _read(connection, key)
         if mark is None:
             mark = _insert(connection, Mark(key, UNLIMITED))
         elif before != mark.state:
             if before == mark.before:
-                raise Behind
+                raise Behind(mark)
             raise rolled_back(key, *((counts[0], mark.low) if counts else ()))
         low, reserved = counts or (mark.low, mark.reserved)
-        new = replace(mark, low=low, reserved=max(reserved, mark.reserved), before=before, state=after)
+        new = mark._replace(low=low, reserved=max(reserved, mark.reserved), before=before, state=after)
         _update(connection, new)
-        return Grant(mark, new)
+        return mark, new
 
     @transaction()
     def settle(self, connection: Connection, mark: Mark, state: str) -> None:
         """The ledger's counter, which lacked the latest grant, counts it as lost: no copy that has it is taken."""
-        if connection.execute(sa.update(marks).where(_same(mark)).values(state=state)).rowcount != 1:
+        if connection.execute(_unless_followed(mark), {**_at(mark.key), "state": state}).rowcount != 1:
             raise rolled_back(mark.key)
 
     @transaction()
-    def withdraw(self, connection: Connection, grant: Grant) -> None:
-        """A grant whose charge was rolled back for certain, unless another followed it."""
-        old = {name: getattr(grant.old, name) for name in _CHANGED}
-        connection.execute(sa.update(marks).where(_same(grant.new)).values(**old))
+    def withdraw(self, connection: Connection, old: Mark, new: Mark) -> None:
+        """Take back a grant of `swap` whose charge was rolled back for certain, unless another followed it."""
+        connection.execute(_unless_followed(new), {**_at(old.key), **old.values})
 
 
 def _about(connection: Connection) -> dict[str, str]:
+    if not sa.inspect(connection).has_table(about.name):
+        return {}
     return {key: value for key, value in connection.execute(sa.select(about)).all()}  # noqa: C416
 
 
-def _write(connection: Connection, values: dict[str, str]) -> None:
+def _note(connection: Connection, values: dict[str, str]) -> dict[str, str]:
     connection.execute(sa.delete(about).where(about.c.key.in_(values)))
-    try:
-        connection.execute(sa.insert(about), [{"key": key, "value": value} for key, value in values.items()])
-    except IntegrityError:  # another worker wrote it between the two statements
-        raise TryAgain from None
+    insert(connection, about, [{"key": key, "value": value} for key, value in values.items()])
+    return values
 
 
-# The statements of a grant, built once: building them anew takes about as long as running them.
-_PLACE = ("plan", "line", "principal")
-_CHANGED = ("low", "reserved", "ahead", "before", "state")
-_HERE = sa.and_(*(marks.c[name] == sa.bindparam(f"at_{name}") for name in _PLACE))
-_READ = sa.select(marks).where(_HERE).with_for_update()
-_UPDATE = sa.update(marks).where(_HERE).values({name: sa.bindparam(f"new_{name}") for name in _CHANGED})
-
-
-def _where(key: Key) -> dict[str, object]:
-    return {f"at_{name}": getattr(key, name) for name in _PLACE}
-
-
-def _at(key: Key) -> sa.ColumnElement[bool]:
-    return sa.and_(*(marks.c[name] == getattr(key, name) for name in _PLACE))
-
-
-def _same(mark: Mark) -> sa.ColumnElement[bool]:
-    """This mark, if no other grant followed it."""
-    return sa.and_(_at(mark.key), marks.c.before == mark.before, marks.c.state == mark.state)
-
-
-def _mark(row: Any) -> Mark:
-    plan, line, principal, digest, *rest = row
-    return Mark(Key(plan, line, principal, digest), *rest)
+def _at(key: Key) -> dict[str, str]:
+    return {"at_plan": key.plan, "at_line": key.line, "at_principal": key.principal}
 
 
 def _read(connection: Connection, key: Key, *, any_plan: bool = False) -> Mark | None:
-    row = connection.execute(_READ, _where(key)).one_or_none()
+    row = connection.execute(_READ, _at(key)).one_or_none()
     if row is None:
         return None
     if row.digest != key.digest and not any_plan:
         raise LedgerError(f"the witness knows another plan under the name {key.plan!r}: nothing was charged; {ADVICE}")
-    return _mark(row)
+    return Mark(Key(*row[:4]), *row[4:])
 
 
 def _update(connection: Connection, mark: Mark) -> None:
-    connection.execute(_UPDATE, _where(mark.key) | {f"new_{name}": getattr(mark, name) for name in _CHANGED})
+    connection.execute(_UPDATE, {**_at(mark.key), **mark.values})
 
 
-def _values(mark: Mark) -> dict[str, object]:
-    return {**mark.key.__dict__, "allowed": mark.allowed, **{name: getattr(mark, name) for name in _CHANGED}}
+def _unless_followed(mark: Mark) -> sa.Update:
+    """An update of a mark, if no other grant followed it."""
+    return _UPDATE.where(marks.c.before == mark.before, marks.c.state == mark.state)
 
 
 def _insert(connection: Connection, mark: Mark) -> Mark:
-    try:
-        connection.execute(sa.insert(marks).values(**_values(mark)))
-    except IntegrityError:  # another process was first
-        raise TryAgain from None
+    insert(connection, marks, {**mark.key._asdict(), **mark.values})
     return mark
-
-
-def rolled_back(key: Key, spent: int | None = None, low: int | None = None) -> LedgerError:
-    """The ledger is older than the witness."""
-    counts = "" if spent is None else f": it has counted {spent}, and {low} were reached"
-    where = f"{key.plan!r}, line {key.line!r}" if key.line else repr(key.plan)
-    return LedgerError(f"the ledger was rolled back ({where}{counts}): nothing was charged; {ADVICE}")
-
-
-def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
-    """The witness's URL: as it was given (a path or a URL), or beside the ledger."""
-    if witness is None:
-        if ledger.path is None:
-            return ledger.url.render_as_string(hide_password=False)
-        return f"sqlite:///{ledger.path}.witness"
-    if not isinstance(witness, (str, os.PathLike)) or not str(witness):
-        raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
-    given = os.fspath(witness)
-    return given if "://" in given else f"sqlite:///{given}"

@@ -428,7 +428,7 @@ TABLES = ["dpicl_usage", "dpicl_usage_rows", "dpicl_usage_counts", *INDEX]
 
 def in_hand(line: Any) -> dict[Any, int]:
     """The permits that a process has, by counter."""
-    return {key: block.hand for key, block in line._ledger._permits._blocks.items() if block.ahead}
+    return {counter.key: counter.hand for counter in line._ledger._charged.values() if counter.ahead}
 
 
 class Payer:

@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from by_hand import charged
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyWarning
 from langchain_dpicl.budget import opening, witness
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import Ledger, Permits
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.permits import Permits
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 
@@ -36,7 +34,6 @@ def killed(ledger: Ledger) -> None:
     """What `kill -9` leaves."""
     permits = ledger._permits
     if permits is not None:
-        permits._presence.forget()
         permits.joined = False
         permits.witness.close()
     ledger._engine.dispose()
@@ -109,14 +106,13 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
         values: dict[str, object] = {"low": 0, "reserved": reserved}
         if state is not None:
             values["state"] = state
-        here = witness._at(key)
-        self.run(lambda connection: connection.execute(sa.update(witness.marks).where(here).values(**values)))
+        self.run(lambda connection: connection.execute(witness._UPDATE, {**witness._at(key), **values}))
 
     def granted(
-        self: Any, key: Any, need: int, mine: int, spent: int, in_use: int, allowed: int, **most: int
+        self: Any, key: Any, need: int, mine: int, spent: int, in_use: int, allowed: int, most: int
     ) -> int | None:
         follow(self, key, in_use)
-        return grant(self, key, need, mine, spent, in_use, allowed, **most)
+        return grant(self, key, need, mine, spent, in_use, allowed, most)
 
     def swapped(self: Any, key: Any, before: Any, after: Any, counts: Any = None) -> Any:
         follow(self, key, counts[0], before)
@@ -130,7 +126,7 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
 def permits_that_are_not_asked_for(patch: pytest.MonkeyPatch) -> None:
     """The mutant: a ledger that looks right when it is opened is believed from then on."""
     patch.setattr(Permits, "take", lambda *_: True)
-    patch.setattr(witness.Witness, "swap", lambda self, key, *_: witness.Grant(*[witness.Mark(key, UNLIMITED)] * 2))
+    patch.setattr(witness.Witness, "swap", lambda self, key, *_: (witness.Mark(key, UNLIMITED),) * 2)
 
 
 @pytest.mark.parametrize("mutant", [no_witness, marks_that_follow_the_ledger, permits_that_are_not_asked_for])

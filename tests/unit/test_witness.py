@@ -20,12 +20,12 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, Spent, read_filter, write_filter
-from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
+from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, read_filter, write_filter
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Left
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.permits import Left
 from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.stored import Counter
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.budget.witness import Key, Witness
 from langchain_dpicl.errors import PrivacyWarning
@@ -43,8 +43,7 @@ def killed(ledger: Ledger) -> None:
     """What `kill -9` leaves: nothing is given back, and the lock is free."""
     permits = ledger._permits
     assert permits is not None
-    permits._presence.forget()
-    permits._blocks.clear()
+    ledger._charged.clear()
     permits.joined = False
     permits.witness.close()
     ledger._engine.dispose()
@@ -259,9 +258,7 @@ class FilterThief(Thief):
         releases = self.releases
 
         class Advance(ChargeRule):
-            whole_plan = True
-
-            def spend(self, connection: Connection, charges: Any, places: Any) -> Spent:
+            def spend(self, connection: Connection, charges: Any, places: Any) -> Any:
                 before = read_filter(connection, plan)
                 state = json.loads(before)
                 spent = float.fromhex(state["spent"][0]) + units
@@ -269,7 +266,7 @@ class FilterThief(Thief):
                     raise DoesNotFit
                 after = json.dumps({**state, "spent": [spent.hex()]})
                 write_filter(connection, plan, after)
-                return Spent(charges, before, after)
+                return charges, before, after
 
         if charged(ledger, plan, rule=Advance()):
             self.begun += units
@@ -295,21 +292,22 @@ def test_a_charge_that_was_under_way_when_its_ledger_was_closed_joins_again(rele
     ledger = Ledger(ledger_url)
     plan = ledger.store_plan("n", "{}", "0" * 64, {"vote": releases}).id
     charged(ledger, plan, "vote", 1)
-    permits, real, joined = ledger._permits, ledger._use_permits, []
+    permits = ledger._permits
     assert permits is not None
+    real, joined = permits.take, []
 
-    def pay(*given: Any) -> None:
+    def take(*given: Any) -> bool:
         if not joined:
             permits.leave()
         joined.append(permits.joined)
-        real(*given)
+        return real(*given)
 
-    ledger._use_permits = pay  # type: ignore[method-assign]
+    permits.take = take  # type: ignore[method-assign]
     assert len(charged(ledger, plan, "vote", 1)) == 1
     assert joined == [False, True]
     permits.leave()
     with pytest.raises(Left):
-        permits.take(Key("n", "vote", "", "0" * 64), 1, 2, 2, releases)
+        permits.take(Counter(KEY, releases, False), 1, 2, 2)
     with pytest.raises(Left):
         permits.swap(KEY, "a", "b")
     ledger.close()
@@ -318,9 +316,9 @@ def test_a_charge_that_was_under_way_when_its_ledger_was_closed_joins_again(rele
 def test_marks_that_are_written_keep_what_was_granted_since_they_were_read(tmp_path: Path) -> None:
     witness = Witness(f"sqlite:///{tmp_path / 'w'}")
     witness.begin()
-    witness.grant(KEY, 1, 0, 0, 0, 100)
+    witness.grant(KEY, 1, 0, 0, 0, 100, UNLIMITED)
     read = witness.marks()
-    witness.grant(KEY, 5, 0, 1, 1, 100)
+    witness.grant(KEY, 5, 0, 1, 1, 100, UNLIMITED)
     witness.write(read)
     assert witness.marks()[0].reserved == 6
 
@@ -334,7 +332,7 @@ def test_permits_are_granted_ahead_in_shares_of_one_per_cent(tmp_path: Path) -> 
     blocks = [0] * 4
     for turn in range(12):
         i = turn % 4
-        extra = witness.grant(KEY, 1, blocks[i], 0, 0, 10_000)
+        extra = witness.grant(KEY, 1, blocks[i], 0, 0, 10_000, UNLIMITED)
         assert extra is not None
         blocks[i] = extra
         assert sum(blocks) <= 100
@@ -348,7 +346,7 @@ def test_towards_the_end_nothing_is_granted_ahead(tmp_path: Path) -> None:
     witness = Witness(f"sqlite:///{tmp_path / 'w'}")
     witness.begin()
     block, used = 0, 0
-    while (extra := witness.grant(KEY, 1, block, used, used, 1000)) is not None:
+    while (extra := witness.grant(KEY, 1, block, used, used, 1000, UNLIMITED)) is not None:
         used += 1 + extra
         block = extra
         assert extra <= max(0, (1000 - used + extra) // 8)
@@ -363,7 +361,7 @@ def test_few_charges_write_the_witness(releases: int, writes: int, ledger_url: s
     witness = ledger._permits.witness  # type: ignore[union-attr]
     seen: list[int] = []
     real = witness.grant
-    witness.grant = lambda *given, **most: seen.append(1) or real(*given, **most)  # type: ignore[method-assign,func-returns-value]
+    witness.grant = lambda *given: seen.append(1) or real(*given)  # type: ignore[method-assign,func-returns-value]
     for _ in range(100):
         charged(ledger, plan, "vote", 1)
     assert len(seen) <= writes
