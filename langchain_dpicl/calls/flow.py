@@ -166,11 +166,9 @@ class _Driver(Generic[T]):
         try:
             self._held.append(resume(self._held.pop()))
         except StopIteration as end:
-            self._result = end.value
-            self._ended = True
+            self._result, self._ended = end.value, True
         except BaseException as error:
-            self._error = error
-            self._ended = True
+            self._error, self._ended = error, True
         return not self._ended
 
     def do(self) -> None:

@@ -84,19 +84,16 @@ class _Executor(ThreadPoolExecutor):
     """
 
     def __init__(self, before: Executor | None) -> None:
-        super().__init__(thread_name_prefix="asyncio")
-        self._before = before
+        super().__init__()
+        self._before = before or ThreadPoolExecutor(thread_name_prefix="asyncio")
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
         if current.get() is not None:
             return submit(function, *arguments, **named)
-        if self._before is not None:
-            return self._before.submit(function, *arguments, **named)
-        return super().submit(function, *arguments, **named)
+        return self._before.submit(function, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if self._before is not None:
-            self._before.shutdown(wait, cancel_futures=cancel_futures)
+        self._before.shutdown(wait, cancel_futures=cancel_futures)
         super().shutdown(wait, cancel_futures=cancel_futures)
 
 

@@ -54,6 +54,11 @@ class _Flight:
         """Whether it has ended. Nothing more may be read of it then."""
         return self._ended.locked()
 
+    def check(self) -> None:
+        """Raise `Overdue` if the call's time is over."""
+        if self.call.overdue():
+            raise Overdue
+
     def limit(self, request: Any, given: dict[str, float | None]) -> None:
         """No step of the request outlasts the call."""
         left = max(self.call.left(), 0.001)
@@ -92,9 +97,6 @@ class _Flight:
 
 _sent: contextvars.ContextVar[_Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
 """The request that is being sent in this context."""
-
-
-# -- one request -------------------------------------------------------------------------------------------------------
 
 
 class _Around:
@@ -185,20 +187,17 @@ def _timed(base: type[Any]) -> type[Any]:
             if not self._whole:
                 raise Overdue
 
-        def _in_time(self, chunk: bytes) -> bytes:
-            if self._flight.call.overdue():
-                raise Overdue
-            return chunk
-
         def __iter__(self) -> Iterator[bytes]:
             with self._reading():
                 for chunk in self._inner:
-                    yield self._in_time(chunk)
+                    self._flight.check()
+                    yield chunk
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             with self._reading():
                 async for chunk in self._inner:
-                    yield self._in_time(chunk)
+                    self._flight.check()
+                    yield chunk
 
         def close(self) -> None:
             try:
@@ -215,43 +214,35 @@ def _timed(base: type[Any]) -> type[Any]:
     return Timed
 
 
-# -- the connections beneath -------------------------------------------------------------------------------------------
+class _Watched(_Around):
+    """A network backend, or a connection of it: the request that is being sent knows which connection it uses.
 
+    A request writes before it reads, on a connection that was kept open, too.
+    """
 
-class _Wire(_Around):
-    """A connection. A request writes before it reads, on a connection that was kept open, too."""
-
-    def write(self, *arguments: Any, **named: Any) -> Any:
-        self._used()
-        return self._inner.write(*arguments, **named)
-
-    def start_tls(self, *arguments: Any, **named: Any) -> Any:
-        self._used()
-        return _watched(self._inner.start_tls(*arguments, **named))
-
-    def _used(self) -> None:
-        if (flight := _sent.get()) is not None:
-            flight.carry(self._inner)
-
-
-def _watched(wire: Any) -> Any:
-    """A connection, or what awaits one, watched."""
-
-    async def awaited() -> _Wire:
-        return _Wire(await wire)
-
-    return awaited() if inspect.isawaitable(wire) else _Wire(wire)
-
-
-class _Backend(_Around):
     def connect_tcp(self, *arguments: Any, **named: Any) -> Any:
         return _watched(self._inner.connect_tcp(*arguments, **named))
 
     def connect_unix_socket(self, *arguments: Any, **named: Any) -> Any:
         return _watched(self._inner.connect_unix_socket(*arguments, **named))
 
+    def start_tls(self, *arguments: Any, **named: Any) -> Any:
+        return _watched(self._used().start_tls(*arguments, **named))
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+    def write(self, *arguments: Any, **named: Any) -> Any:
+        return self._used().write(*arguments, **named)
+
+    def _used(self) -> Any:
+        if (flight := _sent.get()) is not None:
+            flight.carry(self._inner)
+        return self._inner
+
+
+def _watched(wire: Any) -> Any:
+    async def awaited() -> _Watched:
+        return _Watched(await wire)
+
+    return awaited() if inspect.isawaitable(wire) else _Watched(wire)
 
 
 def is_client(client: Any) -> bool:
@@ -276,8 +267,8 @@ def install(client: Any, gate: Gate | None = None) -> None:
             return transport
         pool: Any = getattr(transport, "_pool", None)
         backend = getattr(pool, "_network_backend", None)
-        if backend is not None and not isinstance(backend, _Backend):
-            pool._network_backend = _Backend(backend)
+        if backend is not None and not isinstance(backend, _Watched):
+            pool._network_backend = _Watched(backend)
         return _Before(transport, gate)
 
     client._transport = before(client._transport)

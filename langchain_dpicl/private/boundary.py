@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -137,15 +138,8 @@ def probe(
 
     The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
-
-    class Checked(Reader):
-        def encode(self, output: object) -> None:
-            check(output)
-
-        async def aencode(self, output: object) -> None:
-            await threads.in_thread(check, output)
-
-    (found,) = yield private_calls(member, [request], max_concurrency=1, reader=Checked(), timeout=timeout, failed=type)
+    reader = SimpleNamespace(encode=check, aencode=partial(threads.in_thread, check))
+    (found,) = yield private_calls(member, [request], max_concurrency=1, reader=reader, timeout=timeout, failed=type)
     failure: type[BaseException] | None = TimeoutError if found is ABSTAIN else found
     return failure
 

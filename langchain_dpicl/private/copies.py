@@ -1,9 +1,9 @@
 """A copy of a chain for public calls, so that they never read what a private call wrote.
 
 `copy.deepcopy` leaves functions as they are, and with them their closures, defaults and globals. `copied` copies these
-too: a function of the user's own gets new cells, and globals of its own in which every object that code names is a
-copy. Models, embeddings, clients of model servers, public collections, releases, selectors and stores stay the same
-objects, and so do classes with their attributes and methods (see `sharing`).
+too: a function of the user's own gets new cells and new globals, in which every object that code names is a copy.
+Models, embeddings, clients of model servers, public collections, releases, selectors and stores stay the same objects,
+and so do classes with their attributes and methods (see `sharing`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import copyreg
 import functools
 import threading
 import weakref
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from contextvars import ContextVar
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
@@ -121,15 +120,6 @@ class _Copier:
 
     def _copy(self, item: Any) -> Any:
         kind = type(item)
-        if kind in (dict, list, set, deque, defaultdict, OrderedDict):
-            made = self._put(item, deque(maxlen=item.maxlen) if kind is deque else kind())
-            if kind is defaultdict:
-                made.default_factory = self.of(item.default_factory)
-            if isinstance(item, dict):
-                made.update((self.of(key), self.of(value)) for key, value in list(item.items()))
-            else:
-                (made.update if kind is set else made.extend)([self.of(each) for each in list(item)])
-            return made
         if kind in (tuple, frozenset):
             several = [self.of(each) for each in item]
             return item if all(a is b for a, b in zip(several, item, strict=True)) else kind(several)
@@ -139,11 +129,11 @@ class _Copier:
             return self._function(item)
         if kind is MethodType:
             return MethodType(self.of(item.__func__), self.of(item.__self__))
-        if kind is BuiltinMethodType:
-            owner = self.of(item.__self__)
-            return item if owner is item.__self__ else getattr(owner, item.__name__)
         if kind is CellType:
-            return self._filled(item, self._put(item, CellType()))
+            made = self._put(item, CellType())
+            for value in reach.contents(item):
+                made.cell_contents = self.of(value)
+            return made
         if reach.is_cached(item):
             if not reach.takes_nothing(item):
                 return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
@@ -152,11 +142,6 @@ class _Copier:
             return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
         if isinstance(item, ModuleType):
             return item if reach.is_library(item.__name__) else self._module(vars(item))
-        if isinstance(item, BaseModel):
-            made = self._put(item, type(item).__new__(type(item)))
-            for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
-                object.__setattr__(made, name, self.of(getattr(item, name, None)))
-            return made
         return self._instance(item)
 
     def _function(self, item: FunctionType) -> Any:
@@ -168,15 +153,12 @@ class _Copier:
             given = (item.__defaults__, *(item.__kwdefaults__ or {}).values(), *vars(item).values())
             if not closure and all(self.of(each) is each for each in given):
                 return item
-        new = {id(cell): cell for cell in closure if id(cell) not in self._made}
-        for cell in new.values():  # filled below: a function may lie in its own closure
-            self._put(cell, CellType())
-        cells = tuple(self._made[id(cell)] for cell in closure)
+        cells = tuple(self.of(cell) for cell in closure)
+        if id(item) in self._made:  # it lies in its own closure
+            return self._made[id(item)]
         made = self._put(item, FunctionType(item.__code__, space, item.__name__, None, cells or None))
         for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
             setattr(made, name, getattr(item, name))
-        for cell in new.values():
-            self._filled(cell, self._made[id(cell)])
         made.__defaults__ = self.of(item.__defaults__)
         made.__kwdefaults__ = self.of(item.__kwdefaults__)
         vars(made).update({name: self.of(value) for name, value in vars(item).items()})
@@ -184,11 +166,6 @@ class _Copier:
             names = reach.names_in(item.__code__)
             self.named |= names.attributes
             self.fill(around, self._module(around), names.globals)
-        return made
-
-    def _filled(self, cell: CellType, made: CellType) -> CellType:
-        for value in reach.contents(cell):
-            made.cell_contents = self.of(value)
         return made
 
     def _module(self, around: dict[str, Any]) -> ModuleType:
@@ -200,9 +177,9 @@ class _Copier:
         return self.modules[id(around)][1]
 
     def _instance(self, item: Any) -> Any:
-        """As `copy.deepcopy`, but with `of` for what the object holds."""
+        """As `copy.deepcopy`, but with `of` for what the object, a container for instance, holds."""
         kind = type(item)
-        if hasattr(kind, "__deepcopy__"):
+        if hasattr(kind, "__deepcopy__") and not issubclass(kind, BaseModel):
             return item.__deepcopy__(self._made)
         reduce = copyreg.dispatch_table.get(kind)
         reduced = item.__reduce_ex__(4) if reduce is None else reduce(item)
@@ -212,7 +189,10 @@ class _Copier:
         is_empty = make is _EMPTY and len(arguments) == 1 and state is items is entries is None
         if is_empty and (reach.is_library(kind.__module__) or not hasattr(item, "__dict__")):
             return item  # it holds nothing: what makes it known is which object it is
-        made = self._put(item, make(*(self.of(each) for each in arguments)))
+        arguments = [self.of(each) for each in arguments]
+        if id(item) in self._made:  # it lies in its own arguments
+            return self._made[id(item)]
+        made = self._put(item, make(*arguments))
         state = self.of(state)
         if hasattr(made, "__setstate__") and state is not None:
             made.__setstate__(state)
@@ -222,8 +202,8 @@ class _Copier:
                 made.__dict__.update(fields)
             for name, value in (slots or {}).items():
                 object.__setattr__(made, name, value)
-        for each in items or ():
+        for each in list(items or ()):
             made.append(self.of(each))
-        for key, value in entries or ():
+        for key, value in list(entries or ()):
             made[self.of(key)] = self.of(value)
         return made

@@ -8,8 +8,8 @@ the globals and the modules' attributes that they name, through submodules.
 
 Of models it follows only the Runnables in their fields. It does not look into embeddings, vector stores, objects that
 are marked `Closed`, and libraries' cached functions. It calls a cached function of the user's own once if that takes no
-argument and has no value yet: the value is part of what the chain can get at. It cannot see what another function
-computes when it runs, looks up by a string, or imports for the first time (`sharing` looks again after a call).
+argument and has no value yet, because the chain can get at the value. It cannot see what another function computes when
+it runs, looks up by a string, or imports for the first time (`sharing` looks again after a call).
 """
 
 from __future__ import annotations
@@ -128,8 +128,18 @@ def contents(cell: CellType) -> list[Any]:
 
 
 def _inside(item: Any) -> list[Any]:
+    """The objects that one object refers to. Of libraries' classes and cached functions none."""
     if issubclass(type(item), type):
-        return _of_class(item)
+        if is_library(item.__module__):
+            return []
+        held = [
+            value
+            for name, value in vars(item).items()  # its annotations and other descriptions of itself are left out
+            if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith(("__", "_abc_"))
+        ]
+        for field in vars(item).get("__pydantic_fields__", {}).values():
+            held += [field.default_factory, *field.metadata, *_validators(field.annotation)]
+        return [*held, *item.__mro__[1:], type(item)]
     if type(item) is FunctionType:
         scope = Scope(item)
         return [*(value for *_, value in (*scope.held, *scope.attributes)), *vars(item).values()]
@@ -147,20 +157,6 @@ def _inside(item: Any) -> list[Any]:
     elif issubclass(type(item), weakref.ref):
         return [weakref.ref.__call__(item), *gc.get_referents(item)]
     return gc.get_referents(item)  # runs no code of the object's, whatever it is; its class is among them
-
-
-def _of_class(kind: type) -> list[Any]:
-    """What the user's own class holds and inherits, its annotations and other descriptions of itself left out."""
-    if is_library(kind.__module__):
-        return []
-    held = [
-        value
-        for name, value in vars(kind).items()
-        if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith(("__", "_abc_"))
-    ]  # an abstract class's _abc_impl remembers other classes that it was compared with
-    for field in vars(kind).get("__pydantic_fields__", {}).values():
-        held += [field.default_factory, *field.metadata, *_validators(field.annotation)]
-    return [*held, *kind.__mro__[1:], type(kind)]
 
 
 def _validators(annotation: Any) -> list[Any]:

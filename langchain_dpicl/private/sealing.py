@@ -37,15 +37,11 @@ _KEEPERS_BY_NAME = (
     "diskcache.core.Cache",
     "shelve.Shelf",
 )
-"""What outlives a call, of libraries that need not be installed. A class that its library moves elsewhere is no longer
-refused by name: then only the comparison around the trial calls (`sharing`) is left, so follow the libraries here."""
+"""Classes that keep something between calls, of libraries that need not be installed. If a library moves its class, the
+name no longer refuses it, and only the comparison around the trial calls (`sharing`) is left: follow the libraries."""
 
-_BREAKERS = (
-    "aiobreaker.circuitbreaker.CircuitBreaker",
-    "circuitbreaker.CircuitBreaker",
-    "pybreaker.CircuitBreaker",
-)
-"""By name, too. Calls that work do not change them, so no trial shows what they are."""
+_BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.CircuitBreaker", "pybreaker.CircuitBreaker")
+"""By name, too. Successful calls do not change them, so no trial call shows that members share them."""
 
 _COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
