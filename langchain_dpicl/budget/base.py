@@ -110,9 +110,9 @@ class BaseBudget(Closed):
         self._adopt(stored)
         return stored
 
-    def _refuse_other(self, pairs: Mapping[str, tuple[object, object]]) -> None:
-        """`PlanMismatch` names the frozen values that differ from those asked for."""
-        if words := different(pairs):
+    def _refuse_other(self, frozen: Mapping[str, object], asked: Mapping[str, object]) -> None:
+        """`PlanMismatch` names the frozen values that are not as asked."""
+        if words := different(frozen, asked):
             raise PlanMismatch(
                 f"the budget {self.name!r} was frozen at first use with {words}; use another name for another plan "
                 "(both then count: their losses add up)"
@@ -222,8 +222,8 @@ class BaseBudget(Closed):
         return renewal.total(same, {plan.id: self._ledger.most_spent(plan.id) for plan in same})
 
     def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
-        """Declare that the data were replaced as a whole: this budget's plan, not frozen yet, then adds up with no older
-        plan of the ledger. The ledger keeps the act with its reason, the times, and both sketches.
+        """Declare that the data were replaced as a whole: this budget's plan, not frozen yet, then adds up with no
+        older plan of the ledger. The ledger keeps the act with its reason, the times, and both sketches.
 
         It checks the act when the plan is frozen, and here if ``fingerprint`` is given. Raises `PlanMismatch` if the
         plan is frozen already, if no fingerprint is given by then, or if the new store seems to share an owner with an
@@ -248,6 +248,7 @@ class BaseBudget(Closed):
         self._ledger.close()
 
 
-def different(pairs: Mapping[str, tuple[object, object]]) -> str:
-    """The pairs of (known, asked) that are not equal, in words; "" if all are."""
-    return ", ".join(f"{key} {known!r} (asked: {asked!r})" for key, (known, asked) in pairs.items() if known != asked)
+def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
+    """The values that are not as asked, in words; "" if all are. Only values that both have are compared."""
+    names = [name for name in known if name in asked and known[name] != asked[name]]
+    return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -22,10 +22,6 @@ from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanIncomplete,
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, checks, default_delta0
 
 Releases = int | Mapping[str, int | LineRequest]
-
-
-_WHOLE = ("rate", "weight")
-"""What a `LineRequest` fixes beside its options."""
 
 
 class PrivacyBudget(BaseBudget):
@@ -106,21 +102,25 @@ class PrivacyBudget(BaseBudget):
     ) -> None:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.open_unit("delta", delta)
         self.releases: int | dict[str, int]
-        self._asked: dict[str, LineRequest] = {}
+        self._declared: dict[str, tuple[LineRequest, dict[str, object]]] = {}
+        """Every line that somebody described, and its values that somebody chose. The others may still change."""
         if isinstance(releases, Mapping):
             self.releases = {}
             for line, value in releases.items():
                 if not isinstance(line, str) or not line or ":" in line or len(line) > 255:
                     raise InvalidParameter("releases", line, 'names of 1 to 255 characters without ":"')
                 if isinstance(value, LineRequest):
-                    self._asked[line], value = value, value.count
+                    self._declared[line] = (
+                        value,
+                        {key: found for key, found in _values(value).items() if found is not None},
+                    )
+                    value = value.count
                 self.releases[line] = checks.whole(f"releases[{line!r}]", value)
             if not releases:
                 raise InvalidParameter("releases", {}, "at least one line")
         else:
             self.releases = checks.whole("releases", releases)
-        # Every declared line, and the names of its values that somebody chose. The others may still change.
-        self._declared = {line: (asked, frozenset([*asked.options, *_WHOLE])) for line, asked in self._asked.items()}
+        self._given = dict(self._declared)
         if not isinstance(tickets, bool):
             raise InvalidParameter("tickets", tickets, "True or False")
         if tickets and soft_limit is not None:
@@ -165,17 +165,10 @@ class PrivacyBudget(BaseBudget):
         counts: object = {name: line.count for name, line in plan.lines.items()}
         if isinstance(self.releases, int) and len(plan.lines) == 1:
             counts = next(iter(plan.lines.values())).count
-        pairs: dict[str, tuple[object, object]] = {
-            "epsilon": (plan.epsilon, self.epsilon),
-            "delta": (plan.delta, self.delta),
-            "scope": (stored.scope, self.scope),
-            "tickets": (bool(stored.tickets), self.tickets),
-            "releases": (counts, self.releases),
-        }
-        for name, asked in self._asked.items():
-            if name in plan.lines:
-                pairs |= _differences(plan.lines[name], asked, {*asked.options, *_WHOLE}, asked.owners)
-        self._refuse_other(pairs)
+        frozen = {"epsilon": plan.epsilon, "delta": plan.delta, "scope": stored.scope, "releases": counts}
+        self._refuse_other({**frozen, "tickets": bool(stored.tickets)}, vars(self))
+        for name, (_, chosen) in self._given.items():
+            self._refuse_other(_values(plan.lines[name]), chosen)
         index = OwnerIndex(self._ledger, stored.id)  # one for all lines: each of them has tickets of its own
         for name, line in plan.lines.items():
             tickets = TicketUsage(index, line.count) if self.tickets else None
@@ -201,24 +194,23 @@ class PrivacyBudget(BaseBudget):
         with self._lock:
             is_new = self._find() is None
             given = dict(options or {})
-            chosen = frozenset([*given, "rate"] if rate_is_explicit else given)
-            if isinstance(mechanism, str) and mechanism in MECHANISMS:  # options without a default
-                known = MECHANISMS[mechanism].options.items()
-                given = {**{key: option.high for key, option in known if option.default is None}, **given}
-            asked = LineRequest(mechanism, rate, 1, options=given, owners=owners if is_new else None)
+            known = MECHANISMS[mechanism].options.items() if mechanism in tuple(MECHANISMS) else ()
+            needed = {key: option.high for key, option in known if option.default is None}
+            asked = LineRequest(mechanism, rate, 1, options={**needed, **given}, owners=owners if is_new else None)
+            chosen = {key: _values(asked)[key] for key in ("mechanism", *map(_option, given))}
+            chosen |= {"rate": asked.rate} if rate_is_explicit else {}
             name = self._name(line, mechanism)
             if not is_new:
-                self._refuse_other(_differences(self._lines[name].plan_line, asked, chosen, owners))
-            elif name not in self._declared:
-                self._declared[name] = asked, chosen
-            else:
-                earlier, before = self._declared[name]
-                if words := different(_differences(earlier, asked, chosen & before)):
-                    raise PlanMismatch(f"the line {name!r} was declared with {words}")
-                latest = asked if "rate" in chosen else earlier
-                merged = {**earlier.options, **{key: asked.options[key] for key in chosen if key in asked.options}}
-                request = replace(earlier, rate=latest.rate, owners=latest.owners, options=merged)
-                self._declared[name] = request, chosen | before
+                chosen |= {"owners": owners} if rate_is_explicit and owners is not None else {}
+                self._refuse_other(_values(self._lines[name].plan_line), chosen)
+                return
+            earlier, before = self._declared.get(name, (asked, chosen))
+            if words := different(before, chosen):
+                raise PlanMismatch(f"the line {name!r} was declared with {words}")
+            latest = asked if rate_is_explicit else earlier
+            merged = {**earlier.options, **{key: asked.options[key] for key in given}}
+            request = replace(earlier, rate=latest.rate, owners=latest.owners, options=merged)
+            self._declared[name] = request, before | chosen
 
     def line(
         self,
@@ -269,7 +261,7 @@ class PrivacyBudget(BaseBudget):
         found = {}
         for name, (line, chosen) in self._declared.items():
             options = dict(line.options)
-            if line.mechanism == "ptr" and "delta0" not in chosen:
+            if line.mechanism == "ptr" and _option("delta0") not in chosen:
                 options["delta0"] = default_delta0(self.delta, line.rate, counts[name], tests)
             found[name] = replace(line, count=counts[name], options=options)
         return found
@@ -360,25 +352,14 @@ class PrivacyBudget(BaseBudget):
         )
 
 
-def _differences(
-    line: LineRequest, asked: LineRequest, chosen: Collection[str], owners: int | None = None
-) -> dict[str, tuple[object, object]]:
-    """The values of a line that are not as asked: each value and the value asked for. Only chosen values are compared.
+def _values(line: LineRequest) -> dict[str, object]:
+    """What declarations of a line may choose. ``owners``: from how many its rate was computed."""
+    options = {_option(key): value for key, value in line.options.items()}
+    return {"mechanism": line.mechanism, "rate": line.rate, "owners": line.owners, "weight": line.weight, **options}
 
-    ``owners``: from how many a chosen rate was computed. A store may have other owners by now, or none.
-    """
-    options = [key for key in asked.options if key in chosen]
-    pairs: dict[str, tuple[object, object]] = {
-        "mechanism": (line.mechanism, asked.mechanism),
-        "options": ({key: line.options.get(key) for key in options}, {key: asked.options[key] for key in options}),
-    }
-    if "rate" in chosen:
-        pairs["rate"] = (line.rate, asked.rate)
-        if owners is not None:
-            pairs["owners"] = (line.owners, owners)
-    if "weight" in chosen:
-        pairs["weight"] = (line.weight, asked.weight)
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+def _option(name: str) -> str:
+    return f"options[{name!r}]"
 
 
 Budget = PrivacyBudget | FilteredBudget

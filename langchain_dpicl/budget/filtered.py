@@ -64,8 +64,7 @@ class FilteredBudget(BaseBudget):
     def _adopt(self, stored: StoredPlan) -> None:
         if not stored.is_filter:
             raise PlanMismatch(f"the budget {self.name!r} has a plan that is fixed in advance: use PrivacyBudget")
-        frozen, asked = json.loads(stored.content), json.loads(self._content)
-        self._refuse_other({key: (frozen.get(key), asked[key]) for key in asked})
+        self._refuse_other(json.loads(stored.content), json.loads(self._content))
         self._stored = stored
 
     def _now(self) -> RenyiFilter:
