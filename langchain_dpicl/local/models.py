@@ -161,8 +161,8 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
         if key not in _servers:
             _servers[key] = _start(model, context, threads)
         server = _servers[key]
-    timeout = httpx.Timeout(_LONGEST, connect=10)
-    given = {"trust_env": False, "limits": httpx.Limits(max_keepalive_connections=0), "timeout": timeout}
+    timeout, limits = httpx.Timeout(_LONGEST, connect=10), httpx.Limits(max_keepalive_connections=0)
+    given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
     clients = httpx.Client(**given), httpx.AsyncClient(**given)
     for client in clients:
         install(client, server.gate)

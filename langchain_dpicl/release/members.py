@@ -28,7 +28,7 @@ from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store.vectors import Vectors
 
 _PROOF_SECONDS = 60
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.store import intake, nearness
-from langchain_dpicl.store.intake import Vectors
+from langchain_dpicl.store import vectors
+from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -101,7 +101,7 @@ def suggest_threshold(
         raise InvalidParameter(
             "share", wanted, f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
         )
-    matrix = intake.embed(embeddings, shown, progress=False)
+    matrix = vectors.embed(embeddings, shown, progress=False)
     best = np.stack([_best(matrix, slots, _embedded(embeddings, text, matrix)) for text in asked])
     last = min(best.size, math.ceil(pairs - 1e-9))
     nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
@@ -148,13 +148,13 @@ def _share(share: float | None, eligible: int | None, owners: int | None) -> flo
 
 
 def _embedded(embeddings: Embeddings, text: str, matrix: Vectors) -> Vectors:
-    return nearness.embed_query(embeddings, text, matrix.shape[1])
+    return vectors.embed_query(embeddings, text, matrix.shape[1])
 
 
 def _best(matrix: Vectors, slots: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:
     """The similarity of each owner's best text to the query."""
     best = np.full(int(slots.max()) + 1, -np.inf, np.float32)
-    np.maximum.at(best, slots, nearness.inner_products(matrix, np.arange(len(matrix)), query))
+    np.maximum.at(best, slots, vectors.inner_products(matrix, np.arange(len(matrix)), query))
     return best
 
 
@@ -179,13 +179,13 @@ class ShareThreshold:
     def __init__(self, embeddings: Embeddings, texts: Sequence[str], share: float) -> None:
         shown = public_texts("texts", texts)
         self.share = checks.probability("share", share)
-        self._vectors = intake.embed(embeddings, shown, progress=False)
+        self._vectors = vectors.embed(embeddings, shown, progress=False)
         self._rank = max(1, math.ceil(self.share * len(shown) - 1e-9))
         self._name = hashlib.sha256("\0".join(shown).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def __call__(self, query: Vectors) -> float:
         """The threshold for a query's vector of norm 1."""
-        near = nearness.inner_products(self._vectors, np.arange(len(self._vectors)), query)
+        near = vectors.inner_products(self._vectors, np.arange(len(self._vectors)), query)
         return float(np.clip(np.partition(near, len(near) - self._rank)[len(near) - self._rank], -1.0, 1.0))
 
     def __repr__(self) -> str:

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
 from langchain_dpicl.private.markers import PrivateRecords
-from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
 from langchain_dpicl.store.owners import SKETCH, Owners, owner_mark, sketch_hash
+from langchain_dpicl.store.records import Batch, RecordKeys, check_records
+from langchain_dpicl.store.vectors import Vectors, aembed_query, embed_query
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -130,7 +130,7 @@ class PrivateStore(PrivateRecords, ABC):
         them from their next reading on.
         """
         keys = RecordKeys(self.input_key, self.output_key, self.owner_key if owner_key is None else owner_key)
-        batch = intake.check(records, keys, ids)
+        batch = check_records(records, keys, ids)
         if not batch.texts:
             return []
         return self._insert(batch, batch.embed(self.embeddings, vectors, self.dimension, progress))
@@ -207,11 +207,11 @@ class PrivateStore(PrivateRecords, ABC):
 
     def embed_query(self, text: str) -> Vectors:
         """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""
-        return nearness.embed_query(self.embeddings, text, self.dimension)
+        return embed_query(self.embeddings, text, self.dimension)
 
     async def aembed_query(self, text: str) -> Vectors:
         """`embed_query`, without blocking the event loop."""
-        return await nearness.aembed_query(self.embeddings, text, self.dimension)
+        return await aembed_query(self.embeddings, text, self.dimension)
 
     def __repr__(self) -> str:
         try:

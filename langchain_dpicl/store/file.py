@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import StoreFileChanged, StoreFileError
 from langchain_dpicl.store.arena import Arena
 from langchain_dpicl.store.durable import lock
-from langchain_dpicl.store.intake import RecordKeys
 from langchain_dpicl.store.owners import OwnerKeys, decoded, encoded
+from langchain_dpicl.store.records import RecordKeys
 
 _FORMAT = {"format": "langchain-dpicl store", "version": 2}
 _WAIT_SECONDS = 60.0

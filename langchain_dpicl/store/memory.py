@@ -19,18 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidRecords
-from langchain_dpicl.store import intake, nearness
 from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
 from langchain_dpicl.store.file import Contents
-from langchain_dpicl.store.intake import Batch, Vectors
 from langchain_dpicl.store.owners import OwnerKeys, Owners, OwnerSlots, encoded, owner_mark
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, unpack
+from langchain_dpicl.store.vectors import Vectors, inner_products, rounding
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 
 class MemoryStore(PrivateStore, StoreView):
-    """A store whose one moment is what it holds now: nobody changes it while a thread holds its ``lock``."""
+    """A store whose one moment is what it holds now: nobody changes it while a thread holds its ``lock``.
+
+    A `reading` holds it. Whoever calls the view's methods on the store itself takes care of it.
+    """
 
     def __init__(self, embeddings: Embeddings, contents: Contents) -> None:
         super().__init__(embeddings, contents.keys, contents.dimension)
@@ -96,11 +99,10 @@ class MemoryStore(PrivateStore, StoreView):
             first = self._held.next_id
             ids = np.arange(first, first + len(matrix)) if batch.ids is None else batch.ids
             if batch.ids is not None and np.isin(ids, self._held.ids).any():
-                raise InvalidRecords(intake.NOT_UNIQUE)
+                raise InvalidRecords(NOT_UNIQUE)
             self._enter(batch.contents, batch.names(ids), matrix, ids)
             self._has_unsaved = True
-        found: list[int] = ids.tolist()
-        return found
+        return [int(i) for i in ids]
 
     def _enter(
         self, contents: Sequence[bytes], names: Sequence[str], matrix: Vectors, ids: Numbers
@@ -156,45 +158,38 @@ class MemoryStore(PrivateStore, StoreView):
         A FAISS range search finds all rows that come within rounding of it, and `similarity`, which computes each from
         its own row alone, decides. So whether an owner is eligible depends on its own vectors and the query.
         """
-        with self.lock:
-            least = float(np.float32(threshold - nearness.rounding(self.dimension)))
-            _, _, rows = self._index.range_search(query.reshape(1, -1), least)
-            near = rows[self.similarity(rows, query) >= threshold]
-            found: Numbers = self._numbers[np.unique(self._held.owner_of[near])]
-            return found
+        least = float(np.float32(threshold - rounding(self.dimension)))
+        _, _, rows = self._index.range_search(query.reshape(1, -1), least)
+        near = rows[self.similarity(rows, query) >= threshold]
+        found: Numbers = self._numbers[np.unique(self._held.owner_of[near])]
+        return found
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
-        with self.lock:
-            if self._by_owner is None:  # all rows, owner by owner, and their owners' numbers
-                order = np.argsort(self._held.owner_of, kind="stable")
-                self._by_owner = order, self._numbers[self._held.owner_of[order]]
-            order, numbers = self._by_owner
-            first = np.searchsorted(numbers, owners)
-            position = np.repeat(np.arange(len(owners)), np.searchsorted(numbers, owners, "right") - first)
-            nth = np.arange(len(position)) - np.searchsorted(position, position)  # of its owner's rows
-            return order[first[position] + nth], position
+        if self._by_owner is None:  # all rows, owner by owner, and their owners' numbers
+            order = np.argsort(self._held.owner_of, kind="stable")
+            self._by_owner = order, self._numbers[self._held.owner_of[order]]
+        order, numbers = self._by_owner
+        first = np.searchsorted(numbers, owners)
+        position = np.repeat(np.arange(len(owners)), np.searchsorted(numbers, owners, "right") - first)
+        nth = np.arange(len(position)) - np.searchsorted(position, position)  # of its owner's rows
+        return order[first[position] + nth], position
 
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
-        with self.lock:
-            return nearness.inner_products(self._held.vectors, rows, query)
+        return inner_products(self._held.vectors, rows, query)
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        with self.lock:
-            return [intake.unpack(self._held.texts[row]) for row in rows.tolist()]
+        return [unpack(self._held.texts[row]) for row in rows.tolist()]
 
     def ids_of(self, rows: Numbers) -> list[int]:
-        with self.lock:
-            ids: list[int] = self._held.ids[rows].tolist()
-            return ids
+        return [int(i) for i in self._held.ids[rows]]
 
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
         marks = [b""] * len(owners)
-        with self.lock:
-            rows, position = self.rows_of(owners)
-            firsts = np.flatnonzero(np.diff(position, prepend=-1))
-            for row, owner in zip(rows[firsts].tolist(), position[firsts].tolist(), strict=True):
-                identity, is_named = self._identity(row)
-                marks[owner] = owner_mark(key, identity, named=is_named)
+        rows, position = self.rows_of(owners)
+        firsts = np.flatnonzero(np.diff(position, prepend=-1))
+        for row, owner in zip(rows[firsts].tolist(), position[firsts].tolist(), strict=True):
+            identity, is_named = self._identity(row)
+            marks[owner] = owner_mark(key, identity, named=is_named)
         return marks
 
     def _identity(self, row: int) -> tuple[bytes, bool]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store import intake
-from langchain_dpicl.store import records as elsewhere
 from langchain_dpicl.store.file import Contents, OpenedBudget, SharedFile
-from langchain_dpicl.store.intake import RecordKeys, Vectors
 from langchain_dpicl.store.memory import MemoryStore
+from langchain_dpicl.store.records import RecordKeys, check_records, contents_of, records_of
+from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -59,7 +58,7 @@ class ExemplarStore(MemoryStore):
         its text: empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
-        batch = intake.check(records, keys, ids, may_be_empty=False)
+        batch = check_records(records, keys, ids, may_be_empty=False)
         matrix = batch.embed(embeddings, vectors, None, progress)
         store = cls(embeddings, Contents(keys, matrix.shape[1], matrix[:0]))
         store._insert(batch, matrix)
@@ -114,7 +113,7 @@ class ExemplarStore(MemoryStore):
         cannot represent, metadata under ``input_key``.
         """
         return cls.from_records(
-            elsewhere.records_of(documents, input_key, owner_key),
+            records_of(documents, input_key, owner_key),
             embeddings,
             input_key=input_key,
             output_key=output_key,
@@ -144,7 +143,7 @@ class ExemplarStore(MemoryStore):
         as it did, by inner product and by Euclidean distance alike; another may rank differently. Later changes to the
         collection do not reach the store, and `forget` does not reach the collection.
         """
-        documents, vectors = elsewhere.contents_of(vectorstore)
+        documents, vectors = contents_of(vectorstore)
         own = vectorstore.embeddings if embeddings is None else embeddings
         if own is None:
             raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
@@ -183,7 +182,7 @@ class ExemplarStore(MemoryStore):
                     if not attempts_left:
                         raise
             held, rows = self._held, np.flatnonzero(self._held.owner_of == slot)
-            ids: list[int] = held.ids[rows].tolist()
+            ids = self.ids_of(rows)
             found, is_named = self._identity(rows[0])
             contents = [held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
             self._become(rest)

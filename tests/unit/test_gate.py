@@ -22,7 +22,7 @@ from langchain_dpicl import (
     ShareThreshold,
 )
 from langchain_dpicl.selection.selector import Examples
-from langchain_dpicl.store import nearness
+from langchain_dpicl.store.vectors import inner_products, rounding
 
 QUERY = {"input": "what does text 3.1 say?"}
 DIMENSION = 8
@@ -94,9 +94,9 @@ def test_two_ways_of_computing_a_similarity_differ_by_less_than_the_slack() -> N
         vectors = generator.standard_normal((300, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         exact = vectors.astype(np.float64) @ vectors[0].astype(np.float64)
-        ours = nearness.inner_products(vectors, np.arange(300), vectors[0])
-        assert np.abs(ours - exact).max() < nearness.rounding(dimension) / 4
-        assert nearness.rounding(dimension) < 1e-3
+        ours = inner_products(vectors, np.arange(300), vectors[0])
+        assert np.abs(ours - exact).max() < rounding(dimension) / 4
+        assert rounding(dimension) < 1e-3
 
 
 def test_eligibility_is_the_owners_own(store_of: Any) -> None:

@@ -1,4 +1,4 @@
-"""`store/store.py` and `store/intake.py`: what a store refuses, what it shows, and how it forgets."""
+"""`store/store.py` and `store/records.py`: what a store refuses, what it shows, and how it forgets."""
 
 from __future__ import annotations
 

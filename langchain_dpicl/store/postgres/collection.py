@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
 from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import NOT_UNIQUE, Batch, RecordKeys, Vectors, unpack
 from langchain_dpicl.store.owners import encoded, owner_mark
 from langchain_dpicl.store.postgres.connections import Ask
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, unpack
+from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.postgres.connections import Connection
@@ -298,8 +299,7 @@ class PostgresView(StoreView):
 
     def ids_of(self, rows: Numbers) -> list[int]:
         """They are the rows."""
-        ids: list[int] = rows.tolist()
-        return ids
+        return [int(row) for row in rows]
 
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
         its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"

@@ -22,14 +22,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.errors import InvalidRecords, StoreError
-from langchain_dpicl.store import intake
 from langchain_dpicl.store.base import PrivateStore, StoreView
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.intake import Batch, RecordKeys, Vectors
 from langchain_dpicl.store.owners import Owners, decoded
 from langchain_dpicl.store.postgres import collection as tables
 from langchain_dpicl.store.postgres.collection import Collection, PostgresView
 from langchain_dpicl.store.postgres.connections import Connections
+from langchain_dpicl.store.records import Batch, RecordKeys, check_records
+from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -81,7 +81,7 @@ class PostgresExemplarStore(PrivateStore):
         """
         tables.check_name(name)
         keys = RecordKeys(input_key, output_key, owner_key)
-        batch = intake.check(records, keys, ids, may_be_empty=False)
+        batch = check_records(records, keys, ids, may_be_empty=False)
         connections = Connections(url)
         try:
             connections.run(tables.check_free, name)  # before anything is embedded

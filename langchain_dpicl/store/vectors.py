@@ -1,21 +1,66 @@
-"""Nearness to a query: the query's embedding, which is public, and its inner products with private vectors."""
+"""Vectors of norm 1: of private records on their way in, of public queries, and their inner products."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, StoreError
-from langchain_dpicl.store.intake import Vectors, attempt
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavailable, StoreError
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
+Vectors = NDArray[np.float32]
+
+_EMBED_BATCH = 512
 _BLOCK = 1024  # rows at a time: they stay in the processor's cache between the product and the sum
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function answers, or the name of the exception that it raised: its message may quote a text."""
+    try:
+        return function(*arguments), ""
+    except Exception as error:
+        return None, f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
+    """Embeddings of the texts, in batches: rows of norm 1. Raises `StoreError` if the model fails."""
+    from tqdm import tqdm
+
+    parts: list[Vectors] = []
+    starts = range(0, len(texts), _EMBED_BATCH)
+    for start in tqdm(starts, desc="embedding", unit="batch", disable=None if progress and len(starts) > 1 else True):
+        chunk = list(texts[start : start + _EMBED_BATCH])
+        answer, fault = attempt(embeddings.embed_documents, chunk)
+        if fault:
+            raise StoreError(f"the embedding model failed ({fault}); nothing was added")
+        parts.append(as_matrix(answer, len(chunk), start))
+    if len({part.shape[1] for part in parts}) != 1:
+        raise InvalidRecords("the embeddings have different dimensions")
+    return np.concatenate(parts)
+
+
+def as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
+    """Rows as float32 of norm 1; refuses other shapes and values that are not numbers."""
+    matrix: Vectors | None = None
+    with contextlib.suppress(TypeError, ValueError):
+        matrix = np.array(vectors, dtype=np.float32, order="C")
+    if matrix is None or matrix.ndim != 2 or matrix.shape[1] == 0:
+        raise InvalidRecords("the embeddings are not rows of numbers of one dimension")
+    if matrix.shape[0] != count:
+        raise InvalidRecords(f"{matrix.shape[0]} embeddings for {count} records")
+    norms = np.linalg.norm(matrix.astype(np.float64), axis=1)
+    bad = np.flatnonzero(~np.isfinite(norms))
+    if len(bad):
+        raise InvalidRecords(f"the embedding of record {first + int(bad[0])} is not finite")
+    matrix /= np.where(norms > 0, norms, 1.0).astype(np.float32)[:, None]
+    return matrix
 
 
 def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
