@@ -38,20 +38,11 @@ ATTACKED = (*CASES, PLAN)
 class AuditResult:
     """The claim that an audit attacked, and the bound it proved. Public: no private data went in.
 
-    Attributes
-    ----------
-    mechanism, canary, case
-        The mechanism under attack, the kind of canary, and the worst case in words.
-    epsilon, delta, rate, releases, parameters
-        The plan's promise, and its noise by the parameter's name. ``releases`` is the number on each line.
-    members
-        N of each line with members.
-    lower_bound, confidence
-        Epsilon is at least this, with this confidence (`bounds` has the proof). Above ``epsilon``, the claim is false.
-    direction, event
-        Neighbours that the bound tells apart (the owner removed, or added), and the event that does it.
-    trials, true_positives, false_positives
-        Trials of each of the two data sets, and how many showed the event if it is likely, and if it is not.
+    ``epsilon`` and ``delta`` are the plan's promise, ``parameters`` its noise by the parameter's name, ``releases`` the
+    number on each line, ``members`` N of each line with members. Epsilon is at least ``lower_bound``, with this
+    ``confidence`` (`bounds` has the proof); above ``epsilon``, the claim is false. The bound tells the neighbours of
+    ``direction`` apart (the owner removed, or added) by the ``event``. Of so many ``trials`` of each data set
+    ``true_positives`` showed the event on the one that makes it likely, and ``false_positives`` on the other.
     """
 
     mechanism: str
@@ -131,31 +122,16 @@ def audit(
     requests = {name: LineRequest(name, rate, releases, options=delta0 if name == "ptr" else {}) for name in names}
     lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
     count = releases * len(lines)
-    cases = {
-        name: CASES[name](
-            Setting(
-                parameter=line.parameter,
-                rate=rate,
-                releases=count,
-                delta=delta,
-                trials=trials,
-                confidence=confidence,
-                unanimous=canary == "owner",
-                members=members,
-                options=line.options,
-            )
-        )
-        for name, line in lines.items()
-    }
+    effort: dict[str, Any] = {"rate": rate, "releases": count, "delta": delta, "trials": trials}
+    effort |= {"confidence": confidence, "unanimous": canary == "owner", "members": members}
+    cases = [CASES[name](Setting(line.parameter, options=line.options, **effort)) for name, line in lines.items()]
     # Of a plan each line shows its first case; of one mechanism, all are tried.
-    choices = [{name: many[0] for name, many in cases.items()}]
-    if mechanism != PLAN:
-        choices = [{mechanism: case} for case in cases[mechanism]]
+    choices = [[many[0] for many in cases]] if mechanism == PLAN else [[case] for case in cases[0]]
 
     draw = BlockRandomness()
     world = synthetic_world if canary == "outputs" else partial(owner_world, member=member)
     attempts = [
-        [(case, [world(case, has_owner, rate, draw) for has_owner in (True, False)]) for case in choice.values()]
+        [(case, [world(case, has_owner, rate, draw) for has_owner in (True, False)]) for case in choice]
         for choice in choices
     ]
     first = -(-trials // 3)
@@ -190,13 +166,13 @@ def audit(
     return AuditResult(
         mechanism=mechanism,
         canary=canary,
-        case="; ".join(case.words for case in choices[best].values()),
+        case="; ".join(case.words for case in choices[best]),
         epsilon=epsilon,
         delta=delta,
         rate=rate,
         releases=releases,
         parameters=noise,
-        members={name: case.members for name, case in choices[best].items() if case.members},
+        members={name: case.members for name, case in zip(lines, choices[best], strict=True) if case.members},
         lower_bound=bound,
         confidence=confidence,
         direction=region.direction,

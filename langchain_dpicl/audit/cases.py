@@ -81,17 +81,14 @@ class MemberCase:
 class TokenCase:
     """Two candidate tokens, of which the owner's term prefers the first by all of its range; no member is asked.
 
-    ``first`` is the first candidate's probability without the owner.
+    ``first`` is the probability without the owner of the first candidate, token 0.
     """
 
     words: str
     bound: float
     first: float
+    statistic: Callable[[int], float]
     members: int = 0
-
-    def statistic(self, token: int) -> float:
-        """Token 0 is the first candidate."""
-        return two_point(tilted(self.first, self.bound), self.first)[int(token != 0)]
 
 
 Case = MemberCase | TokenCase
@@ -108,9 +105,6 @@ def two_point(present: float, without: float) -> tuple[float, float]:
     tiny = math.exp(-SURE)
     inside = math.log(max(present, tiny) / max(without, tiny))
     return inside, math.log(max(1.0 - present, tiny) / max(1.0 - without, tiny))
-
-
-# -- counts of labels --------------------------------------------------------------------------------------------------
 
 
 def _vote(setting: Setting) -> tuple[Case, ...]:
@@ -152,9 +146,6 @@ def _scores(setting: Setting) -> tuple[Case, ...]:
     return (MemberCase(words, vote, setting.parameter, *LABELS, (LABELS[0],) * (n - 1), statistic),)
 
 
-# -- the embedding mean ------------------------------------------------------------------------------------------------
-
-
 class Poles(Embeddings):
     """Embeds a text that starts with "north" as (1, 0), any other as (-1, 0)."""
 
@@ -177,9 +168,6 @@ def _embedding(setting: Setting) -> tuple[Case, ...]:
     aggregator = EmbeddingMean(Poles(), release="vector").prepare({}, setting.options)
     words = "the other members' answers embed as a unit vector, the canary's as its opposite"
     return (MemberCase(words, aggregator, setting.parameter, "south", "north", ("south",) * (n - 1), statistic),)
-
-
-# -- keywords ----------------------------------------------------------------------------------------------------------
 
 
 def _ptr(setting: Setting) -> tuple[Case, ...]:
@@ -268,16 +256,14 @@ def _joint_em(setting: Setting) -> tuple[Case, ...]:
     return (MemberCase(spoken, keywords, setting.parameter, best.base, best.canary, best.others, best.statistic),)
 
 
-# -- tokens ------------------------------------------------------------------------------------------------------------
-
-
 def _tokens(setting: Setting) -> tuple[Case, ...]:
     """The public odds are those for which a tilt by all of the range tells most."""
     bound = setting.parameter
     first = np.concatenate([np.geomspace(1e-6, 0.05, 60), np.linspace(0.06, 0.5, 23)])
     chosen = float(first[int(np.argmax(setting.expected([tilted(p, bound) for p in first], first)))])
     words = f"the owner's term prefers a token of public probability {chosen:.3g} by all of its range"
-    return (TokenCase(words, bound, chosen),)
+    ratios = two_point(tilted(chosen, bound), chosen)
+    return (TokenCase(words, bound, chosen, lambda token: ratios[int(token != 0)]),)
 
 
 CASES: dict[str, Callable[[Setting], tuple[Case, ...]]] = {

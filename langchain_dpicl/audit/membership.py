@@ -71,20 +71,11 @@ _NO_BOUND = 1e6  # nats: no term is ever cut
 class MembershipResult:
     """What one attack reached against one way to answer.
 
-    Parameters
-    ----------
-    name, attack
-        How the answers are made; what the attacker sees and computes, one of ``ATTACKS``.
-    epsilon, range_bound
-        Of the plan, and its B; None without privacy.
-    participation
-        The probability with which the member takes part in a token.
-    auc, low, high
-        The mean AUC of the trials and its 95 % interval (`interval`).
-    bound
-        The plan's bound on the expected AUC; None if it has none.
-    trials, against, plays
-        How many records took the member's place, how many non-members stood against each, and how often.
+    ``name`` says how the answers are made, ``attack`` what the attacker sees and computes (one of ``ATTACKS``).
+    ``epsilon`` and ``range_bound`` are the plan's, None without privacy; ``bound`` is its bound on the expected AUC, if
+    it has one. The member takes part in a token with probability ``participation``. ``auc`` is the mean of the trials,
+    ``low`` and ``high`` its 95 % interval (`interval`). So many records (``trials``) took the member's place, each
+    ``against`` so many non-members, in so many ``plays``.
     """
 
     name: str

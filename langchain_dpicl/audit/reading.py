@@ -34,20 +34,11 @@ class Known:
 class Readings:
     """Logits at the P places of all outputs, one output after the other; k possible tokens at each place.
 
-    Attributes
-    ----------
-    record
-        (P,) whose output the place belongs to.
-    target
-        (P,) which of the k tokens the output has there; -1 if it is none of them.
-    zero_shot
-        (P, k) without a demonstration.
-    one_shot
-        (D, P, k) after each of D demonstrations.
-    own
-        (P, k) after the demonstration of the record itself.
-    zero_shot_log_prob, one_shot_log_prob
-        (P,) and (D, P): log-probability of the output's token over the whole vocabulary.
+    - ``record`` (P,): whose output the place belongs to.
+    - ``target`` (P,): which of the k tokens the output has there; -1 if it is none of them.
+    - ``zero_shot`` (P, k): without a demonstration; ``one_shot`` (D, P, k): after each of D demonstrations.
+    - ``own`` (P, k): after the demonstration of the record itself.
+    - ``zero_shot_log_prob`` (P,), ``one_shot_log_prob`` (D, P): of the output's token over the whole vocabulary.
     """
 
     record: IntArray

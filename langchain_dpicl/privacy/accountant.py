@@ -127,14 +127,9 @@ class RenyiFilter:
     A_i be the transcripts whose least order still within budget at the end is order i. On A_i the run is the one that
     order i's own filter allows, so P(S and A_i) <= e^epsilon Q(S and A_i) + delta_i; add up over i.
 
-    Parameters
-    ----------
-    epsilon, delta
-        What the whole interaction may give away when one owner is added or removed.
-    orders
-        Integer orders, fixed in advance; few are best, near 1 + 2 log(1/delta) / epsilon.
-    failures
-        Part of delta set aside for the approximation deltas (PTR's delta0 times the rate, at every step).
+    ``epsilon`` and ``delta`` bound what the whole interaction gives away when one owner is added or removed. ``orders``
+    are integers, fixed in advance; few are best, near 1 + 2 log(1/delta) / epsilon. ``failures`` is the part of delta
+    set aside for the approximation deltas (PTR's delta0 times the rate, at every step).
     """
 
     epsilon: float

@@ -50,12 +50,8 @@ MAX_PLACES = 1 << 21
 class Composition:
     """Certified delta and epsilon of releases on fresh samples, in one direction.
 
-    Parameters
-    ----------
-    parts
-        Pairs of one release's losses and how many such releases there are.
-    places
-        Of the largest transform. Fewer take less time, and the bound may be less tight.
+    ``parts`` are pairs of one release's losses and how many such releases there are. The largest transform has
+    ``places``: fewer take less time, and the bound may be less tight.
     """
 
     def __init__(self, parts: Sequence[tuple[Losses, int]], places: int = MAX_PLACES) -> None:

@@ -38,14 +38,9 @@ _LEAST_ORDER, _LARGEST_ORDER = 1e-7, 1e7
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """A dominating pair as atoms.
+    """A dominating pair as atoms: finite ``losses`` and their ``masses`` under P.
 
-    Attributes
-    ----------
-    losses, masses
-        Finite losses and their masses under P. Under Q they weigh `masses * exp(-losses)`.
-    infinity
-        P's mass where Q has none.
+    Under Q they weigh `masses * exp(-losses)`. ``infinity`` is P's mass where Q has none.
     """
 
     losses: FloatArray

@@ -53,7 +53,7 @@ class FrozenMapping(Mapping[str, V]):
 
 @dataclass(frozen=True)
 class Option:
-    """A fixed public number of a mechanism beside its noise parameter. Without a default it must be given."""
+    """A fixed public number of a mechanism beside its noise parameter. It must be given if it has no default."""
 
     words: str
     low: float
@@ -63,24 +63,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A family of mechanisms.
+    """A family of mechanisms with one noise ``parameter`` between ``low`` and ``high``.
 
-    Attributes
-    ----------
-    name, parameter
-        The family and what its one noise parameter is called.
-    low, high
-        Bounds of the parameter.
-    noisier
-        +1 if a larger parameter means more noise (a sigma), -1 if it means less (an eps0, a range bound).
-    neighbours
-        The relation for which `profile` holds, before amplification.
-    words
-        What one release gives out, as a format of ``p``, the parameter, and of the options.
-    build
-        The profile of one release, from the parameter and the options.
-    options
-        What else is public and fixed.
+    ``noisier`` is +1 if a larger parameter means more noise (a sigma), -1 if it means less (an eps0, a range bound).
+    `profile` holds for ``neighbours``, before amplification; ``build`` makes it from the parameter and the ``options``,
+    the other numbers that are public and fixed. ``words`` says what one release gives out: a format of the parameter
+    ``p`` and the options.
     """
 
     name: str
@@ -110,10 +98,6 @@ class Mechanism:
                 raise InvalidParameter(f"options[{name!r}]", None, f"{self.name} needs {option.words}")
             answer[name] = real(name, value, at_least=option.low, at_most=option.high)
         return FrozenMapping(answer)
-
-    def describe(self, parameter: float, **fixed: float) -> str:
-        """One sentence on what is released and with how much noise."""
-        return self.words.format(p=parameter, **self.check_options(fixed))
 
     def coordinate(self, parameter: float) -> float:
         """A scale on which a larger value means less noise: the logarithm, with its sign."""
@@ -231,16 +215,12 @@ class LineRequest:
 
     Parameters
     ----------
-    mechanism
-        A name in `MECHANISMS`.
-    rate
-        Probability with which an owner takes part in one release.
-    count
-        How many releases (for `tokens`: how many tokens).
+    mechanism, options
+        A name in `MECHANISMS`, and the mechanism's fixed public numbers (delta0 for `ptr`).
+    rate, count
+        Probability with which an owner takes part in one release; how many releases (for `tokens`: how many tokens).
     weight
         Share of the plan's privacy loss that this line may use, relative to the other lines' weights.
-    options
-        The mechanism's fixed public numbers (delta0 for `ptr`).
     owners
         The number of owners from which the rate was chosen; None if the rate came from elsewhere. This number is
         public from then on, and no other number of owners is. The noise does not depend on it.
@@ -285,9 +265,9 @@ class PlanLine(LineRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         family = self.family
-        value = real(family.parameter, self.parameter, at_least=family.low, at_most=family.high)
-        object.__setattr__(self, "parameter", value)
+        checked = real(family.parameter, self.parameter, at_least=family.low, at_most=family.high)
+        object.__setattr__(self, "parameter", checked)
 
     def describe(self) -> str:
-        """One release of this line, in words."""
-        return self.family.describe(self.parameter, **self.options)
+        """What one release gives out and with how much noise, in words."""
+        return self.family.words.format(p=self.parameter, **self.options)

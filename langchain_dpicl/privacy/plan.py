@@ -122,14 +122,8 @@ class PrivacyPlan:
         with one exemplar per member instead. ``abstention``: how likely a release says that the members abstain if all
         do, and whether that is likely enough to count.
 
-        Parameters
-        ----------
-        members, shots
-            N members, and how many exemplars a member sees on average.
-        margins, labels
-            For votes: by how many of the N votes the winner leads; how many labels there are.
-        calls
-            What one member's call costs.
+        ``members`` is N, and a member sees ``shots`` exemplars on average. A vote is between ``labels``, and its winner
+        leads by one of ``margins`` votes of the N. ``calls`` is what one member's call costs.
         """
         members = None if members is None else whole("members", members)
         shots = None if shots is None else whole("shots", shots)

@@ -164,11 +164,8 @@ class PRVAccountant:
     `_Variable`) and the size of the domain (from Rényi divergences at a fixed list of orders there, which overflow;
     from Chernoff's bound at the best order here).
 
-    Parameters
-    ----------
-    eps_error
-        How far the answer may lie above the truth (and the library's lower end below it). None: half a per cent of
-        the answer.
+    ``eps_error``: how far the answer may lie above the truth (and the library's lower end below it). None: half a per
+    cent of the answer.
     """
 
     def __init__(self, eps_error: float | None = None) -> None:

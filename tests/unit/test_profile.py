@@ -405,7 +405,7 @@ def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> No
         assert (rounded - value) * family.noisier >= -1e-15 * value
         assert rounded == pytest.approx(value, rel=2e-5)
         assert isinstance(family.profile(rounded, **fixed), Profile)
-        assert f"{rounded:g}" in family.describe(rounded, **fixed)
+        assert f"{rounded:g}" in family.words.format(p=rounded, **family.check_options(fixed))
     for end in (family.low, family.high):
         again = family.at_coordinate(family.coordinate(end))
         assert family.low <= again <= family.high

@@ -419,4 +419,4 @@ def test_noise_on_voted_labels_only_would_break_any_profile() -> None:
 
 def test_a_vote_is_accounted_as_the_mechanism_that_it_is() -> None:
     assert NoisyVote.mechanism in MECHANISMS
-    assert "every label" in MECHANISMS[NoisyVote(LABELS).mechanism].describe(1.0)
+    assert "every label" in MECHANISMS[NoisyVote(LABELS).mechanism].words
