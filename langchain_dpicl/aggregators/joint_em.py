@@ -41,8 +41,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import positive, whole
-from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.privacy.sampling import choose_exponential, choose_weighted, random_below
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential, choose_weighted, random_below
 
 
 class Levels(NamedTuple):

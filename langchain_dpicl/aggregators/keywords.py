@@ -18,8 +18,7 @@ from langchain_dpicl.aggregators.joint_em import sample_sequence
 from langchain_dpicl.aggregators.words import Words
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import MECHANISMS, checks
-from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.privacy.sampling import choose_exponential
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 
 
 class ReleasedKeywords(list[str]):

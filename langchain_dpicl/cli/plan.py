@@ -57,7 +57,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
-    from langchain_dpicl.privacy.explain import Calls, words
+    from langchain_dpicl.privacy.plan import Calls, words
 
     (plan, gate), calls = _solved(options), None
     if options.prompt_tokens is not None:
@@ -229,7 +229,7 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
 
 def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
-    from langchain_dpicl.privacy.explain import VOTES, flip_probability
+    from langchain_dpicl.privacy.plan import VOTES, flip_probability
 
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))

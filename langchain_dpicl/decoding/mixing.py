@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.model import Logits, LogitsModel
-from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.privacy.sampling import choose_exponential
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

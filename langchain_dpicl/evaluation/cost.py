@@ -11,8 +11,8 @@ from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.tasks import GenerationTask, Task
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.privacy.explain import Calls
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.plan import Calls
 
 _QUERIES = 100
 

@@ -1,10 +1,9 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, RenyiFilter
-from langchain_dpicl.privacy.explain import Calls, flip_probability
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import PrivacyPlan
+from langchain_dpicl.privacy.plan import Calls, PrivacyPlan, flip_probability
 from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,

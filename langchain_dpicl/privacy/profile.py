@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Literal
@@ -28,7 +29,6 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import positive, probability, real
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
-from langchain_dpicl.privacy.roots import solve_decreasing
 
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
@@ -312,3 +312,18 @@ def lattice_multiplier(sigma: float, sensitivity: float) -> float:
     """
     sigma = real("sigma", sigma, at_least=4.0)
     return math.sqrt(sigma * sigma - 4.0) / positive("sensitivity", sensitivity)
+
+
+def solve_decreasing(function: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """The smallest x in [low, high] found with function(x) <= target; `high` if none: always the certified side."""
+    if function(low) <= target:
+        return low
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        if function(middle) <= target:
+            high = middle
+        else:
+            low = middle
+    return high

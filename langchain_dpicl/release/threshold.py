@@ -16,7 +16,7 @@ both directions. So the line costs what `BoundedRange(eps0)` says for one owner 
 that sample. A selector may then use the threshold for ever: it is a released answer.
 
 **What arithmetic gives away.** Counts and losses are whole numbers: m u(t) = -|sum_j n_j(t) - m E|. The rate
-eps0 / (2 m) is rounded down. The draw has exactly the weights above (`privacy.sampling`): there is no floating noise
+eps0 / (2 m) is rounded down. The draw has exactly the weights above (`privacy.noise`): there is no floating noise
 whose last digits could show something, and thresholds of equal utility are drawn with equal chances, none before the
 other. Similarities are floats, but each is computed from its own row, so no owner moves another across a threshold.
 """
@@ -38,8 +38,7 @@ from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.sampling import choose_exponential
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, choose_exponential
 from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.selection.suggest import public_texts

@@ -5,7 +5,7 @@ branches: what it returns is the distribution of the code itself, no estimate. `
 of neighbouring data, with the privacy profile that is claimed: delta(eps) = sum over y of max(0, P(y) - e^eps Q(y)).
 
 Which choices are walked: coins, whole numbers, orders, discrete Gaussian noise (cut where less than 1e-15 of its mass
-lies beyond) and the exact choices of `privacy.sampling`. That a production generator has the laws that are walked
+lies beyond) and the exact choices of `privacy.noise`. That a production generator has the laws that are walked
 here is what `unit/test_noise.py`, `unit/test_sampling.py` and `unit/test_secure_sources.py` show.
 """
 

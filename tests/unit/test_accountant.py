@@ -33,9 +33,8 @@ from langchain_dpicl.privacy import (
 )
 from langchain_dpicl.privacy.accountant import compositions, renyi
 from langchain_dpicl.privacy.composition import Composition
-from langchain_dpicl.privacy.losses import Losses
-from langchain_dpicl.privacy.profile import DIRECTIONS, RATE_ERROR
-from langchain_dpicl.privacy.roots import crossing, solve_decreasing
+from langchain_dpicl.privacy.losses import Losses, crossing
+from langchain_dpicl.privacy.profile import DIRECTIONS, RATE_ERROR, solve_decreasing
 
 PLD = PLDAccountant()
 VOTE = 40 / 6920

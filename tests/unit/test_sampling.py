@@ -1,4 +1,4 @@
-"""`privacy/sampling.py`: every choice has exactly the law that it states, at any size of weights.
+"""`privacy/noise.py`: every choice has exactly the law that it states, at any size of weights.
 
 Statistical tests state their false-alarm probability; all are below 1e-6.
 """
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy import SecureRandomness, sampling
-from langchain_dpicl.privacy.sampling import choose_exponential, choose_weighted, random_below
+from langchain_dpicl.privacy import SecureRandomness, noise
+from langchain_dpicl.privacy.noise import choose_exponential, choose_weighted, random_below
 
 random = SecureRandomness()
 FALSE_ALARM = 1e-8  # of every statistical test below; there are fewer than twenty
@@ -157,7 +157,7 @@ def test_the_index_is_the_one_that_the_uniform_number_points_at(
     multiplicities: list[int], losses: list[int], rate: float, first_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many digits are drawn first, the answer is the inverse of the law's distribution function at U."""
-    monkeypatch.setattr(sampling, "_FIRST_BITS", first_bits)
+    monkeypatch.setattr(noise, "_FIRST_BITS", first_bits)
     kept = [i for i, multiplicity in enumerate(multiplicities) if multiplicity]
     sums = boundaries([multiplicities[i] for i in kept], [losses[i] for i in kept], rate, 800)
     generator = np.random.default_rng(first_bits)
@@ -166,7 +166,7 @@ def test_the_index_is_the_one_that_the_uniform_number_points_at(
         near = round(edge * 2**400)
         numbers += [Fraction(near + step, 2**400) for step in (-(2**90), -4, 4, 2**90) if 0 < near + step < 2**400]
     for number in numbers:
-        monkeypatch.setattr(sampling, "_random_bits", Digits(number))
+        monkeypatch.setattr(noise, "_random_bits", Digits(number))
         expected = kept[next(i for i, edge in enumerate(sums) if number < edge or i == len(sums) - 1)]
         assert choose_exponential(multiplicities, losses, rate, random) == expected
 
@@ -176,7 +176,7 @@ def test_a_number_next_to_a_boundary_waits_for_more_digits(monkeypatch: pytest.M
     (edge, _) = boundaries([1, 1], [0, 1], 0.5, 800)
     for side, expected in ((-1, 0), (1, 1)):
         digits = Digits(edge + side * Fraction(1, 2**300))
-        monkeypatch.setattr(sampling, "_random_bits", digits)
+        monkeypatch.setattr(noise, "_random_bits", digits)
         assert choose_exponential([1, 1], [0, 1], 0.5, random) == expected
         assert digits.rounds == 2
 
@@ -187,8 +187,8 @@ def test_partial_sums_are_known_as_well_as_the_proof_says(
     multiplicities: list[int], losses: list[int], rate: float, bits: int
 ) -> None:
     exponent = int(Fraction(rate) * (max(losses) - min(losses))) + 1
-    context = sampling._context(exponent, len(losses), bits)
-    sums = sampling._partial_sums(multiplicities, losses, rate, context)
+    context = noise._context(exponent, len(losses), bits)
+    sums = noise._partial_sums(multiplicities, losses, rate, context)
     exact = boundaries(multiplicities, losses, rate, 1000)
     for ours, edge in zip(sums, exact, strict=True):
         assert abs(Fraction(context.divide(ours, sums[-1])) - edge) < Fraction(1, 1 << (bits + 2))
