@@ -114,6 +114,12 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
     whole("calibrate_on", options.calibrate_on, at_least=0)
     asked = some(queries, options.queries + options.calibrate_on)
     asks = len(asked) - whole("calibrate_on", options.calibrate_on, at_least=0, at_most=len(asked) - 1)
+    vary = {}
+    for name, values in _pairs("--vary", options.vary):
+        try:
+            vary[name] = tuple(sorted({int(value) for value in values.split(",")}))
+        except ValueError:
+            raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas") from None
     choice = ModelChoice(options.model, options.model_url)
     name = choice.name or (DEFAULT_MODEL if choice.is_embedded else "default")
     return Evaluation(
@@ -125,7 +131,7 @@ def _evaluation(options: argparse.Namespace) -> Evaluation:
         plan=plan,
         folder=options.output,
         methods=tuple(options.method),
-        vary={name: _numbers(name, values) for name, values in _pairs("--vary", options.vary)},
+        vary=vary,
         neutral=[row.input for row in asked[asks:]],
         **chosen(options, "samples", "draws", "candidates", "in_batches", "price_in", "price_out"),
     )
@@ -137,11 +143,3 @@ def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
         if not name or not value:
             raise InvalidParameter(option, each, "of the form NAME=VALUE")
     return [(name, value) for name, _, value in found]
-
-
-def _numbers(name: str, values: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({int(value) for value in values.split(",")}))
-    except ValueError:
-        pass
-    raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas")

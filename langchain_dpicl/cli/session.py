@@ -31,6 +31,9 @@ from langchain_dpicl.release.sealed import SealedRelease
 from langchain_dpicl.release.transaction import Charged, Request, transact
 from langchain_dpicl.store.base import PrivateStore
 
+_WAYS = {"private": "private", "ensemble_not_private": "ensemble, NOT private", "zero_shot": "zero-shot"}
+"""The ways to answer a test question: the key in an answer, and the name in the scores."""
+
 
 def open_budget(
     options: argparse.Namespace, store: PrivateStore, releases_of: Callable[[PrivacyPlan | None], int]
@@ -59,8 +62,6 @@ class Session:
     options: argparse.Namespace
     answer: Callable[[str, bool], dict[str, Any]]
     """Answers a question: ``private`` and ``receipt``; if it is to be compared, also answers that are not private."""
-    ways: Mapping[str, str]
-    """The ways to answer a test question: the name in the scores, and the key in an answer."""
     score: Callable[[list[Any], list[str]], Any]
     """Compares answers with the right ones: an accuracy, or measures by name."""
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -103,8 +104,12 @@ class Session:
         return show(self.options, found, f"\n{seconds:.0f} seconds.")
 
     def _scores(self) -> dict[str, Any]:
-        right = [expected for _, expected in self.tested]
-        return {way: self.score([answer[key] for answer, _ in self.tested], right) for way, key in self.ways.items()}
+        answers, right = zip(*self.tested, strict=True)
+        return {
+            way: self.score([answer[key] for answer in answers], list(right))
+            for key, way in _WAYS.items()
+            if key in answers[0]
+        }
 
     def _answered(self) -> dict[str, Any]:
         found: dict[str, Any] = {"answers": self.asked}
@@ -154,8 +159,7 @@ def label_session(chain: SealedRelease, input_key: str, options: argparse.Namesp
     def score(given: list[Any], right: list[str]) -> float:
         return sum(1 for a, b in zip(given, right, strict=True) if a == b) / len(right)
 
-    ways = {"private": "private", "ensemble, NOT private": "ensemble_not_private", "zero-shot": "zero_shot"}
-    return Session(chain, options, answer, ways, score)
+    return Session(chain, options, answer, score)
 
 
 def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,5 +78,5 @@ def text_session(
     def score(given: list[Any], right: list[str]) -> dict[str, float]:
         return text_scores([text or "" for text in given], right)
 
-    session = Session(release, options, answer, {"private": "private", "zero-shot": "zero_shot"}, score)
+    session = Session(release, options, answer, score)
     return session
