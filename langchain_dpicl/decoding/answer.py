@@ -1,14 +1,14 @@
 """One answer: the draw of its owners, its tokens on the private side, and the public text that they make.
 
 For every token each owner flips a fresh coin of the plan's rate and, if in, shows one exemplar, chosen by its own
-randomness. The coins do not look at the text, so those of all tokens are flipped before the first token, and the model
-can read the demonstrations together. No coin, choice or text depends on another owner's.
+randomness. The coins ignore the text, so those of all tokens are flipped before the first token, and the model can read
+the demonstrations together. No coin, choice or text depends on another owner's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,13 +16,9 @@ import numpy as np
 from scipy.special import bdtrc
 
 from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration, LogitsModel
-from langchain_dpicl.decoding.rows import Rows
+from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession, attempt
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.store.base import PrivateStore, StoreView
-
-OVERFLOW = 2.0**-40
-"""How often a token may have more owners than slots."""
 
 
 class Keys:
@@ -51,12 +47,12 @@ class Keys:
             self._model.forget(gone)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Draw:
     """One answer's demonstrations, and for every token the positions of those that take part in it. Private."""
 
-    demonstrations: Sequence[Demonstration] = field(default=(), repr=False)
-    steps: Sequence[Sequence[int]] = field(default=(), repr=False)
+    demonstrations: Sequence[Demonstration] = ()
+    steps: Sequence[Sequence[int]] = ()
 
 
 def draw_steps(
@@ -98,74 +94,124 @@ def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> IntAr
 def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
     """The least number of slots that a token's sample exceeds with probability below 2^-40.
 
-    The sample is binomial, of ``owners`` owners (the number from which the rate was chosen when the plan was frozen) or
-    of ``shots / rate``. Both are public; what the store holds by now is not.
+    The sample is binomial, of ``owners`` owners (from whose number the rate was chosen when the plan was frozen) or of
+    ``shots / rate``. Both are public; what the store holds by now is not.
 
-    A token whose sample is larger takes a further call of the model. The answer's law is the same, but an observer who
-    counts calls learns something: a release that also shows their number is (eps, delta')-DP with
-    delta' = delta + (1 + e^eps) * P(some token takes a further call), as it differs only there from a release that
-    always shows one call for each token. P is at most the number of tokens times 2^-40.
+    A token with a larger sample takes a further call of the model. The answer's law is the same, but a release that
+    also shows the number of calls is (eps, delta')-DP with delta' = delta + (1 + e^eps) * P(some token takes a further
+    call), as only then it differs from a release that always shows one call a token. P is at most 2^-40 times the
+    number of tokens.
     """
     owners = max(1, round(shots / rate)) if owners is None else owners
     slots = min(owners, max(1, int(rate * owners)))
-    while slots < owners and bdtrc(slots, owners, min(1.0, rate)) >= OVERFLOW:
+    while slots < owners and bdtrc(slots, owners, min(1.0, rate)) >= 2.0**-40:
         slots += 1
     return slots
 
 
+class Rows:
+    """A model's session whose rows do not fail one another, whatever the model does. Private: ``repr`` shows nothing.
+
+    A row that the model cannot answer is all NaN, and `clipped_terms` makes it a term of zeros: its owner adds nothing
+    to this token, as if its coin had said no. Nothing else moves. If a failed row failed the answer, or emptied the
+    rows beside it, one owner would decide what all the others add.
+
+    All rows are asked for in one call. If it raises, or its answer has another shape, each row is asked for by itself;
+    if that fails too, or no session opens on all demonstrations, in a session of its own. The rows have the same bits
+    every way. A session that keeps the contract of `LogitsSession.logits` never needs it: the further calls show in
+    time.
+    """
+
+    def __init__(self, model: LogitsModel, shared: str, demonstrations: Sequence[Demonstration], steps: int) -> None:
+        self._model, self._shared, self._demonstrations, self._steps = model, shared, demonstrations, steps
+        self._whole = attempt(self._opened, demonstrations)
+        self._apart: dict[int | None, LogitsSession] = {}  # a session for each row, and None's for the zero-shot one
+
+    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        """See `LogitsSession.logits`. Raises if the zero-shot row fails, and only then."""
+        found = None if self._whole is None else attempt(self._read, self._whole, rows, released)
+        if found is not None:
+            return found
+        zero_shot = self._alone(None, released)
+        nothing = np.full_like(zero_shot, np.nan, np.float32)
+        some = [attempt(self._alone, row, released) for row in rows]
+        stacked: Logits = np.stack([zero_shot, *(nothing if row is None else row for row in some)])
+        return stacked
+
+    def close(self) -> None:
+        """Drop every session, each whatever becomes of the others."""
+        for session in (self._whole, *self._apart.values()):
+            if session is not None:
+                attempt(session.close)
+        self._whole, self._demonstrations = None, ()
+        self._apart.clear()
+
+    def _opened(self, demonstrations: Sequence[Demonstration]) -> LogitsSession:
+        return self._model.session(self._shared, demonstrations, steps=self._steps)
+
+    def _alone(self, row: int | None, released: Sequence[int]) -> Any:
+        """One row, asked for by itself; None is the zero-shot one."""
+        found = None
+        if self._whole is not None:
+            found = attempt(self._read, self._whole, [] if row is None else [row], released)
+        if found is None:
+            if row not in self._apart:
+                self._apart[row] = self._opened([] if row is None else [self._demonstrations[row]])
+            found = self._read(self._apart[row], [] if row is None else [0], released)
+        return found[-1]
+
+    def _read(self, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        found: Any = np.asarray(session.logits(list(rows), list(released)))
+        if found.shape != (1 + len(rows), self._model.vocabulary):
+            raise ValueError("the model's logits have another shape")
+        logits: Logits = found if found.dtype.kind == "f" else found.astype(np.float64)
+        return logits
+
+
+@dataclass(eq=False, repr=False)
 class PrivateAnswer:
-    """The model's rows, the demonstrations, and who takes part in which token. Private: ``repr`` shows nothing.
+    """The model's rows, the demonstrations, and who takes part in which token. Private.
 
     Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
     every call has that many rows, filled up with the public ``padding``. A token takes one call, and a further one for
     every ``slots`` owners that its sample has above that (see `slots_for`). A row that the model cannot answer adds
-    nothing and moves no other (see `rows`). Only the zero-shot row may fail the answer.
+    nothing and moves no other (see `Rows`). Only the zero-shot row may fail the answer.
     """
 
-    def __init__(
-        self,
-        model: LogitsModel,
-        settings: Settings,
-        *,
-        bound: float,
-        randomness: Randomness,
-        slots: int | None,
-        padding: Demonstration,
-    ) -> None:
-        self.drawn = Draw()
-        self._model, self._settings, self._bound, self._randomness = model, settings, bound, randomness
-        self._slots, self._padding = slots, padding
-        self._rows: Rows | None = None
-        self._passed = 0
+    model: LogitsModel
+    settings: Settings
+    bound: float
+    randomness: Randomness
+    slots: int | None
+    padding: Demonstration
+    drawn: Draw = Draw()
+    _rows: Rows | None = None
+    _passed: int = 0
 
     def open(self, shared: str, sample: Callable[[], Draw], passed: int = 0) -> None:
         """Flip the coins of all tokens after the first ``passed``, and open the model's session."""
-        drawn = self.drawn = sample()
-        self._passed = passed
-        shown = [*drawn.demonstrations, self._padding] if self._slots else list(drawn.demonstrations)
-        self._rows = Rows(self._model, shared, shown, passed + len(drawn.steps))
+        self.drawn, self._passed = sample(), passed
+        shown = [*self.drawn.demonstrations, *([self.padding] if self.slots else [])]
+        self._rows = Rows(self.model, shared, shown, passed + len(self.drawn.steps))
 
     def token(self, released: Sequence[int]) -> int:
         """Draw the token after the released ones."""
-        settings, read = self._settings, self._rows
-        assert read is not None
+        assert self._rows is not None
         sample = self.drawn.steps[len(released) - self._passed]
-        width = self._slots or len(sample)
+        width = self.slots or len(sample)
         calls = max(1, -(-len(sample) // max(1, width)))
         filled = [*sample, *[len(self.drawn.demonstrations)] * (calls * width - len(sample))]
-        found = [read.logits(filled[i * width : (i + 1) * width], released) for i in range(calls)]
+        found = [self._rows.logits(filled[i * width : (i + 1) * width], released) for i in range(calls)]
         one_shot = np.concatenate([logits[1:] for logits in found])[: len(sample)]
-        terms = partial(clipped_terms, bound=self._bound, temperature=settings.temperature, cap=settings.cap)
-        return choose(self._model, settings, released, found[0][0], one_shot, terms, self._randomness)
+        cap, temperature = self.settings.cap, self.settings.temperature
+        terms = partial(clipped_terms, bound=self.bound, temperature=temperature, cap=cap)
+        return choose(self.model, self.settings, released, found[0][0], one_shot, terms, self.randomness)
 
     def close(self) -> None:
         """Drop the rows."""
-        read, self._rows = self._rows, None
-        if read is not None:
-            read.close()
-
-    def __repr__(self) -> str:
-        return "<private answer>"
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
 
 
 class Writer:

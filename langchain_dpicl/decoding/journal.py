@@ -4,13 +4,12 @@
 unfinished answer, each on the disk before it is handed out. So a job that was killed at any moment finds its own open
 charge again and continues with the next token.
 
-Why that costs nothing more. A job releases the tokens that it hands out, which are those in its journal. Each of them
-was drawn from a sample of its own and has a unit of its charge for itself. If a token is not in the journal, nobody saw
-it, so a repeated step on a fresh sample is the first use of its unit. However often a job is interrupted, the tokens
-handed out on a charge are never more than its units. Three conditions must hold. One process at a time has the journal:
-it is locked. Nobody restores an older copy of it, or continues with a copy elsewhere: it knows its place. And an
-interruption does not depend on the owners in a sample; a failure that does shows that much to whoever runs the process,
-each time.
+Why that costs nothing more. A job releases the tokens in its journal. Each was drawn from a sample of its own and has a
+unit of the charge for itself. Nobody saw a token that is not in the journal, so a repeated step on a fresh sample is
+the first use of its unit. However often a job is interrupted, a charge never has more tokens than units. Three
+conditions must hold. One process at a time has the journal: it is locked. Nobody restores an older copy of it, or
+continues with a copy elsewhere: it knows its place. And an interruption does not depend on the owners in a sample; a
+failure that does shows that much to whoever runs the process, each time.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ class Journal:
 
     def __init__(self, output: Path, digest: str) -> None:
         self.output, self.part = output, output.with_name(output.name + ".part")
-        self.name = secrets.token_hex(16)
+        self.name, self._digest = secrets.token_hex(16), digest
         self.lines: list[dict[str, Any]] = []
-        self._digest = digest
         self._tokens: list[int] = []
         self._descriptor = self._locked()
         try:
@@ -118,8 +116,8 @@ class Journal:
             return len(content)
         entries, rest = from_lines(content)
         header, *steps = entries or [{}]
-        whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
-        if header.get("format") != _FORMAT or not whole:
+        is_whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
+        if header.get("format") != _FORMAT or not is_whole:
             raise self.refused(f"a file beside which {self.part.name!r} is an undamaged journal, or is not there")
         if header.get("output") != str(self.output):
             raise self.refused(f"the file with which the job was begun, {header.get('output')!r}: move it back")
@@ -155,30 +153,30 @@ class Journal:
 
     def begin(self, mark: str) -> None:
         """Note an answer before it is charged or continued; ``mark`` stands for its input."""
+        if not self._has_header:
+            self._note(format=_FORMAT, job=self.name, settings=self._digest, output=str(self.output))
+            _sync_folder(self.part)
+            self._has_header = True
+        if mark != self.under_way:
+            self._start(mark)
+
+    def _note(self, **entry: Any) -> None:
         with self.writing():
-            if not self._has_header:
-                header = {"format": _FORMAT, "job": self.name, "settings": self._digest, "output": str(self.output)}
-                append(self._descriptor, to_line(header))
-                _sync_folder(self.part)
-                self._has_header = True
-            if mark != self.under_way:
-                self._start(mark)
+            append(self._descriptor, to_line(entry))
 
     def _start(self, mark: str) -> None:
-        append(self._descriptor, to_line({"answer": mark}))
+        self._note(answer=mark)
         self.under_way, self._tokens = mark, []
 
     def tokens(self) -> list[int]:
         """The tokens that were handed out of this answer on a reopened charge. On another charge none were."""
         if self._tokens and not self.is_reopened and self.under_way is not None:
-            with self.writing():
-                self._start(self.under_way)
+            self._start(self.under_way)
         return list(self._tokens)
 
     def keep(self, token: int) -> None:
         """Write a token, on the private side. It leaves only after this: what is not kept was not released."""
-        with self.writing():
-            append(self._descriptor, to_line({"token": token}))
+        self._note(token=token)
         self._tokens.append(token)
 
     def write(self, line: dict[str, Any]) -> None:

@@ -6,19 +6,21 @@ state of it serves every later query.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 
+T = TypeVar("T")
 Logits = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Demonstration:
     """One rendered exemplar. Private: ``repr`` and ``str`` show nothing of it.
 
@@ -28,9 +30,6 @@ class Demonstration:
 
     key: Hashable
     text: str
-
-    def __repr__(self) -> str:
-        return "<private demonstration>"
 
 
 class NotCopied:
@@ -87,3 +86,18 @@ class LogitsModel(Protocol):
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop every private state kept for these demonstrations."""
+
+
+def attempt(function: Callable[..., T], *arguments: object) -> T | None:
+    """Return what a function returns for one row, or None if it raises.
+
+    Every error ends here, with its traceback, which refers to the row's text: also one that is no ``Exception``, as a
+    tokeniser's panic. An interrupt passes, without what came with it; signals bring it to the main thread alone.
+    """
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        kind = type(error)
+    if issubclass(kind, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread():
+        raise kind
+    return None

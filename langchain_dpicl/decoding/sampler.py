@@ -40,26 +40,26 @@ class DPSampler(SamplerRelease):
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
     What a demonstration changes in the next-token logits is clipped to the plan's range B, over the ``top_k`` tokens
     that the model finds likeliest WITHOUT any demonstration. The clipped changes are added to ``shots`` times the
-    public logits, and one token is drawn from exactly that distribution (see `mixing` for the proof). Neighbouring data
-    sets: one owner added or removed. Nothing touches the distribution afterwards.
+    public logits, one token is drawn from exactly that distribution, and nothing touches it afterwards (`mixing` has
+    the proof). Neighbouring data sets: one owner added or removed.
 
     Parameters
     ----------
     model
         A `LogitsModel`. Of the model itself nothing is private.
     selector
-        Its ``store`` holds the exemplars, its ``rate`` is the probability with which an owner takes part in a token.
+        Gives the ``store`` of exemplars, and the ``rate``: the probability with which an owner takes part in a token.
         ``members`` counts only in that rate (members * shots / owners).
     budget
-        Has a line of mechanism "tokens", which counts tokens. An answer charges ``max_tokens`` before its first token
-        and gives back those that were never sampled when it ends. If fewer are left, it charges these and may end
-        there: its receipt's outcome then says so. Raises `PrivacyBudgetExceeded` if none is left.
+        Has a line of mechanism "tokens". An answer charges ``max_tokens`` before its first token and, when it ends,
+        gives back those that were never sampled. If fewer are left, it charges these and may end there: its receipt's
+        outcome then says so. Raises `PrivacyBudgetExceeded` if none is left.
     template
         How demonstrations and queries read; default: the store's keys with their values (`DemonstrationTemplate.of`).
     max_tokens, min_tokens
-        The longest answer, and how many tokens it has before it may end: before, no token that ends it (an end token,
-        or one that makes a ``stop``) is a candidate. Small models without a demonstration often end at once, and what
-        they find unlikely no demonstration can bring about within B.
+        The length of an answer: before ``min_tokens``, no token that ends it (an end token, or one that makes a
+        ``stop``) is a candidate. Small models without a demonstration often end at once, and within B no demonstration
+        can make likely what they find unlikely.
     top_k
         How many candidates a token has.
     shots
@@ -71,23 +71,23 @@ class DPSampler(SamplerRelease):
     cap
         The largest weight of a demonstration's change, if clipping allows it.
     stop
-        Texts that end the answer, which ends before them. They are looked for in released text. Default: what ends a
-        demonstration in the template (an empty line). For answers of one line give ``"\n"``.
+        Texts that end the answer, before them; looked for in released text. Default: what ends a demonstration in the
+        template (an empty line). For answers of one line give ``"\n"``.
     pad
-        Fill the calls for a token with public rows up to a constant number, so that a token is one call of so many rows
-        whatever its sample (except with probability 2^-40 a token: see `slots_for`). That is several times the work: 21
-        rows for 4 shots. It hides no more than that: before the first token the model reads the demonstrations of the
-        whole answer. Their number, their lengths and its cache decide its forward passes, which an observer who times
-        an answer or counts passes sees. With False a token is one call too, of as many rows as it has owners.
+        Make one call for a token, filled with public rows up to a constant number whatever its sample (except with
+        probability 2^-40 a token: see `slots_for`). That is several times the work: 21 rows for 4 shots. It hides no
+        more: the model reads the demonstrations of the whole answer, and an observer who times an answer or counts
+        forward passes sees their number, their lengths and the model's cache. With False a token is one call too, of
+        as many rows as it has owners.
     slots
         That number of rows; default: by the binomial tail of a sample, at the frozen plan's rate and number of owners.
     line, return_receipt
         As for `DPAggregate`.
 
-    A demonstration that does not fit the context, or that the template cannot render, has no part in any token. If the
-    model fails on one, it adds nothing to this token, and the answer goes on. Only the zero-shot prompt, which is
-    public, may fail an answer. As everywhere, answers are replayed from the ledger for equal queries, callers are named
-    with `acting_for`, and errors before the charge cost nothing.
+    A demonstration that does not fit the context, or that the template cannot render, has no part in any token. One on
+    which the model fails adds nothing to this token. Only the zero-shot prompt, which is public, may fail an answer. As
+    everywhere, equal queries are answered from the ledger, callers are named with `acting_for`, and errors before the
+    charge cost nothing.
     """
 
     comes_in_pieces = True
@@ -171,15 +171,11 @@ class DPSampler(SamplerRelease):
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One answer."""
-        return self._call_with_config(lambda value: self._told(*run(transact(self, value))), input, config)
+        return self._call_with_config(lambda values: run(self._answered(values)), input, config)
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One answer. A cancelled call keeps its charge."""
-
-        async def one(value: Input) -> Any:
-            return self._told(*await arun(transact(self, value)))
-
-        return await self._acall_with_config(one, input, config)
+        return await self._acall_with_config(lambda values: arun(self._answered(values)), input, config)
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """The answer's text as its tokens are drawn; with ``return_receipt`` mappings, the receipt last.
@@ -188,8 +184,8 @@ class DPSampler(SamplerRelease):
         """
 
         def pieces(inputs: Iterator[Input]) -> Iterator[Any]:
-            for value in inputs:
-                yield from stream(self._pieces(value))
+            for values in inputs:
+                yield from stream(self._answered(values))
 
         yield from self._transform_stream_with_config(iter([input]), pieces, config)
 
@@ -200,19 +196,20 @@ class DPSampler(SamplerRelease):
             yield input
 
         async def pieces(inputs: AsyncIterator[Input]) -> AsyncIterator[Any]:
-            async for value in inputs:
-                async with contextlib.aclosing(astream(self._pieces(value))) as made:
+            async for values in inputs:
+                async with contextlib.aclosing(astream(self._answered(values))) as made:
                     async for piece in made:
                         yield piece
 
         async for chunk in self._atransform_stream_with_config(one(), pieces, config):
             yield chunk
 
-    def _pieces(self, values: Any) -> Flow[None]:
-        """An answer, whose last chunk is the receipt if that is wanted."""
-        _, receipt = yield from transact(self, values)
+    def _answered(self, values: Any) -> Flow[Any]:
+        """One answer, whose last chunk is the receipt if that is wanted."""
+        answer, receipt = yield from transact(self, values)
         if self.return_receipt:
             yield Chunk(AddableDict(receipt=receipt))
+        return self._told(answer, receipt)
 
     def batch(
         self, inputs: list[Input], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any

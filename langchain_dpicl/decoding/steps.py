@@ -23,8 +23,7 @@ from langchain_dpicl.calls.flow import Chunk, Flow, FlowClosed
 from langchain_dpicl.decoding.answer import Draw, Keys, PrivateAnswer, Writer, draw_steps, slots_for
 from langchain_dpicl.decoding.journal import Journal, mark_of
 from langchain_dpicl.decoding.mixing import Settings
-from langchain_dpicl.decoding.model import Demonstration, LogitsModel
-from langchain_dpicl.decoding.rows import attempt
+from langchain_dpicl.decoding.model import Demonstration, LogitsModel, attempt
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy.noise import Randomness
@@ -108,8 +107,9 @@ class SamplerRelease(AnyRelease, Release):
     def calls_public(self, request: Request) -> bool:
         """Whether the model has not answered this caller, or failed since: then it is asked a public question."""
         doubt = self._doubts.of(request.caller)
-        doubtful = doubt.never_answered or doubt.suspected
-        return doubtful and (self.journal is None or request.line.remaining(request.principal) > 0)
+        if not (doubt.never_answered or doubt.suspected):
+            return False
+        return self.journal is None or request.line.remaining(request.principal) > 0
 
     def prepare(self, request: Request) -> Flow[None]:
         """Ask the model a public question if there is doubt."""
@@ -174,14 +174,8 @@ class SamplerRelease(AnyRelease, Release):
         return writer
 
     def _private(self, line: BudgetLine) -> PrivateAnswer:
-        return PrivateAnswer(
-            self.model,
-            self.settings,
-            bound=line.parameter,
-            randomness=self._randomness,
-            slots=self.slots_of(line),
-            padding=self._padding,
-        )
+        slots, padding = self.slots_of(line), self._padding
+        return PrivateAnswer(self.model, self.settings, line.parameter, self._randomness, slots, padding)
 
     def _flip(self, request: Request, steps: int) -> Draw:
         """Flip the coins of so many tokens. Private."""
@@ -206,11 +200,11 @@ class SamplerRelease(AnyRelease, Release):
     def kept(self, charged: Charged, release: Writer) -> tuple[str, str | None, int]:
         """The text, and the tokens that were never sampled."""
         assert isinstance(charged.entry, Charge)
-        units = charged.entry.units
+        units, text = charged.entry.units, json.dumps(release.text)
         if units < self.settings.max_tokens and not release.ended:
             logger.warning("the budget's tokens are spent: an answer ends after %d tokens", units)
-            return CUT, json.dumps(release.text), 0
-        return RELEASED, json.dumps(release.text), units - len(release.tokens)
+            return CUT, text, 0
+        return RELEASED, text, units - len(release.tokens)
 
     def answer(self, charged: Charged | None, release: Writer, receipt: Receipt) -> Flow[str]:
         """The text, whose end is handed out after the receipt is recorded."""

@@ -44,9 +44,9 @@ def synthesize_demonstrations(
 ) -> Demonstrations:
     """Have the sampler write an output for each public input: demonstrations that are public themselves.
 
-    Each output is one private answer, a release of as many tokens as it has, charged and credited as every answer of
-    `DPSampler`; all of them together are (epsilon, delta)-DP by the budget's plan, where neighbouring data sets differ
-    in one owner. The pairs are post-processing of it: showing them to any model costs nothing more.
+    Each output is one private answer, charged and credited as every answer of `DPSampler`; all of them together are
+    (epsilon, delta)-DP by the budget's plan, for data sets that differ in one owner. The pairs are post-processing:
+    showing them to any model costs nothing more.
 
     Parameters
     ----------
@@ -64,23 +64,22 @@ def synthesize_demonstrations(
     -------
     Demonstrations
         One pair for each input, in the order of the inputs: its keys are the input's, and the store's output key
-        ("output" if it has none) with the answer, without the white space around it. If the budget ran out of tokens
-        on the way, ``unanswered`` has the inputs without an answer, and a `PrivacyWarning` says so; the answer that was
-        cut short is kept, and its receipt's outcome says so.
+        ("output" if it has none) with the answer, without the white space around it. If the budget ran out of tokens,
+        ``unanswered`` has the inputs without an answer, and a `PrivacyWarning` says so; an answer that was cut short is
+        kept, and its receipt's outcome says so.
 
-    Resuming a job. A second call with the same sampler, budget and file answers the inputs without a line in the file,
-    old and new ones, and these alone. The interrupted answer continues with its next token, on its own charge: a job
+    Resuming a job. A second call with the same sampler, budget and file answers only the inputs without a line in the
+    file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge: a job
     charges for the tokens of its answers once, whether it was killed or not (`journal` has the proof). A budget with
-    ``replay=False`` does not know earlier queries: an interrupted answer begins again, on a new charge. An answer whose
-    model failed stays open in the same way. Without ``output``, an interrupted answer keeps its whole charge, and
-    finished ones are replayed from the ledger.
+    ``replay=False`` does not know earlier queries: such an answer begins again, on a new charge. Without ``output``,
+    it keeps its whole charge, and finished answers are replayed from the ledger.
 
     Raises
     ------
     InvalidParameter
-        An input that is not allowed (nothing was charged), or an ``output`` that another process is writing, that
-        holds something else, or that was begun with another budget, model, template or other settings: it then stays
-        as it is. Also if the unfinished answer in ``output`` is of an input that is not in ``public_inputs``.
+        An input that is not allowed (nothing was charged). An ``output`` that another process is writing, that holds
+        something else, that was begun with another budget, model, template or other settings, or whose unfinished
+        answer is to no input in ``public_inputs``: it then stays as it is.
     PrivacyBudgetExceeded
         Nothing is left, and there is no demonstration at all.
     ReleaseFailed, ModelUnavailable, LedgerError
@@ -152,21 +151,17 @@ def _checked(
         try:
             values, shared = sampler.asked(each)
             kept = {name: values[name] for name in names}
-            if not all(isinstance(value, (str, int, float)) and _is_json(value) for value in kept.values()):
-                raise InvalidParameter("input", "(not shown)", "texts and numbers, which a line of JSON can hold")
+            if not all(isinstance(value, (str, int, float)) for value in kept.values()):
+                raise ValueError
+            to_line(kept)  # raises ValueError for an infinite number, and for half a surrogate pair
         except InvalidParameter as error:
             raise InvalidParameter(f"public_inputs[{position}]", error.value, error.bound) from None
+        except ValueError:
+            bound = "texts and numbers, which a line of JSON can hold"
+            raise InvalidParameter(f"public_inputs[{position}]", "(not shown)", bound) from None
         asked.setdefault(shared, kept)
         given.setdefault(shared, each)
     return asked, given
-
-
-def _is_json(value: object) -> bool:
-    try:
-        to_line({"": value})
-    except ValueError:  # an infinite number, or half a surrogate pair
-        return False
-    return True
 
 
 def _digest(sampler: DPSampler, output_key: str) -> str:

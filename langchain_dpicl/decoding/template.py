@@ -25,11 +25,12 @@ class DemonstrationTemplate:
 
     def __post_init__(self) -> None:
         for name in ("demonstration", "query"):
+            layout = getattr(self, name)
             try:
-                _render(getattr(self, name), dict.fromkeys(_names(getattr(self, name)), ""))
+                layout.format_map(dict.fromkeys(_names(layout), ""))
             except Exception:
                 bound = "a format string with the plain names of keys in braces"
-                raise InvalidParameter(f"template.{name}", getattr(self, name), bound) from None
+                raise InvalidParameter(f"template.{name}", layout, bound) from None
 
     @classmethod
     def of(
@@ -40,10 +41,18 @@ class DemonstrationTemplate:
         The names default to the store's keys. Descriptive names ("Data", "Description") help a model more than "Input"
         and "Output": a demonstration cannot make a text likely that the model finds very unlikely without it.
         """
-        asked = f"{_line_name('input_name', input_name, store.input_key)}: {{{store.input_key}}}\n"
+
+        def word(parameter: str, name: str | None, key: str) -> str:
+            if name is None:
+                return key.capitalize()
+            if not isinstance(name, str) or not name.strip() or set(name) & set("{}\n"):
+                raise InvalidParameter(parameter, name, "a word or more, on one line, without braces")
+            return name.strip()
+
+        asked = f"{word('input_name', input_name, store.input_key)}: {{{store.input_key}}}\n"
         if store.output_key is None:
             return cls(f"{asked}\n", asked)
-        told = f"{_line_name('output_name', output_name, store.output_key)}:"
+        told = f"{word('output_name', output_name, store.output_key)}:"
         return cls(f"{asked}{told} {{{store.output_key}}}\n\n", asked + told)
 
     @property
@@ -54,19 +63,17 @@ class DemonstrationTemplate:
     @property
     def padding(self) -> str:
         """A public demonstration: one with nothing in it."""
-        return _render(self.demonstration, dict.fromkeys(_names(self.demonstration), ""))
+        return self.show(dict.fromkeys(_names(self.demonstration), ""))
 
     @property
     def ending(self) -> str:
         """The text after a demonstration's last field: a model that continues a query ends there."""
-        last: tuple[str, str | None] = ("", None)
-        for literal, name, _, _ in string.Formatter().parse(self.demonstration):
-            last = (literal, name)
-        return last[0] if last[1] is None else ""
+        pieces = list(string.Formatter().parse(self.demonstration))
+        return pieces[-1][0] if pieces and pieces[-1][1] is None else ""
 
     def show(self, exemplar: Mapping[str, Any]) -> str:
         """An exemplar's text. Private, as its errors may be."""
-        return _render(self.demonstration, exemplar)
+        return self.demonstration.format_map(exemplar)
 
     def ask(self, values: Mapping[str, Any]) -> str:
         """The shared text for a caller's input. Raises `InvalidParameter`, which never shows it, for a missing key."""
@@ -74,18 +81,10 @@ class DemonstrationTemplate:
         if missing:
             raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(self.query_keys)}")
         try:
-            return _render(self.query, values)
+            return self.query.format_map(values)
         except Exception:
             pass
         raise InvalidParameter("input", "(not shown)", "values that the template can format")
-
-
-def _line_name(parameter: str, name: str | None, key: str) -> str:
-    if name is None:
-        return key.capitalize()
-    if not isinstance(name, str) or not name.strip() or set(name) & set("{}\n"):
-        raise InvalidParameter(parameter, name, "a word or more, on one line, without braces")
-    return name.strip()
 
 
 def _names(layout: str) -> list[str]:
@@ -93,7 +92,3 @@ def _names(layout: str) -> list[str]:
     if not all(name and not set(name) & set(".[]") and not name.isdigit() for name in names):
         raise ValueError("only plain names")
     return list(dict.fromkeys(names))
-
-
-def _render(layout: str, values: Mapping[str, Any]) -> str:
-    return layout.format_map(dict(values))

@@ -208,7 +208,7 @@ def test_transformers_and_the_embedded_server_agree_as_far_as_quantised_kernels_
     Gemma 3 .39 and .09, which is left out here because the server takes three seconds for a row."""
     name, ours = embedded
     theirs = server_of(name, "<|im_end|>")
-    assert ours._loaded.first == theirs._first
+    assert ours._loaded.first == theirs.first
     for text in (SHOWN, ASKED, "  two spaces, é and 12.5%"):
         assert ours._loaded.tokens(text) == theirs.tokens(text)
     released = theirs.tokens("Blue Spice is a")

@@ -14,10 +14,9 @@ from table_model import TableModel, TableSession
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, ReleaseFailed
 from langchain_dpicl.decoding import mixing
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer
+from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Rows
 from langchain_dpicl.decoding.mixing import Settings, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.decoding.rows import Rows, attempt
+from langchain_dpicl.decoding.model import Demonstration, attempt
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 ALPHABET = ["h", "e", "l", "o", "."]

@@ -33,12 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
-from langchain_dpicl.decoding.rows import attempt
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, attempt
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy.checks import whole
-
-__all__ = ["ServerLogits"]
 
 _EVERY_TOKEN = "a server that returns every token's id and log-probability (llama.cpp; vLLM with --max-logprobs -1)"
 
@@ -111,7 +108,7 @@ class ServerLogits(NotCopied):
                 raise InvalidParameter(name, None, "a number, as this server does not say it")
         self.name = f"server:{model}:{self.vocabulary}"
         plain, with_first = self.tokens("a"), self._tokenized("a", special=True)
-        self._first = with_first[: -len(plain)] if with_first[-len(plain) :] == plain else []
+        self.first = with_first[: -len(plain)] if with_first[-len(plain) :] == plain else []
         for text in end_tokens:
             if len(tokens := self.tokens(text)) != 1:
                 raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
@@ -120,7 +117,7 @@ class ServerLogits(NotCopied):
 
     def _probe(self) -> None:
         """Public questions: is every token there, do they add up, and does a prompt's answer stay the same?"""
-        prompt = [*self._first, *self.tokens("The weather is")]
+        prompt = [*self.first, *self.tokens("The weather is")]
         row = self.row(prompt)
         total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))
         if not 0.99 < total < 1.01:
@@ -134,7 +131,7 @@ class ServerLogits(NotCopied):
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
         """Whether a prompt with so many tokens of answer stays within the server's context."""
-        used = len(self._first) + len(self.tokens(demonstration)) + len(self.tokens(shared)) + tokens
+        used = len(self.first) + len(self.tokens(demonstration)) + len(self.tokens(shared)) + tokens
         return used <= self._context
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -152,7 +149,7 @@ class ServerLogits(NotCopied):
         """Open an answer: the demonstrations are tokenised when a step first needs them."""
         if not self.fits("", shared, steps):
             raise InvalidParameter("steps", steps, f"with the shared text at most {self._context} tokens of context")
-        return _ServerSession(self, self._first, self.tokens(shared), demonstrations)
+        return _ServerSession(self, self.tokens(shared), demonstrations)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Nothing is kept."""
@@ -214,10 +211,8 @@ class ServerLogits(NotCopied):
 class _ServerSession(NotCopied):
     """One answer. Holds the tokens of its demonstrations until it is closed."""
 
-    def __init__(
-        self, server: ServerLogits, first: list[int], shared: list[int], demonstrations: Sequence[Demonstration]
-    ) -> None:
-        self._server, self._first, self._shared, self._demonstrations = server, first, shared, tuple(demonstrations)
+    def __init__(self, server: ServerLogits, shared: list[int], demonstrations: Sequence[Demonstration]) -> None:
+        self._server, self._shared, self._demonstrations = server, shared, tuple(demonstrations)
         self._tokens: dict[int, list[int]] = {}
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
@@ -226,24 +221,21 @@ class _ServerSession(NotCopied):
         def one_shot(row: int) -> Logits:
             if row not in self._tokens:
                 self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
-            return self._server.row([*self._first, *self._tokens[row], *rest])
+            return self._server.row([*self._server.first, *self._tokens[row], *rest])
 
         rest = [*self._shared, *released]
-        zero_shot = self._server.row([*self._first, *rest])
+        zero_shot = self._server.row([*self._server.first, *rest])
         found = [zero_shot]
         for row in rows:
             one = attempt(one_shot, row)
             if one is None:
-                self._server.row([*self._first, *rest])  # raises if the server is down, or still busy with that row
+                self._server.row([*self._server.first, *rest])  # raises if the server is down or still busy
             found.append(np.full_like(zero_shot, np.nan) if one is None else one)
         return np.stack(found)
 
     def close(self) -> None:
         """Drop the demonstrations."""
         self._demonstrations, self._tokens = (), {}
-
-    def __repr__(self) -> str:
-        return "<session of private demonstrations>"
 
 
 def _pairs(answer: Mapping[str, Any]) -> Iterable[tuple[int, float]]:

@@ -34,12 +34,9 @@ from typing import Any, Literal
 import numpy as np
 
 from langchain_dpicl.decoding.backends.loading import fingerprint, load, pack
-from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied
-from langchain_dpicl.decoding.rows import attempt
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, attempt
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import whole
-
-__all__ = ["TransformersLogits"]
 
 _BLOCK = 8  # rows of the output layer that are computed together
 
@@ -129,12 +126,12 @@ class TransformersLogits(NotCopied):
 
         Raises `InvalidParameter` if shared text and steps do not fit the context, or there is no first token.
         """
-        network = self._loaded
+        network, tokens = self._loaded, self._loaded.tokens(shared)
         if not self.fits("", shared, steps):
             raise InvalidParameter("steps", steps, f"with the shared text at most {network.context} tokens of context")
-        if not network.first and not network.tokens(shared):
+        if not network.first and not tokens:
             raise InvalidParameter("shared", shared, "a text of at least one token")
-        return _Session(network, self.states, network.tokens(shared), demonstrations)
+        return _Session(network, self.states, tokens, demonstrations)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop the states of these demonstrations. An open answer keeps none of its own."""
@@ -192,9 +189,6 @@ class StateCache(NotCopied):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __repr__(self) -> str:
-        return f"StateCache(memory_bytes={self.memory_bytes})"
-
 
 class _Session(NotCopied):
     """One answer. Holds the zero-shot state; the states of demonstrations are in the shared cache."""
@@ -234,9 +228,6 @@ class _Session(NotCopied):
     def close(self) -> None:
         """Drop the answer's own state and its demonstrations."""
         self._demonstrations, self._zero_shot = (), (None, None)
-
-    def __repr__(self) -> str:
-        return "<session of private demonstrations>"
 
 
 class Network:
