@@ -24,7 +24,7 @@ from gated_votes import BatchedReader, Reader, Table, Vectors
 from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.evaluation.data import Row, load_rows
 from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape, task
+from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, Shape, task
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 _SECTIONS = {
@@ -204,9 +204,8 @@ def _readers(
     from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
     model = TransformersLogits(options.model, threads=options.threads)
-    plain = Shape(shape.instruction, shape.query, shape.answer, shape.separator, shape.multiline)
-    shown = Shape(shape.prefix(public).removesuffix(shape.separator), shape.query, shape.answer, shape.separator)
-    return BatchedReader(model, chosen.labels, plain), BatchedReader(model, chosen.labels, shown)
+    shown = Shape(shape.prefix(public).removesuffix(SEPARATOR), shape.query)
+    return BatchedReader(model, chosen.labels, shape), BatchedReader(model, chosen.labels, shown)
 
 
 def _vectors(opening: int, rows: list[Row], queries: list[Row], others: list[str]) -> tuple[Vectors, Vectors, Vectors]:

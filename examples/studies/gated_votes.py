@@ -48,7 +48,7 @@ class BatchedReader:
     def __init__(self, model: TransformersLogits, labels: Sequence[str], shape: Shape) -> None:
         self._batches, self._labels, self._shape = Batches(model), labels, shape
         # Tokenisers split an empty line before a word into its two line breaks: the pieces meet between them.
-        self._joint = "\n" if shape.separator.endswith("\n") else ""
+        self._joint = "\n"
         self._instruction = shape.prefix(()).removesuffix(self._joint)
         network = self._batches.network
         first = [*network.first, *network.tokens(self._instruction)]

@@ -143,7 +143,7 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
     Examples are read once for all queries. They and the query are tokenised on their own, so they meet where a
     tokeniser splits the whole prompt too: it splits an empty line before a word into its two line breaks.
     """
-    load, joint = cache(lambda: Batches(model)), "\n" if shape.separator.endswith("\n") else ""
+    load, joint = cache(lambda: Batches(model)), "\n"
 
     def reader(examples: Sequence[Pairs]) -> Ask:
         batches = load()

@@ -32,16 +32,16 @@ class PromptTokens:
     ) -> PromptTokens:
         """Measure the task's prompts over these rows with a tokenizer's `count`.
 
-        Each part is counted on its own (an example with its separator), so the sum is a prompt's count up to tokens
+        Each part is counted on its own, so the sum is a prompt's count up to tokens
         that span two parts. An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
         """
         shape = task.shape
         most = task.max_tokens if isinstance(task, GenerationTask) else float("inf")
         return cls(
             instruction=count(shape.prefix([])) if shape.instruction else 0,
-            example=fmean(count(shape.example(row.input, row.output) + shape.separator) for row in examples),
+            example=fmean(count(shape.example(row.input, row.output)) for row in examples),
             query=fmean(count(shape.ask(row.input)) for row in queries),
-            answer=fmean(min(count(shape.answer.replace("{output}", row.output)), most) for row in queries),
+            answer=fmean(min(count(f" {row.output}"), most) for row in queries),
         )
 
     def prompt(self, shots: float) -> float:

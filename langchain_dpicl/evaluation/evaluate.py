@@ -20,7 +20,7 @@ from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, 
 from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
 from langchain_dpicl.evaluation.scores import Score
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Task
+from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.evaluation.texts import Author, TextStudy
 from langchain_dpicl.privacy.checks import whole
 
@@ -238,33 +238,26 @@ class Evaluation:
         from langchain_dpicl.local import local_embeddings
 
         shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())
-        template = DemonstrationTemplate(shape.query + shape.answer + shape.separator, shape.query)
+        template = DemonstrationTemplate(f"{shape.query} {{output}}{SEPARATOR}", shape.query)
         private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
         inputs, public = ([shape.clean(row.input) for row in rows] for rows in (self.queries, self.public))
         references, embeddings = [row.references for row in self.queries], local_embeddings()
-        asked = key_of(repr([row.input for row in self.queries]))
-        works: list[tuple[str, float | None]] = [("zero-shot decoding", None)] if "online" in self._chosen else []
-        works += [
-            (method, epsilon)
-            for method in _DECODED
-            if method in self._chosen
-            for epsilon in (None, *self.plan.epsilons)
-        ]
+        numbers = DecodingNumbers(task.max_tokens)
+        decoder = Decoder(str(model.embedded), template, private, numbers, self.plan.delta, threads=model.threads)
+        asked, shown = key_of(repr([row.input for row in self.queries])), public[: numbers.demonstrations]
         found = []
         for top_k in dict.fromkeys((self.top_k, *varied)):
-            numbers = DecodingNumbers(task.max_tokens, top_k=top_k)
-            decoder = Decoder(str(model.embedded), template, private, numbers, self.plan.delta, threads=model.threads)
-            shown = public[: numbers.demonstrations]
-            for method, epsilon in works:
-                if top_k != self.top_k and method != "online":
-                    continue
+            decoder.numbers = replace(numbers, top_k=top_k)
+            chosen = _DECODED if top_k == self.top_k else _DECODED[:1]  # the ablation decodes online alone
+            works = [(m, epsilon) for m in chosen if m in self._chosen for epsilon in (None, *self.plan.epsilons)]
+            zero_shot = [("zero-shot decoding", None)] if top_k == self.top_k and "online" in self._chosen else []
+            for method, epsilon in [*zero_shot, *works]:
                 plan: tuple[str, ...] = () if epsilon is None else (str(epsilon), str(decoder.delta))
                 key: Key = (method, top_k, asked, *plan)
                 if key not in file:
                     file.add(key, decoder.answers(method, epsilon, inputs, shown))
                 kept = file[key]
-                facts = {k: v for k, v in kept["facts"].items() if isinstance(v, (int, float)) and k != "epsilon"}
-                facts["top_k"] = top_k
+                facts = {k: v for k, v in kept["facts"].items() if isinstance(v, (int, float))} | {"top_k": top_k}
                 if epsilon is not None:  # a plan counts an answer to each query, or each demonstration
                     releases = len(inputs) if method == "online" else len(shown)
                     facts |= {"rate": decoder.rate, "shots": numbers.shots, "releases": releases}

@@ -27,8 +27,8 @@ Key = tuple[int | str, ...]
 _BAD_HEAD = "a folder of an evaluation: its first line is damaged"
 
 
-class PassFile:
-    """Entries by key, on disk from the moment they are added.
+class PassFile(dict[Key, Any]):
+    """Entries by key, on disk from the moment they are added (with `add` or `answers`).
 
     The first line holds the settings; each further line is one entry as JSON. A line that a stop left half written is
     dropped, and its work is done again. Only the file's owner may read it.
@@ -39,8 +39,8 @@ class PassFile:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__()
         self.path, self.settings = path, dict(settings)
-        self._entries: dict[Key, Any] = {}
         with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
@@ -83,7 +83,7 @@ class PassFile:
         for number, line in enumerate(whole[1:], start=2):
             match _parsed(line):
                 case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
-                    self._entries[tuple(key)] = value
+                    self[tuple(key)] = value
                 case _:
                     bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
                     raise self._refused(bound)
@@ -99,7 +99,7 @@ class PassFile:
     def add(self, key: Key, value: Any) -> None:
         """Keep an entry."""
         self._write(json.dumps([list(key), value]))
-        self._entries[key] = value
+        self[key] = value
 
     def answers(
         self, key: Key, prompts: int, ask: Callable[[Sequence[int]], Sequence[Any]], failed: Any = None
@@ -128,15 +128,6 @@ class PassFile:
             self.add(key, found)
         kept: list[Any] = self[key]
         return kept
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._entries
-
-    def __getitem__(self, key: Key) -> Any:
-        return self._entries[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._entries)
 
     def close(self) -> None:
         """Release the file."""

@@ -19,56 +19,42 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
+SEPARATOR = "\n\n"
+
 
 @dataclass(frozen=True)
 class Shape:
-    """The layout of a prompt: an instruction, examples with a separator after each, and the query.
+    """The layout of a prompt: an instruction, examples (a query and its answer on one line), and the query.
 
-    No text can pass for another example: each run of white space in it becomes one space, so it is one line. With
-    `multiline`, its lines stay but its empty lines go, so it never has the separator's empty line.
+    An empty line follows the instruction and every example. No text can pass for another example: each run of white
+    space in it becomes one space, so it is one line. With `multiline` (for texts whose lines have a meaning, such as
+    the turns of a dialogue) its lines stay but its empty lines go.
 
-    Parameters
-    ----------
-    instruction
-        The first lines, "" for none; the separator follows.
-    query
-        A template with ``{input}`` once and no white space at its end. The answer follows it directly.
-    answer
-        The end of an example, after the query, with ``{output}`` once.
-    separator
-        Follows the instruction and every example: at least an empty line.
-    multiline
-        Whether the lines of a text have a meaning (the turns of a dialogue).
+    `query` is a template with ``{input}`` once and no white space at its end. `instruction` may be "".
     """
 
     instruction: str
     query: str
-    answer: str = " {output}"
-    separator: str = "\n\n"
     multiline: bool = False
 
     def __post_init__(self) -> None:
-        for name, slot in (("query", "{input}"), ("answer", "{output}")):
-            if getattr(self, name).count(slot) != 1:
-                raise InvalidParameter(name, getattr(self, name), f"a template with {slot} once")
+        if self.query.count("{input}") != 1:
+            raise InvalidParameter("query", self.query, "a template with {input} once")
         if self.query != self.query.rstrip():
             raise InvalidParameter("query", self.query, "a template without white space at its end")
-        if "\n\n" not in self.separator:
-            raise InvalidParameter("separator", self.separator, "a text with an empty line")
 
     def example(self, input: str, output: str) -> str:
-        """A query with its answer, without the separator."""
-        return self.ask(input) + self.answer.replace("{output}", self.clean(output))
+        """A query with its answer, and the empty line after it."""
+        return f"{self.ask(input)} {self.clean(output)}{SEPARATOR}"
 
     def ask(self, input: str) -> str:
         """The query, up to its answer."""
         return self.query.replace("{input}", self.clean(input))
 
     def prefix(self, examples: Sequence[tuple[str, str]]) -> str:
-        """The text before the query: the instruction, and each example (input, output) with its separator."""
-        parts = [self.instruction] if self.instruction else []
-        parts += [self.example(input, output) for input, output in examples]
-        return "".join(part + self.separator for part in parts)
+        """The text before the query: the instruction, and each example (input, output)."""
+        first = self.instruction + SEPARATOR if self.instruction else ""
+        return first + "".join(self.example(input, output) for input, output in examples)
 
     def prompt(self, values: Mapping[str, Any]) -> str:
         """The prompt of a member, from its values ``examples`` (mappings with ``input`` and ``output``), ``input``."""

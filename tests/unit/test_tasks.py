@@ -8,6 +8,7 @@ import pytest
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.tasks import (
+    SEPARATOR,
     TASKS,
     ClassificationTask,
     GenerationTask,
@@ -58,16 +59,14 @@ def test_a_prompt_without_examples_is_the_instruction_and_the_query(name: str) -
     shape = task(name).shape
     start = f"{shape.instruction}\n\n" if shape.instruction else ""
     assert shape.prefix([]) == start
-    assert shape.prefix([("a", "b"), ("c", "d")]) == (
-        start + shape.example("a", "b") + "\n\n" + shape.example("c", "d") + "\n\n"
-    )
+    assert shape.prefix([("a", "b"), ("c", "d")]) == (start + shape.example("a", "b") + shape.example("c", "d"))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_no_text_passes_for_another_example(name: str) -> None:
     """However the separator is written (Unicode has many line ends), a prompt has as many as it has examples."""
     shape = task(name).shape
-    forged = shape.separator.join(["mine", shape.example("forged", "forged"), ""])
+    forged = f"mine\n\n{shape.example('forged', 'forged')}"
     for blank in ("\n\n", "\n \n", "\r\n\r\n", "\x0b\x0c", "\u2028\u2029", "\n\t\n\n", "\x85\x85", "\n\u3000\n"):
         text = forged.replace("\n\n", blank)
         prompt = shape.prefix([(text, text)]) + shape.ask(text)
@@ -84,7 +83,7 @@ def test_the_turns_of_a_dialogue_keep_their_lines() -> None:
 
 def test_braces_in_a_text_stay_what_they_are() -> None:
     shape = task("sst2").shape
-    assert shape.example("{output} {input} {0}", "{input}") == "Review: {output} {input} {0}\nSentiment: {input}"
+    assert shape.example("{output} {input} {0}", "{input}") == "Review: {output} {input} {0}\nSentiment: {input}\n\n"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,6 @@ def test_braces_in_a_text_stay_what_they_are() -> None:
         ({"query": "Question:"}, "query"),
         ({"query": "{input} and {input}:"}, "query"),
         ({"query": "Question: {input}\nAnswer: "}, "query"),
-        ({"answer": " yes"}, "answer"),
-        ({"separator": "\n"}, "separator"),
     ],
 )
 def test_a_shape_that_cannot_hold_its_promise_is_refused(changed: dict[str, str], parameter: str) -> None:
@@ -188,7 +185,7 @@ def test_a_generated_answer_ends_before_the_next_example() -> None:
     for name in GENERATION:
         generation = task(name)
         assert isinstance(generation, GenerationTask)
-        following = generation.shape.separator + generation.shape.ask("next")
+        following = SEPARATOR + generation.shape.ask("next")
         assert any(following.startswith(stop) for stop in generation.stop)
 
 
