@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -17,36 +18,21 @@ from langchain_dpicl.privacy.plan import Calls
 _QUERIES = 100
 
 
-@dataclass(frozen=True)
-class PromptTokens:
-    """Mean numbers of tokens of a prompt's parts, and of an answer."""
+Tokens = tuple[float, float, float]
+"""Mean numbers of tokens: of a prompt without examples, of an example, and of an answer."""
 
-    instruction: float
-    example: float
-    query: float
-    answer: float
 
-    @classmethod
-    def measure(
-        cls, task: Task, examples: Sequence[Row], queries: Sequence[Row], count: Callable[[str], float]
-    ) -> PromptTokens:
-        """Measure the task's prompts over these rows with a tokenizer's `count`.
+def tokens_of(task: Task, examples: Sequence[Row], queries: Sequence[Row]) -> Tokens:
+    """Measure the task's prompts over these rows. A token is taken for four characters.
 
-        Each part is counted on its own, so the sum is a prompt's count up to tokens
-        that span two parts. An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
-        """
-        shape = task.shape
-        most = task.max_tokens if isinstance(task, GenerationTask) else float("inf")
-        return cls(
-            instruction=count(shape.prefix([])) if shape.instruction else 0,
-            example=fmean(count(shape.example(row.input, row.output)) for row in examples),
-            query=fmean(count(shape.ask(row.input)) for row in queries),
-            answer=fmean(min(count(f" {row.output}"), most) for row in queries),
-        )
-
-    def prompt(self, shots: float) -> float:
-        """A prompt's tokens, with that many examples on average."""
-        return self.instruction + shots * self.example + self.query
+    An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
+    """
+    shape, most = task.shape, task.max_tokens if isinstance(task, GenerationTask) else math.inf
+    return (
+        fmean(len(shape.prefix([]) + shape.ask(row.input)) for row in queries) / 4,
+        fmean(len(shape.example(row.input, row.output)) for row in examples) / 4,
+        fmean(min(len(f" {row.output}") / 4, most) for row in queries),
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +66,7 @@ class CostPoint:
 
 
 def cost_curve(
-    tokens: PromptTokens,
+    tokens: Tokens,
     plan: EvaluationPlan,
     *,
     price_in: float,
@@ -91,8 +77,8 @@ def cost_curve(
     """Return two points for each of five rates around the plan's, rising: more members of the plan's shots, more shots.
 
     A release at rate q samples q * owners owners on average, each with one example. N calls then read
-    N * (instruction + query) + q * owners * example tokens on average, and write N answers. (A bucket's cap that drops
-    examples reads less.) With growing members, N is q * owners / shots, rounded to a whole number, at least 1.
+    N bare prompts and q * owners examples on average, and write N answers. (A bucket's cap that drops examples reads
+    less.) With growing members, N is q * owners / shots, rounded to a whole number, at least 1.
 
     Parameters
     ----------
@@ -112,14 +98,15 @@ def cost_curve(
     InfeasiblePlan
         If no noise of the mechanism reaches epsilon.
     """
-    public = Calls(tokens.prompt(0.0), tokens.answer, price_in, price_out)
+    bare, example, answer = tokens
+    public = Calls(bare, answer, price_in, price_out)
     points = []
     for rate in sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}):
         sampled, request = rate * plan.owners, LineRequest(mechanism, rate, plan.releases)
         solved = PrivacyPlan.solve(epsilon=max(plan.epsilons), delta=plan.delta, lines={"only": request})
         sizes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / plan.shots))}
         for grows, calls in (sizes | {"shots": plan.members}).items():
-            member = Calls(tokens.prompt(sampled / calls), tokens.answer, price_in, price_out)
+            member = Calls(bare + example * sampled / calls, answer, price_in, price_out)
             points.append(
                 CostPoint(
                     rate=rate,
@@ -128,7 +115,7 @@ def cost_curve(
                     members=calls,
                     shots=sampled / calls,
                     prompt_tokens=_QUERIES * (calls * member.prompt_tokens + public_calls * public.prompt_tokens),
-                    answer_tokens=_QUERIES * (calls + public_calls) * tokens.answer,
+                    answer_tokens=_QUERIES * (calls + public_calls) * answer,
                     price=_QUERIES * (member.cost(calls) + public.cost(public_calls)),
                     parameter=MECHANISMS[mechanism].parameter,
                     noise=solved.lines["only"].parameter,

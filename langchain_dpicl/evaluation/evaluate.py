@@ -14,7 +14,7 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
+from langchain_dpicl.evaluation.cost import CostPoint, cost_curve, tokens_of
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, read_labels
 from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
@@ -139,10 +139,10 @@ class Evaluation:
         return found
 
     def costs(self) -> list[CostPoint]:
-        """Tokens and price of 100 queries at rates around the plan's; a token is taken for four characters."""
+        """Tokens and price of 100 queries at rates around the plan's."""
         is_label_task = isinstance(self.task, ClassificationTask)
         return cost_curve(
-            PromptTokens.measure(self.task, self.rows[:1000], self.queries, lambda text: len(text) / 4),
+            tokens_of(self.task, self.rows[:1000], self.queries),
             self.plan,
             price_in=self.price_in,
             price_out=self.price_out,

@@ -9,7 +9,7 @@ import numpy as np
 
 from langchain_dpicl.evaluation.cost import CostPoint
 from langchain_dpicl.evaluation.scores import Score
-from langchain_dpicl.evaluation.tables import main_measure, word_of, words_of
+from langchain_dpicl.evaluation.tables import MEASURES, main_measure, words_of
 from langchain_dpicl.plots.charts import Chart, Level
 from langchain_dpicl.plots.curves import Curve
 from langchain_dpicl.plots.style import COLORS
@@ -24,11 +24,10 @@ _EPSILON = "epsilon of all releases together"
 def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> dict[str, tuple[list[Chart], str]]:
     """Return the pictures of the task called `name`: file names, each with its charts and the title above them."""
     measure = main_measure(scores)
-    word = word_of(measure)
-    seen = [score for score in scores if math.isfinite(score.mean(measure))]
-    has_bars = any(math.isfinite(score.values[measure].deviation) for score in seen)
+    word = MEASURES[measure]
+    has_bars = any(math.isfinite(score.values[measure].deviation) for score in scores)
     y = f"{word}, %{' (bars: deviation over runs)' if has_bars else ''}"
-    main = [score for score in seen if not score.study]
+    main = [score for score in scores if not score.study]
     private = list(dict.fromkeys(score.method for score in main if score.epsilon is not None))
     found: dict[str, tuple[list[Chart], str]] = {}
     if private:
@@ -47,8 +46,8 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
             levels.append(Level(score.mean(measure), words, _GREYS[index % 5], _DOTS[index % 5]))
         chart = Chart(f"{name}: what privacy costs in {word}", _EPSILON, y, curves, levels, is_log=True)
         found[f"{measure}.png"] = [chart], ""
-    for study in dict.fromkeys(score.study for score in seen if score.study):
-        varied, words = [s for s in seen if s.study == study], study.replace("_", " ")
+    for study in dict.fromkeys(score.study for score in scores if score.study):
+        varied, words = [s for s in scores if s.study == study], study.replace("_", " ")
         curves = _curves([(score.facts[study], score) for score in varied], measure)
         found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
     flipped = [s for s in scores if not s.study and s.epsilon is not None and "flipped" in s.facts]
@@ -59,7 +58,7 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         chart = Chart(f"{name}: how often noise changes the answer", _EPSILON, words, curves, is_log=True, amount=True)
         found["flips.png"] = [chart], ""
     if costs:
-        charts = _costs(costs, [score for score in seen if score.study == "members"], measure, y)
+        charts = _costs(costs, [score for score in scores if score.study == "members"], measure, y)
         found["cost.png"] = charts, f"{name}: what 100 queries cost"
     return found
 
@@ -85,14 +84,14 @@ def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y:
                 curves.append(Curve(points, f"more {grows}, {fixed}", COLORS[place], marker=_MARKERS[place]))
         title = "tokens, read and written" if kind == "tokens" else kind
         charts.append(Chart(title, "sampling rate of an owner", f"{kind} per 100 queries", curves, amount=True))
-    # A cost is linear in members and sampled owners, so the points determine it unless they lie on one line.
-    table = np.array([[point.members, point.owners, 1.0] for point in costs])
-    if scores and np.linalg.matrix_rank(table) == 3:
+    if scores:
+        # A cost is linear in the members and the owners of a sample: the points determine it.
+        table = np.array([[point.members, point.owners, 1.0] for point in costs])
         weights = np.linalg.lstsq(table, np.array([amount(point) for point in costs]), rcond=None)[0]
         owners = costs[0].owners / costs[0].rate
         priced = [(float(weights @ [s.facts["members"], s.facts["rate"] * owners, 1.0]), s) for s in scores]
         below = {cost: f"\n({score.facts['members']:.0f})" for cost, score in priced}
-        title, x = f"{word_of(measure)} against cost, as members grow", f"{kind} per 100 queries (members)"
+        title, x = f"{MEASURES[measure]} against cost, as members grow", f"{kind} per 100 queries (members)"
         charts.append(Chart(title, x, y, _curves(priced, measure), below=below))
     return charts
 

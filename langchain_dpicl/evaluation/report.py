@@ -52,8 +52,8 @@ def write_report(
     Parameters
     ----------
     settings
-        The settings of the run. The table names `model`, `members`, `shots`, `rate`, `releases`, `delta` (by default
-        those of the first private score) and `command` (a line, or its words).
+        The settings of the run. The page names `model`, `members`, `shots`, `rate`, `releases`, `delta` and `command`
+        (a line, or its words).
     costs
         A cost curve, for ``cost.png``.
 
@@ -62,13 +62,11 @@ def write_report(
     """
     drawn, measure = pictures(task.name, scores, costs), main_measure(scores)
     main = ordered([score for score in scores if not score.study])
-    facts = next((score.facts for score in main or scores if score.epsilon is not None), {})
-    named = {name: facts.get(name) if settings.get(name) is None else settings[name] for name in ("model", *_PLAN)}
-    plan = {name: value for name, value in named.items() if value is not None}
-    parts = [_counted([s.queries for s in main or scores], "query", "queries")]
-    parts.append(_counted([s.runs for s in main or scores], "run", "runs"))
-    parts += [_PLAN[name].format(number(value)) for name, value in plan.items() if name in _PLAN]
-    model = f" with {plan['model']}" if "model" in plan else ""
+    parts = [_counted([score.queries for score in main], "query", "queries")]
+    parts.append(_counted([score.runs for score in main], "run", "runs"))
+    plan = {name: settings[name] for name in _PLAN if name in settings}
+    parts += [_PLAN[name].format(number(value)) for name, value in plan.items()]
+    model = f" with {settings['model']}" if settings.get("model") else ""
     results: dict[str, Any] = {
         "task": task.name,
         "measured": f"{task.name}{model}: {', '.join(parts)}.",
@@ -77,7 +75,7 @@ def write_report(
         "papers": papers_table(task, main),
         "pictures": list(drawn),
         "settings": settings,
-        "scores": [score.to_dict() for score in scores],
+        "scores": [asdict(score) for score in scores],
         "costs": [asdict(point) for point in costs],
     }
     # Strict JSON: null for numbers that are not finite, lists for NumPy's arrays, text for objects that JSON lacks.

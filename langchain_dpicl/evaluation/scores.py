@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.mechanisms import FrozenMapping
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -36,14 +35,12 @@ class Value:
 
     @classmethod
     def of(cls, table: Any) -> Value:
-        """From a table of runs by queries, entries between 0 and 1."""
+        """From a table of runs by queries, entries between 0 and 1; six decimals."""
         found = 100 * np.asarray(table, float)
         runs, queries = found.shape
-        return cls(
-            float(found.mean()),
-            float(found.mean(axis=1).std(ddof=1)) if runs > 1 else math.nan,
-            float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries) if queries > 1 else math.nan,
-        )
+        deviation = float(found.mean(axis=1).std(ddof=1)) if runs > 1 else math.nan
+        error = float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries) if queries > 1 else math.nan
+        return cls(round(float(found.mean()), 6), round(deviation, 6), round(error, 6))
 
 
 @dataclass(frozen=True)
@@ -73,21 +70,12 @@ class Score:
     values: Mapping[str, Value]
     runs: int
     queries: int
-    facts: Mapping[str, float] = field(default_factory=FrozenMapping)
+    facts: Mapping[str, float] = field(default_factory=dict)
     study: str = ""
 
     def mean(self, measure: str) -> float:
-        """The measure's mean; NaN if the score lacks it."""
-        return self.values[measure].mean if measure in self.values else math.nan
-
-    def to_dict(self) -> dict[str, Any]:
-        """As strict JSON: None for NaN."""
-        measures = {
-            name: {key: None if math.isnan(number) else round(number, 6) for key, number in asdict(value).items()}
-            for name, value in self.values.items()
-        }
-        held = {"method": self.method, "epsilon": self.epsilon, "study": self.study, "values": measures}
-        return {**held, "runs": self.runs, "queries": self.queries, "facts": dict(self.facts)}
+        """The measure's mean."""
+        return self.values[measure].mean
 
     @classmethod
     def of_texts(

@@ -25,21 +25,9 @@ _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
 
 
-def word_of(measure: str) -> str:
-    """The measure's name in a text."""
-    return MEASURES.get(measure, measure.replace("_", " "))
-
-
-def measures_of(scores: Sequence[Score]) -> list[str]:
-    """The measures of these scores: known ones in order, then others as they come."""
-    found = dict.fromkeys(name for score in scores for name in score.values)
-    return [name for name in MEASURES if name in found] + [name for name in found if name not in MEASURES]
-
-
 def main_measure(scores: Sequence[Score]) -> str:
-    """Accuracy, else ROUGE-L, else the first measure."""
-    found = measures_of(scores)
-    return next((name for name in ("accuracy", "rougeL") if name in found), found[0])
+    """Accuracy, or ROUGE-L."""
+    return "accuracy" if "accuracy" in scores[0].values else "rougeL"
 
 
 def words_of(score: Score, private: Collection[str]) -> str:
@@ -64,18 +52,16 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
 
     That is: methods to which examples bring nothing, or nothing certain, or less than the noise takes.
     """
-    private = [(s.epsilon, s) for s in main if s.epsilon is not None and math.isfinite(s.mean(measure))]
-    if not private:
-        return ["No private method was measured."] if main else []
+    private = [(s.epsilon, s) for s in main if s.epsilon is not None]
     least = min(epsilon for epsilon, _ in private)
     best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
-    zeros = [_find(main, name, None, measure) for name in ("zero-shot", "zero-shot calibrated")]
+    zeros = [_find(main, name, None) for name in ("zero-shot", "zero-shot calibrated")]
     zero = max((each for each in zeros if each), key=lambda s: s.mean(measure), default=None)
-    first = f"At epsilon {least:g} the best private method, {best.method}, has {word_of(measure)} "
+    first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} "
     first += f"{best.mean(measure):.1f}"
     apart = []
     for other, words in (
-        (_find(main, best.method, None, measure), "its aggregate without noise"),
+        (_find(main, best.method, None), "its aggregate without noise"),
         (zero, zero.method if zero else ""),
     ):
         if other:
@@ -86,7 +72,7 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     if zero is None:
         return said
     floor = zero.mean(measure)
-    plain = [found for m in dict.fromkeys(s.method for _, s in private) if (found := _find(main, m, None, measure))]
+    plain = [found for m in dict.fromkeys(s.method for _, s in private) if (found := _find(main, m, None))]
     failed = [s for s in plain if s.mean(measure) <= floor]
     gains = [s for s in plain if s not in failed]
     if failed:
@@ -116,29 +102,34 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
 
 def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> str:
     """A row for each method and epsilon. The numbers in `said`, which stand elsewhere, are not repeated."""
-    if not main:
-        return ""
-    measures = measures_of(main)
+    measures = [name for name in MEASURES if name in main[0].values]
     private = {score.method for score in main if score.epsilon is not None}
     rows = []
     for score in main:
-        base = _find(main, score.method, None, measure) if score.epsilon is not None else None
+        base = _find(main, score.method, None) if score.epsilon is not None else None
         facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
         rows.append(
             [
                 score.method,
                 words_of(score, private).removeprefix("epsilon "),
-                *(_cell(score.values.get(name)) for name in measures),
+                *(_cell(score.values[name]) for name in measures),
                 _difference(score, base, measure),
                 f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else "",
                 ", ".join(f"{name} {number(value)}" for name, value in facts.items()),
             ]
         )
-    head = ["method", "epsilon", *map(word_of, measures), "against no noise", "changed by noise", "public numbers"]
-    errors = [s.values[measure].error for s in main if measure in s.values]
+    head = [
+        "method",
+        "epsilon",
+        *(MEASURES[name] for name in measures),
+        "against no noise",
+        "changed by noise",
+        "public numbers",
+    ]
+    errors = [s.values[measure].error for s in main]
     note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
     if known := [error for error in errors if math.isfinite(error)]:
-        note += f" The standard error of {word_of(measure)} over queries is at most {max(known):.1f}."
+        note += f" The standard error of {MEASURES[measure]} over queries is at most {max(known):.1f}."
     return f"{_table(head, rows)}\n\n{note}"
 
 
@@ -146,11 +137,11 @@ def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
     """An ablation: a row for each varied value, a column for each method and epsilon."""
     held = ordered([score for score in scores if score.study == study])
     kinds = {(score.method, score.epsilon): f"{score.method}, {words_of(score, ())}" for score in held}
-    cells = {(s.method, s.epsilon, s.facts[study]): _cell(s.values.get(measure)) for s in held}
+    cells = {(s.method, s.epsilon, s.facts[study]): _cell(s.values[measure]) for s in held}
     varied = sorted({score.facts[study] for score in held})
     rows = [[number(value), *(cells.get((*kind, value), "") for kind in kinds)] for value in varied]
     words = study.replace("_", " ")
-    return f"## {word_of(measure)} against {words}\n\n{_table([words, *kinds.values()], rows)}"
+    return f"## {MEASURES[measure]} against {words}\n\n{_table([words, *kinds.values()], rows)}"
 
 
 def papers_table(task: Task, main: Sequence[Score]) -> str:
@@ -163,9 +154,9 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
     for figure in (figure for figure in task.paper if figure.epsilon is not None):
         is_loss = figure.metric.endswith(_AGAINST_FEW_SHOT)
         word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
-        measure, method = measure_of.get(word, word), _PAPERS_NAMES.get(figure.method, figure.method)
-        ours = _find(main, method, figure.epsilon, measure)
-        base = few_shot if is_loss else _find(main, method, None, measure)
+        measure, method = measure_of[word], _PAPERS_NAMES.get(figure.method, figure.method)
+        ours = _find(main, method, figure.epsilon)
+        base = few_shot if is_loss else _find(main, method, None)
         theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
         if not ours or not base or (theirs is None and not is_loss):
             continue
@@ -181,9 +172,8 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
     return "\n\n".join([*parts, "\n".join(sources)])
 
 
-def _find(scores: Sequence[Score], method: str, epsilon: float | None, measure: str) -> Score | None:
-    known = (score for score in scores if (score.method, score.epsilon) == (method, epsilon))
-    return next((score for score in known if math.isfinite(score.mean(measure))), None)
+def _find(scores: Sequence[Score], method: str, epsilon: float | None) -> Score | None:
+    return next((score for score in scores if (score.method, score.epsilon) == (method, epsilon)), None)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -193,15 +183,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def _cell(value: Value | None) -> str:
-    if value is None or not math.isfinite(value.mean):
-        return ""
+def _cell(value: Value) -> str:
     return f"{value.mean:.1f} ± {value.deviation:.1f}" if math.isfinite(value.deviation) else f"{value.mean:.1f}"
 
 
 def _difference(score: Score, base: Score | None, measure: str) -> str:
-    apart = score.mean(measure) - base.mean(measure) if base else math.nan
-    return f"{apart:+.1f}" if math.isfinite(apart) else ""
+    return f"{score.mean(measure) - base.mean(measure):+.1f}" if base else ""
 
 
 def _list(words: Sequence[str]) -> str:

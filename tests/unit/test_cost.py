@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.evaluation.cost import CostPoint, PromptTokens, cost_curve
+from langchain_dpicl.evaluation.cost import CostPoint, cost_curve, tokens_of
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.tasks import TASKS
@@ -17,7 +17,7 @@ from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TREC, E2E = TASKS["trec"], TASKS["e2e"]
 ROWS = [Row("Who is it ?", "Person", ("Person",)), Row("When ?", "Number", ("Number",))]
-TOKENS = PromptTokens(instruction=20.0, example=30.0, query=10.0, answer=2.0)
+TOKENS = BARE, EXAMPLE, ANSWER = 30.0, 30.0, 2.0
 OWNERS = 1000
 PLAN = EvaluationPlan(owners=OWNERS, members=10, shots=4, releases=1000, delta=1e-5, epsilons=(0.5, 1.0))
 
@@ -32,12 +32,8 @@ def at(rate: float, found: list[CostPoint]) -> list[CostPoint]:
     return [point for point in found if point.rate == rate]
 
 
-def words(text: str) -> int:
-    return len(text.split())
-
-
 def test_the_parts_of_a_prompt_add_up_to_the_prompt() -> None:
-    tokens = PromptTokens.measure(TREC, ROWS, ROWS, words)
+    bare, example, answer = tokens_of(TREC, ROWS, ROWS)
     shape = TREC.shape
     prompts = [
         shape.prefix([(a.input, a.output), (b.input, b.output), (c.input, c.output)]) + shape.ask(query.input)
@@ -46,20 +42,20 @@ def test_the_parts_of_a_prompt_add_up_to_the_prompt() -> None:
         for c in ROWS
         for query in ROWS
     ]
-    assert tokens.prompt(3) == pytest.approx(sum(map(words, prompts)) / len(prompts))
-    assert tokens.answer == 1.0
+    assert bare + 3 * example == pytest.approx(sum(map(len, prompts)) / len(prompts) / 4)
+    assert answer == len(" Number") / 4
 
 
-def test_an_example_counts_with_its_separator_and_an_answer_with_its_space() -> None:
-    tokens = PromptTokens.measure(TREC, ROWS[:1], ROWS[1:], len)
+def test_an_example_counts_with_its_empty_line() -> None:
+    bare, example, answer = tokens_of(TREC, ROWS[:1], ROWS[1:])
     shape = TREC.shape
-    assert tokens.prompt(1) == len(shape.prefix([(ROWS[0].input, ROWS[0].output)]) + shape.ask(ROWS[1].input))
-    assert tokens.answer == len(" Number")
+    assert bare + example == len(shape.prefix([(ROWS[0].input, ROWS[0].output)]) + shape.ask(ROWS[1].input)) / 4
+    assert answer == len(" Number") / 4
 
 
 def test_a_generated_answer_is_never_longer_than_the_tasks() -> None:
     long, short = (Row("i", output, (output,)) for output in ("word " * 500, "word"))
-    assert PromptTokens.measure(E2E, [short], [long, short], words).answer == (E2E.max_tokens + 1) / 2  # type: ignore[union-attr]
+    assert tokens_of(E2E, [short], [long, short])[2] == (E2E.max_tokens + 5 / 4) / 2  # type: ignore[union-attr]
 
 
 def test_a_point_by_hand() -> None:
@@ -100,7 +96,7 @@ def test_the_expected_tokens_are_the_mean_of_samples() -> None:
     """Owners flip their own coins: over 20,000 releases the mean is within 6 standard errors (false alarm 2e-9)."""
     (_, point) = at(0.04, points())
     sampled = np.random.default_rng(7).binomial(OWNERS, 0.04, size=20_000)
-    read = point.members * (TOKENS.instruction + TOKENS.query) + sampled * TOKENS.example
+    read = point.members * BARE + sampled * EXAMPLE
     assert abs(read.mean() - point.prompt_tokens / 100) < 6 * read.std() / 20_000**0.5
 
 

@@ -229,7 +229,7 @@ def test_decoding_is_done_once_and_says_what_its_plan_counts(tmp_path: Path, dec
     assert offline.facts == {"B": 0.5, "top_k": 100, "rate": 0.1, "shots": 4.0, "releases": 2}
     assert first[0].values["rouge1"].mean == 100.0
     assert len(decoded) == 5
-    assert [s.to_dict() for s in decoding(tmp_path).run()] == [s.to_dict() for s in first]
+    assert repr(decoding(tmp_path).run()) == repr(first)
     assert len(decoded) == 5, "decoded once"
 
 
