@@ -38,9 +38,11 @@ class Value:
         """From a table of runs by queries, entries between 0 and 1; six decimals."""
         found = 100 * np.asarray(table, float)
         runs, queries = found.shape
-        deviation = float(found.mean(axis=1).std(ddof=1)) if runs > 1 else math.nan
-        error = float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries) if queries > 1 else math.nan
-        return cls(round(float(found.mean()), 6), round(deviation, 6), round(error, 6))
+        return cls(
+            round(float(found.mean()), 6),
+            round(float(found.mean(axis=1).std(ddof=1)), 6) if runs > 1 else math.nan,
+            round(float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries), 6) if queries > 1 else math.nan,
+        )
 
 
 @dataclass(frozen=True)
