@@ -200,17 +200,9 @@ def wrap_rag(
         asked = {key: value for key, value in values.items() if key != "examples"}
         return asked if documents_key is None else {**asked, documents_key: _bucket_documents()}
 
-    ensemble = AskedEnsemble(
-        selector,
-        RunnableLambda(as_asked) | replaced,
-        form,
-        question_key,
-        documents_key,
-        keys_of(replaced)[0],
-        max_concurrency=max_concurrency,
-        timeout=timeout,
-        allow_state=allow_state,
-    )
+    settings = {"max_concurrency": max_concurrency, "timeout": timeout, "allow_state": allow_state}
+    member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
+    ensemble = AskedEnsemble(selector, member, form, question_key, documents_key, needed, **settings)
     return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
 
 
@@ -232,13 +224,11 @@ class PrivateRAG(SealedRelease):
 
     def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One release."""
-        asked: Any = input
-        return super().invoke(asked, config, **kwargs)
+        return super().invoke(input, config, **kwargs)  # type: ignore[arg-type]
 
     async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """One release. A cancelled call keeps its charge."""
-        asked: Any = input
-        return await super().ainvoke(asked, config, **kwargs)
+        return await super().ainvoke(input, config, **kwargs)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"PrivateRAG({self.ensemble!r}, {self.aggregator!r})"
@@ -259,12 +249,10 @@ def _bucket_documents() -> list[Document]:
     if bucket is None:
         raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
     key = bucket.input_key if isinstance(bucket, Examples) else "text"
-    documents: list[Document] = []
-    for exemplar in bucket:
-        document = Document(exemplar[key], metadata={name: exemplar[name] for name in exemplar if name != key})
+    documents = [Document(each[key], metadata={name: each[name] for name in each if name != key}) for each in bucket]
+    for document, exemplar in zip(documents, bucket, strict=True):
         if isinstance(exemplar, MadeUp):
             document.metadata = MadeUp(document.metadata)
-        documents.append(document)
     return documents
 
 

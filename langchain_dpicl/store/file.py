@@ -259,8 +259,8 @@ class SharedFile:
         replaced file's bytes are overwritten afterwards (as far as the file system writes in place), and so are
         temporary files that a killed process left beside it. Raises `StoreFileError`.
         """
-        with self._locked() as exists:
-            if exists and os.path.getsize(self.path):  # an empty file is a name that somebody reserved
+        with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
+            if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
                 found, own, known = None, contents.state, self.state
                 with contextlib.suppress(StoreFileError):
                     found = read(self.path, with_rows=False).state
@@ -272,42 +272,40 @@ class SharedFile:
                         f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
                         f"nothing was written; {_REFRESH}"
                     )
-            self._replace(contents, exists, scrub)
+            self._replace(contents, old, scrub)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """Keep other writers out. False if there is no file so far."""
+    def _locked(self, flags: int) -> Iterator[int | None]:
+        """Keep other writers out. The file's descriptor, None if there is no file so far."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
-            exists, is_locked, reason = False, True, ""
+            descriptor, is_locked, reason = None, True, ""
             with contextlib.ExitStack() as cleanup:
                 try:
-                    descriptor = os.open(self.path, os.O_RDONLY)
+                    descriptor = os.open(self.path, flags)
                     cleanup.callback(os.close, descriptor)
-                    exists = True
                     # A writer that waited for the lock may have got that of a file which was replaced meanwhile.
                     is_locked = lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(self.path))
                 except FileNotFoundError:
-                    is_locked = not exists
+                    is_locked = descriptor is None
                 except OSError as error:
                     reason = error.strerror or "input/output error"
                 if reason:
                     raise StoreFileError(f"the store could not be written: {reason}; the old file is as it was")
                 if is_locked:
-                    yield exists
+                    yield descriptor
                     return
             time.sleep(0.005)
         raise StoreFileError(f"{self.path.name!r} is being written by another process for a minute now")
 
-    def _replace(self, contents: Contents, exists: bool, scrub: bool) -> None:
+    def _replace(self, contents: Contents, old: int | None, scrub: bool) -> None:
         """Write beside the target, flush to disk, then rename over it: a crash or a fault leaves the old file whole."""
         path, reason, stands, is_taken = self.path, "", "the old file is as it was", False
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        with contextlib.ExitStack() as cleanup:
-            try:
-                old = cleanup.enter_context(open(path, "r+b", 0)) if scrub and exists else None
-                cleanup.callback(_remove, temporary)
+        try:
+            with contextlib.ExitStack() as cleanup:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                cleanup.callback(temporary.unlink, missing_ok=True)
                 with os.fdopen(descriptor, "wb") as file:
                     state = write(file, contents)
                     file.flush()
@@ -315,7 +313,7 @@ class SharedFile:
                     os.utime(descriptor, ns=(now, now))
                     os.fsync(descriptor)
                     found = os.fstat(descriptor)
-                if exists or not _link(temporary, path):
+                if old is not None or not _link(temporary, path):
                     os.replace(temporary, path)
                 stands = "the new file is in place, but perhaps not durable yet"
                 self._looked_at = _signature(found)
@@ -323,18 +321,18 @@ class SharedFile:
                 folder = os.open(path.parent, os.O_RDONLY)
                 cleanup.callback(os.close, folder)
                 os.fsync(folder)
-                if old is not None:
-                    _overwrite(old.fileno())
+                if scrub and old is not None:
+                    _overwrite(old)
                 if scrub:  # and temporary files of this target, left by a process that was killed while it saved
                     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
                     for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
                         with open(stray, "r+b", 0) as file:
                             _overwrite(file.fileno())
                         stray.unlink()
-            except FileExistsError:
-                is_taken = True
-            except OSError as error:
-                reason = error.strerror or "input/output error"
+        except FileExistsError:
+            is_taken = True
+        except OSError as error:
+            reason = error.strerror or "input/output error"
         if is_taken:
             raise StoreFileChanged(
                 f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
@@ -365,8 +363,3 @@ def _overwrite(descriptor: int) -> None:
     while left > 0:
         left -= os.write(descriptor, bytes(min(_CHUNK, left)))
     os.fsync(descriptor)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

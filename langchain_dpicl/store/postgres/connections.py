@@ -25,14 +25,21 @@ Ask = Callable[..., list[tuple[Any, ...]]]
 
 _CHANGE = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO on"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_POOL = {"pool_size": 5, "max_overflow": 15, "pool_pre_ping": True}  # a server that was restarted costs no reading
+_POOL = {
+    "pool_size": 5,
+    "max_overflow": 15,
+    "pool_pre_ping": True,  # a server that was restarted costs no reading
+    # Values are always part of the plan: a query's vector is converted once and not for every row, and a pooler between
+    # here and the server need not keep statements.
+    "connect_args": {"prepare_threshold": None},
+}
 
 
 class Connections:
     """A pool of connections to one database. Its ``repr`` hides the password; it is not pickled or copied."""
 
     def __init__(self, url: object) -> None:
-        import sqlalchemy as sa
+        from sqlalchemy.exc import SQLAlchemyError
 
         from langchain_dpicl.store import sql
 
@@ -41,8 +48,7 @@ class Connections:
             raise StoreError(f"a shared store is on postgresql+psycopg://..., not on {self._url.drivername!r}")
         self._engine = sql.postgresql_engine(self._url, StoreError, **_POOL)
         self._reason = sql.reason
-        self._faults = (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
-
+        self._faults = (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
         engine = weakref.ref(self._engine)
 
         def drop() -> None:
@@ -52,12 +58,6 @@ class Connections:
 
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=drop)
-
-        @sa.event.listens_for(self._engine, "connect")
-        def _on_connect(connection: Connection, _: Any) -> None:
-            # Values are always part of the plan: a query's vector is converted once and not for every row, and a pooler
-            # between here and the server need not keep statements.
-            connection.prepare_threshold = None
 
     @contextlib.contextmanager
     def _borrowed(self, statement: str) -> Iterator[Connection]:
