@@ -199,7 +199,7 @@ def _completion_class() -> type[OpenAI]:
             return _from(extra, await super()._agenerate(prompts, stop, run_manager, **kwargs))
 
         def _asked(self, prompts: list[str], kwargs: dict[str, Any]) -> tuple[list[str], dict[str, Any], int]:
-            """What the server gets, and how many prompts of ours come first."""
+            """The prompts and settings for the server, and how many prompts come before the caller's."""
             if not kwargs.pop("shared_prefix", False):
                 return prompts, kwargs, 0
             body = {**(self.extra_body or {}), **kwargs.get("extra_body", {}), "cache_prompt": True}

@@ -50,14 +50,14 @@ class AskedEnsemble(PrivateEnsemble):
 
     @property
     def variant(self) -> str:
-        """What decides a member's prompt beside its chain."""
+        """The settings beside the chain that decide a member's prompt."""
         return (
             f" asks={self.asks} documents={self.selector.max_exemplars} question_key={self._question_key!r}"
             f" documents_key={self._documents_key!r}"
         )
 
     def check_request(self, values: object) -> Mapping[str, Any]:
-        """A text, or a mapping with it under the question's key; where the chain takes a mapping, with its keys."""
+        """A text, or a mapping with it under the question's key; with the chain's keys if it takes a mapping."""
         if isinstance(values, str):
             values = {self._question_key: str(values)}
         if isinstance(values, Mapping):

@@ -207,7 +207,7 @@ def wrap_rag(
 
 
 class PrivateRAG(SealedRelease):
-    """What `wrap_rag` gives: a sealed release that takes a text, or a mapping with it.
+    """The release that `wrap_rag` makes: it takes a text, or a mapping with it.
 
     ``asks`` is what the wrapped chain takes, "text" or "mapping".
     """

@@ -26,22 +26,21 @@ class DPRetriever(Released, BaseRetriever):
         A sealed release, a `DPSampler`, or a chain with one in it that answers with a text, such as
         ``keywords.with_receipt() | keywords_to_answer(llm, prompt)``, which writes a passage from released keywords.
     input_key
-        The request's key under which the query stands. Default: what the release's selector is ``nearest_to``, else
-        "input"; of a sampler its store's ``input_key``. What `wrap_rag` made asks its chain as it takes it.
+        The request's key for the query. Default: the ``nearest_to`` of the release's selector, else "input"; of a
+        sampler its store's ``input_key``. A release of `wrap_rag` asks its chain in the form that the chain takes.
     k
         At most this many documents; may also be given to `invoke`.
 
-    What `wrap_rag` made lets only documents take part that are near to the query (its ``threshold``); another release
-    does so if its selector has a threshold.
+    In a release of `wrap_rag` only documents near to the query take part (its ``threshold``), and in another release if
+    its selector has a threshold.
 
     Each query is one release, charged like any other. It gives one document: a label, a sentence, a passage, noisy
-    scores as "label: count, ...", keywords as "word, word, ...". With ``k``, keywords give one document each, the first
-    k of them; whatever k is, the release is the same and is charged once. Nothing released, as where
-    propose-test-release fails, gives no document. ``metadata["receipt"]`` is the receipt; a chain that answers without
-    one gives none.
+    scores as "label: count, ...", keywords as "word, word, ...". With ``k``, the first k keywords give one document
+    each; whatever k is, the release is the same and is charged once. If nothing is released, as when
+    propose-test-release fails, there is no document. ``metadata["receipt"]`` is the receipt, if the chain gives one.
 
-    Raises what the release raises, `PrivacyBudgetExceeded` above all, and `InvalidParameter` for a query that is no
-    text, which costs nothing. Callbacks see the query and the released documents.
+    Raises the release's errors, above all `PrivacyBudgetExceeded`, and `InvalidParameter` for a query that is no text,
+    which costs nothing. Callbacks see the query and the released documents.
     """
 
     release: Runnable[Any, Any]

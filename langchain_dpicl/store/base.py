@@ -1,4 +1,4 @@
-"""What selection, budgets and samplers ask of a store, wherever it keeps its exemplars, and what all stores do alike.
+"""The interface of a store for selection, budgets and samplers, and the parts that all stores share.
 
 Owners have numbers: whole numbers that a store gives out in ascending order and never gives again. Rows are exemplars'
 places within one `StoreView`, and mean nothing outside of it.
@@ -137,7 +137,7 @@ class PrivateStore(PrivateRecords, ABC):
 
     @abstractmethod
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
-        """Add what was checked and embedded; the ids."""
+        """Add checked records with their vectors; the ids."""
 
     @abstractmethod
     def forget(self, owner: str | int) -> int:
@@ -151,7 +151,7 @@ class PrivateStore(PrivateRecords, ABC):
     def on_owner_forgotten(
         self, key: bytes, marks: MarkWatcher | None = None, prints: PrintWatcher | None = None
     ) -> None:
-        """At the end of every `forget` of this object, tell what a ledger with this ``key`` knows of the owner.
+        """At the end of every `forget` of this object, give a ledger with this ``key`` the owner's mark and hashes.
 
         ``marks(mark)`` gets the owner's mark, unless an equal exemplar, its own owner too, still has that mark.
         ``prints(gone, left)`` gets the hashes that the owner had in a `fingerprint` and nobody has now, and a function
@@ -163,9 +163,9 @@ class PrivateStore(PrivateRecords, ABC):
     def _tell(self, ids: list[int], identity: bytes | None, is_named: bool, parts: list[bytes]) -> None:
         """Call the watchers about an owner that went.
 
-        ``identity`` is what its marks are made of: its key (``is_named``), or the content of the exemplar that it was;
-        None if an equal exemplar, its own owner too, has the same marks. ``parts`` is what a fingerprint hashed of it
-        and hashes of nobody else.
+        ``identity`` is hashed to its marks: its key (``is_named``), or the content of the exemplar that it was; None if
+        an equal exemplar, its own owner too, has the same marks. ``parts`` are its parts of a fingerprint, without
+        those that others have too.
         """
         for watcher in list(self._watchers):
             watcher(ids)
@@ -194,7 +194,7 @@ class PrivateStore(PrivateRecords, ABC):
 
     @abstractmethod
     def _sketched(self) -> Iterator[bytes]:
-        """What a fingerprint hashes: owners' keys, and contents of exemplars without one."""
+        """The parts of a fingerprint: owners' keys, and contents of exemplars without one."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Files that grow line by line, by one process at a time, and keep what was written through a crash."""
+"""Files that one process at a time appends lines to, and that lose no written line in a crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file for as long as the descriptor, or this process, lives. False where another has it."""
+    """Lock a file for as long as the descriptor, or this process, lives. False if another has it."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -46,8 +46,8 @@ Signature = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class OpenedBudget:
-    """A budget that was opened on a store. ``ledger`` names the ledger for good, ``url`` (without a password) says
-    where it was."""
+    """A budget that was opened on a store: the ledger's permanent name, its address then (without a password), and the
+    budget's name."""
 
     ledger: str
     url: str
@@ -72,7 +72,7 @@ class State:
 
 @dataclass(repr=False)
 class Contents:
-    """What a store and its file hold: rows, with the slots of their owners, and an owner's key and life by slot."""
+    """The contents of a store or its file: rows with their owners' slots, and by slot the owners' keys and lives."""
 
     keys: RecordKeys
     dimension: int
@@ -128,7 +128,7 @@ def read(path: Path, *, with_rows: bool = True) -> Contents:
 
 
 def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
-    """What an archive holds. `ValueError` for one that is not of this format, or was altered."""
+    """An archive's contents. `ValueError` if it has another format, or was altered."""
     header: dict[str, Any] = json.loads(archive["header"].tobytes())
     digest = header.pop("sha256")
     if any(header[name] != value for name, value in _FORMAT.items()) or digest != _digest(header):
@@ -166,8 +166,8 @@ def _digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
 class SharedFile:
     """A file that a store was loaded from or saved to, and what this process knows of it.
 
-    ``ids`` and ``row_lives`` are the rows of the generation that is known: they tell what the file has lost or gained
-    since.
+    ``ids`` and ``row_lives`` are the rows of the generation that is known. Compared with the file's rows, they show
+    which the file has lost or gained since.
     """
 
     def __init__(self, path: Path) -> None:
@@ -224,15 +224,15 @@ class SharedFile:
         return contents.state, contents
 
     def read(self) -> Contents:
-        """What the file holds. Call `know` when it is taken over."""
-        while True:  # what was looked at and what is read must be one file
+        """The file's contents. Call `know` when they are taken over."""
+        while True:  # `stat` and reading must see one file
             self._looked_at = self._stat()
             contents = read(self.path)
             if self._looked_at == self._stat():
                 return contents
 
     def know(self, state: State, contents: Contents | None) -> None:
-        """This process knows what was read or written last: a state, and the rows unless they are known already."""
+        """Remember the last read or write: its state, and its rows unless they are known already."""
         self._seen, self.state = self._looked_at, state
         if contents is not None:
             self.ids, self.row_lives = contents.ids, contents.row_lives()

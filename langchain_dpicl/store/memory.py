@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(PrivateStore, StoreView):
-    """A store whose one moment is what it holds now: nobody changes it while a thread holds its ``lock``.
+    """A store that is its own view: nobody changes it while a thread holds its ``lock``.
 
-    A `reading` holds it. Whoever calls the view's methods on the store itself takes care of it.
+    A `reading` holds the lock. Take it yourself to call several methods of the view on the store.
     """
 
     def __init__(self, embeddings: Embeddings, contents: Contents) -> None:
@@ -56,7 +56,7 @@ class MemoryStore(PrivateStore, StoreView):
         given[:] = 0.0
 
     def _grow(self, matrix: Vectors) -> None:
-        """Put further vectors into the index, and give owners at the end, who have none so far, a number and a life."""
+        """Put further vectors into the index. New owners, at the end, get a number, and a life unless they have one."""
         import faiss
 
         held, count = self._held, len(self._held.owner_keys)
@@ -87,7 +87,7 @@ class MemoryStore(PrivateStore, StoreView):
         )
 
     def _become(self, rest: Contents) -> None:
-        """Be what is left of this store. What it held is overwritten."""
+        """Hold the rest of this store from now on. The old texts and vectors are overwritten."""
         self._held.vectors[:] = 0.0
         self._held.texts.wipe()
         self._numbers = self._numbers[np.isin(self._held.lives, rest.lives)]
@@ -193,13 +193,13 @@ class MemoryStore(PrivateStore, StoreView):
         return marks
 
     def _identity(self, row: int) -> tuple[bytes, bool]:
-        """What the owner of its first row is recognised by, and whether it is a key: else the row's content."""
+        """The identity of the owner whose first row this is: its key and True, or the row's content and False."""
         name = self._held.owner_keys[self._held.owner_of[row]]
         is_named = self._is_named(name)
         return encoded(name) if is_named else self._held.texts[row], is_named
 
     def _is_named(self, name: str) -> bool:
-        """Whether this is a key that somebody gave, and not what an exemplar without an owner is called here."""
+        """Whether a caller gave this key. Otherwise the store made it up for an exemplar without an owner."""
         return self.owner_key is not None or not name.startswith("#")
 
     def _sketched(self) -> Iterator[bytes]:

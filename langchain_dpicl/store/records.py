@@ -51,7 +51,7 @@ class RecordKeys(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Batch:
-    """Records that `check_records` has accepted: ``texts`` to embed, and with each what a store keeps of it. Private.
+    """Records that `check_records` has accepted: ``texts`` to embed, and the contents that a store keeps. Private.
 
     ``contents`` are JSON of everything but the owner (input, output, metadata). ``owners`` are the owners' keys, None
     if each record is its own owner. ``ids`` are those that the caller chose.
@@ -63,7 +63,7 @@ class Batch:
     ids: NDArray[np.int64] | None
 
     def names(self, ids: NDArray[np.int64]) -> list[str]:
-        """What a store calls the owner of each record, under these ids."""
+        """The name of each record's owner in a store that gives it this id."""
         return [f"#{i}" for i in ids.tolist()] if self.owners is None else self.owners
 
     def embed(self, embeddings: Embeddings, vectors: Vectors | None, dimension: int | None, progress: bool) -> Vectors:
@@ -239,7 +239,7 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
 
 
 def _read(kind: str, store: Any) -> tuple[list[Document], Vectors] | None:
-    """What a vector store of this kind holds; None if FAISS's index and documents differ."""
+    """The documents and vectors of such a vector store; None if FAISS's index and documents differ."""
     from langchain_core.documents import Document
 
     if kind == "InMemoryVectorStore":

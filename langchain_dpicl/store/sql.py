@@ -1,4 +1,4 @@
-"""What every user of a database shares: its address, its driver, and the words for a fault.
+"""For all users of a database: its address, its driver, and the words for a fault.
 
 A message never holds a statement, its values or a password. The words of a PostgreSQL server may quote a value, so a
 fault of the server is named by its class and its SQLSTATE alone.

@@ -77,12 +77,11 @@ class ExemplarStore(MemoryStore):
         progress: bool = True,
     ) -> ExemplarStore:
         """Build a store from texts, with their outputs and owners beside them (same length) if given."""
-        given = {"input": texts}
-        for key, values in (("output", outputs), ("owner", owners)):
-            if values is not None:
-                if len(values) != len(texts):
-                    raise InvalidRecords(f"{key}s has {len(values)} entries for {len(texts)} texts")
-                given[key] = values
+        columns = {"input": texts, "output": outputs, "owner": owners}
+        given = {key: values for key, values in columns.items() if values is not None}
+        for key, values in given.items():
+            if len(values) != len(texts):
+                raise InvalidRecords(f"{key}s has {len(values)} entries for {len(texts)} texts")
         return cls.from_records(
             [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)],
             embeddings,

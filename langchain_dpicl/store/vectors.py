@@ -22,7 +22,7 @@ _BLOCK = 1024  # rows at a time: they stay in the processor's cache between the 
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What a function answers, or the name of the exception that it raised: its message may quote a text."""
+    """A function's answer, or the name of the exception that it raised, without its message, which may quote a text."""
     try:
         return function(*arguments), ""
     except Exception as error:
@@ -100,7 +100,7 @@ def _check_length(embeddings: Any, text: str) -> None:
                 limit = model.max_seq_length
                 length = len(model.tokenizer(text, verbose=False)["input_ids"])
     if length > limit:
-        bound = f"a query of at most {limit} tokens, which is what the embedding model reads; nothing was charged"
+        bound = f"a query of at most {limit} tokens, as many as the embedding model reads; nothing was charged"
         raise InvalidParameter("input", f"{length} tokens", bound)
 
 

@@ -42,7 +42,7 @@ _NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
 
 class Collection:
-    """A collection's name, what is public about it, and its tables.
+    """A collection's name, its public settings and its tables.
 
     ``extension`` is the schema in which pgvector is installed, quoted. ``forgets`` is how often the collection had
     forgotten an owner when it was opened. ``forgotten`` is the table of ids that went, without anything else, for
@@ -265,7 +265,7 @@ class PostgresView(StoreView):
 
     @property
     def numbers(self) -> Numbers:
-        """All numbers up to the greatest that an owner has, with those of owners who are gone."""
+        """All numbers up to the greatest that an owner has, with those of forgotten owners."""
         return np.arange(self._end)
 
     def eligible(self, query: Vectors, threshold: float) -> Numbers:

@@ -6,9 +6,9 @@ memory.
 **One moment.** A reading is one REPEATABLE READ transaction, so the coins, the rows and the texts of one sample belong
 together whatever other workers add or forget meanwhile. Owners have ascending numbers, and a number is never given
 again. There is a coin for each number so far; that of a number whose owner is gone has no effect, and all coins are
-independent, so the owners who are there are sampled exactly as if nobody else had ever been.
+independent, so the present owners are sampled exactly as if there had never been others.
 
-**Exact.** To find who is eligible, PostgreSQL computes every row's own inner product with the query. pgvector's
+**Exact.** To find the eligible owners, PostgreSQL computes every row's own inner product with the query. pgvector's
 approximate indexes (hnsw, ivfflat) have no part in it, even if somebody makes one: they serve an ``ORDER BY`` of a
 distance operator with a ``LIMIT``, and the gate is a condition on the function ``inner_product``. An answer that
 depended on one would depend, through its lists or links, on other owners' data.
@@ -46,8 +46,8 @@ class PostgresExemplarStore(PrivateStore):
     enter all or none; two workers that add to one owner at a time grow one owner. Safe for threads, and for processes
     that fork.
 
-    Cost, measured with 384 dimensions, a query on one core. A sample reads the rows of the owners who were sampled,
-    by index: 5 ms for 50 of 100,000 owners, 13 ms for 500; 10 and 28 ms of a million. The gate reads every row, to be
+    Cost, measured with 384 dimensions, a query on one core. A sample reads the sampled owners' rows by
+    index: 5 ms for 50 of 100,000 owners, 13 ms for 500; 10 and 28 ms of a million. The gate reads every row, to be
     exact: 0.2 s for 100,000, 2 s for a million, four times as long as FAISS takes in memory.
     """
 
@@ -120,9 +120,11 @@ class PostgresExemplarStore(PrivateStore):
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
             store = cls(embeddings, connections, found)
-            for key, given in (("input_key", input_key), ("output_key", output_key), ("owner_key", owner_key)):
-                if given is not None and given != getattr(store, key):
-                    raise StoreError(f"the collection {name!r} was made with {key}={getattr(store, key)!r}")
+            for key, made, given in zip(
+                found.keys._fields, found.keys, (input_key, output_key, owner_key), strict=True
+            ):
+                if given not in (None, made):
+                    raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
             if embeddings is not None:  # a command that forgets has none
                 store.embed_query("word")
         except BaseException:
