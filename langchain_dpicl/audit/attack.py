@@ -82,27 +82,16 @@ def audit(
     with the owner and on one without it; the adversary sees them all and adds up their log-likelihood ratios. A third
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
-    Parameters
-    ----------
-    mechanism
-        "vote", "scores", "embedding", "joint-em", "ptr", "tokens", or "plan": one plan with a line of each.
-    canary
-        "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain and
-        ensemble, and an inserted owner whose member answers the canary.
-    epsilon, delta
-        The promise of the whole plan.
-    rate, releases
-        The probability with which an owner takes part, and the releases of each line. At rate 1 nothing is amplified,
-        and the bound comes nearest to the claim.
-    members
-        N; default: as many as make the attack strongest.
-    trials
-        How many trials of each data set the bound counts.
-    confidence
-        Of the bound.
-    member
-        With canary="owner" and a vote: another member chain than the deterministic one. It gets ``input`` and
-        ``examples`` and should answer "Birch" if an example says so of the same input, else "Alder".
+    - ``mechanism``: "vote", "scores", "embedding", "joint-em", "ptr", "tokens", or "plan" (a line of each in one plan).
+    - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
+      and ensemble, and an inserted owner whose member answers the canary.
+    - ``epsilon``, ``delta``: the promise of the whole plan.
+    - ``rate``, ``releases``: the probability with which an owner takes part, and the releases of each line. At rate 1
+      nothing is amplified, and the bound comes nearest to the claim.
+    - ``members``: N; by default as many as make the attack strongest.
+    - ``trials``, ``confidence``: how many trials of each data set the bound counts, and the bound's confidence.
+    - ``member``: with canary="owner" and a vote, another member chain than the deterministic one. It gets ``input`` and
+      ``examples`` and should answer "Birch" if an example says so of the same input, else "Alder".
 
     Raises `InvalidParameter` and what `PrivacyPlan.solve` raises.
     """

@@ -105,8 +105,11 @@ def choose_region(present: FloatArray, absent: FloatArray, delta: float, confide
 def expected_bounds(
     present: ArrayLike, absent: ArrayLike, *, releases: int, trials: int, delta: float, confidence: float
 ) -> FloatArray:
-    """What to expect of designs whose release is one of two: with these probabilities of the first, with and without
-    the owner, the best bound from the number of firsts among ``releases``, at expected counts. It guides a design."""
+    """The bound to expect of each design whose release is one of two outcomes: it guides the choice of a design.
+
+    ``present`` and ``absent`` are the probabilities of the first outcome, with and without the owner. The event is the
+    best number of firsts among ``releases``, and its counts are the expected ones.
+    """
     p, q = np.atleast_1d(np.asarray(present, np.float64)), np.atleast_1d(np.asarray(absent, np.float64))
     high, low = np.maximum(p, q)[:, None], np.minimum(p, q)[:, None]
     steps = np.linspace(-4.0, 6.0, 41)

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
 from tqdm import tqdm
 
@@ -94,7 +94,7 @@ class MembershipResult:
 
 @dataclass(frozen=True)
 class Crowd:
-    """The data set of a trial: the member, and ``owners - 1`` others who each take part in a token with ``rate``.
+    """The data set of a trial: the member, and ``owners - 1`` others. Each other takes part in a token with ``rate``.
 
     The others show the demonstrations from number ``first`` on, in turn: owners may show the same text.
     """
@@ -133,15 +133,9 @@ def run_membership(
     The time goes into reading ``trials + others`` demonstrations before ``against + 1`` outputs each. Every trial is
     then played ``plays`` times with fresh coins and tokens; each play has all of the plan's tokens to itself.
 
-    Raises
-    ------
-    InvalidParameter
-        A parameter outside its bounds, or demonstrations and queries that do not fit the model's context; a template
-        whose demonstration does not begin with its query.
-    InvalidRecords
-        Too few rows, one that the template cannot render, or one without an output.
-    InfeasiblePlan
-        No range reaches an epsilon.
+    Raises `InvalidParameter` for a parameter outside its bounds, for demonstrations and queries that do not fit the
+    model's context, and for a template whose demonstration does not begin with its query; `InvalidRecords` for too few
+    rows, or one that the template cannot render or that has no output; `InfeasiblePlan` if no range reaches an epsilon.
     """
     against = whole("against", against)
     trials = whole("trials", trials, at_most=against + 1)
@@ -276,15 +270,14 @@ class Mixture:
         scores[present] += self.shown[member, present]
 
         law, public = log_law(scores), log_law(self.base)
-        known = np.flatnonzero(readings.target >= 0)
-        at = (known, readings.target[known])
+        known = readings.target >= 0
+        found, plain = (np.where(known, each[np.arange(places), readings.target], 0.0) for each in (law, public))
         drawn = (np.exp(law).cumsum(axis=1)[:, :-1] < randomness.uniforms(places)[:, None]).sum(axis=1)
-        counts = _sums(readings, np.ones(len(known)), known)
+        counts = _sums(readings, known)
         with np.errstate(invalid="ignore", divide="ignore"):
-            means = np.where(counts > 0, _sums(readings, law[at], known) / counts, -np.inf)
+            means = np.where(counts > 0, _sums(readings, found) / counts, -np.inf)
         gains = token_gains(self.own, public, drawn, participation)
-        ratios = _sums(readings, law[at] - public[at], known)
-        return {LIKELIHOOD: means, RATIO: ratios, TOKENS: _sums(readings, gains)}
+        return {LIKELIHOOD: means, RATIO: _sums(readings, found - plain), TOKENS: _sums(readings, gains)}
 
 
 def log_law(scores: IntArray) -> FloatArray:
@@ -300,10 +293,9 @@ def token_gains(own: IntArray, public: FloatArray, drawn: NDArray[np.intp], part
     return np.asarray(np.logaddexp(absent, math.log(participation) + ratio), np.float64)
 
 
-def _sums(readings: Readings, values: FloatArray, places: IntArray | None = None) -> FloatArray:
-    """For each record the sum over its places, or over those of ``places``."""
-    record = readings.record if places is None else readings.record[places]
-    return np.bincount(record, weights=values, minlength=readings.records).astype(np.float64)
+def _sums(readings: Readings, values: ArrayLike) -> FloatArray:
+    """For each record the sum over its places."""
+    return np.bincount(readings.record, weights=values, minlength=readings.records).astype(np.float64)
 
 
 # -- the AUC -----------------------------------------------------------------------------------------------------------

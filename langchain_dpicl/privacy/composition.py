@@ -158,8 +158,8 @@ class Composition:
     def _left_out(self, order: float, epsilon: float, delta: float) -> float:
         """The tilted weight that the window may leave out on either side.
 
-        It comes back at the other end, where untilting multiplies it by at most M e^(-order * epsilon) as far
-        as it lands above epsilon. So it must be `_LEFT_OUT` times delta over that.
+        It comes back at the other end, where untilting multiplies what lands above epsilon by at most
+        M e^(-order * epsilon). So it must be `_LEFT_OUT` times delta over that.
         """
         excess = self._sum.moments(order).log - order * epsilon - math.log(delta)
         return _LEFT_OUT * math.exp(-min(max(0.0, excess), 600.0))
