@@ -37,7 +37,7 @@ def mark_of(shared: str) -> str:
 
 
 class Journal:
-    """One job's hold on its output file. Set ``is_over`` after the last answer; `close` it in any case.
+    """One job's hold on its files. Set ``is_over`` after the last answer; `close` it in any case.
 
     Parameters
     ----------

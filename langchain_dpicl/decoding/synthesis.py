@@ -1,8 +1,4 @@
-"""Synthetic demonstrations: private answers to public inputs, made once and then used for ever.
-
-The whole price is paid while they are made. The result is public, so any model may see it, in any prompt, any number
-of times. A job on a file may be killed at any moment; the same call resumes it.
-"""
+"""Synthetic demonstrations: private answers to public inputs, charged once and then used for ever."""
 
 from __future__ import annotations
 
@@ -20,9 +16,6 @@ from langchain_dpicl.decoding.sampler import DPSampler, Input
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning, ReleaseFailed
 from langchain_dpicl.release.base import acting_principal
 from langchain_dpicl.release.transaction import transact
-
-Line = dict[str, Any]
-"""A line of the file: a pair with its receipt."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,8 @@ def synthesize_demonstrations(
     """Have the sampler write an output for each public input: demonstrations that are public themselves.
 
     Each output is one private answer, charged and credited as every answer of `DPSampler`; all of them together are
-    (epsilon, delta)-DP by the budget's plan, for data sets that differ in one owner. The pairs are post-processing:
-    showing them to any model costs nothing more.
+    (epsilon, delta)-DP by the budget's plan, for data sets that differ in one owner. The pairs are post-processing: any
+    model may see them, in any prompt, any number of times, at no further cost.
 
     Parameters
     ----------
@@ -176,7 +169,7 @@ def _digest(sampler: DPSampler, output_key: str) -> str:
     return str(sampler.line().query_id(request, sampler._variant, acting_principal()))
 
 
-def _known(sampler: DPSampler, journal: Journal) -> dict[str, Line]:
+def _known(sampler: DPSampler, journal: Journal) -> dict[str, dict[str, Any]]:
     """The lines of the file, by the shared text of their inputs."""
     try:
         return {sampler.template.ask(line): line for line in journal.lines}
@@ -184,11 +177,9 @@ def _known(sampler: DPSampler, journal: Journal) -> dict[str, Line]:
         raise journal.refused("a file whose every line has the keys that the template's query names") from None
 
 
-def _in_order(asked: Iterable[str], lines: Mapping[str, Line], journal: Journal | None) -> list[str]:
-    """The inputs without an answer, after the input of the unfinished answer.
-
-    Its tokens are paid for, and perhaps not noted in the ledger, even if it is in the file.
-    """
+def _in_order(asked: Iterable[str], lines: Iterable[str], journal: Journal | None) -> list[str]:
+    """The inputs without a line. The input of the unfinished answer comes first, even if it has a line: its tokens are
+    charged, and perhaps not recorded in the ledger."""
     missing = [shared for shared in asked if shared not in lines]
     if journal is None or journal.under_way is None:
         return missing

@@ -2,10 +2,9 @@
 log-probability.
 
 A token drawn from truncated scores does not have the law that the guarantee assumes. So a server must return the
-log-probability of EVERY token, not of the likeliest few. Known servers that do:
-
-- llama.cpp's server (and :func:`langchain_dpicl.local.local_llm`'s), as it is;
-- vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode raw_logprobs``, its default).
+log-probability of EVERY token, not of the likeliest few: llama.cpp's server (and
+:func:`langchain_dpicl.local.local_llm`'s) as it is, or vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode
+raw_logprobs``, its default).
 
 Prompts are sent as token ids, so both must answer ``/tokenize`` and ``/detokenize``. The constructor asks public
 questions. It refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
@@ -113,10 +112,7 @@ class ServerLogits(NotCopied):
             if len(tokens := self.tokens(text)) != 1:
                 raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
             self.end_tokens |= {*tokens}
-        self._probe()
-
-    def _probe(self) -> None:
-        """Public questions: is every token there, do they add up, and does a prompt's answer stay the same?"""
+        # Public questions: is every token there, do they add up, and does a prompt's answer stay the same?
         prompt = [*self.first, *self.tokens("The weather is")]
         row = self.row(prompt)
         total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))

@@ -2,20 +2,17 @@
 
 What a row depends on
 ---------------------
-*An owner's row depends on that owner's demonstration and on public text alone, to the last bit.* Floating-point sums
-depend on how a product is laid out: with two threads, a row of a batch of five rows changes with its place in the batch
-(measured, torch 2.13 on a CPU), so one owner's presence would show in the last digits of another's row. Therefore:
+*An owner's row depends on that owner's demonstration and on public text alone, to the last bit*, for one machine, one
+version of torch and one number of threads. Floating-point sums depend on how a product is laid out: with two threads, a
+row of a batch of five changes with its place in the batch (measured, torch 2.13 on a CPU), so one owner's presence
+would show in the last digits of another's row. Therefore:
 
 - Every row is read alone, always in the same two pieces: the demonstration (with the tokeniser's first token), then
-  the shared text with the released tokens. A state that was kept, one that was dropped and made again, and one that
-  another answer made are the same numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores as busy
-  as a batch.
-- The output layer, which is slow for single rows, gets blocks of constant shape: eight rows, padded with zeros. When
-  the model is loaded, a test shows whether a row of such a block depends on its place or on the other rows, bit by
-  bit; if it does, the blocks have one row.
+  the shared text with the released tokens. A state that was kept, made again, or made by another answer is the same
+  numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores as busy as a batch.
+- The output layer, which is slow for single rows, gets blocks of eight rows, padded with zeros. A test at loading shows
+  whether a row of such a block depends, bit by bit, on its place or on the other rows; if so, the blocks have one row.
 - A row that cannot be read leaves zeros at its place in a block, and is NaN in the end.
-
-This holds for one machine, one version of torch and one number of threads.
 
 Speed comes from the kept states (a demonstration is read once, for all queries and tokens), the zero-shot state that
 grows by one token at a time, the output layer at the last position only, and packed weights (`loading.pack`).
