@@ -117,14 +117,31 @@ def _rows(task: Task, records: Iterable[Mapping[str, Any]], columns: Mapping[str
     unknown: list[int] = []
     for number, record in enumerate(records, start=1):
         place = f"record {number} of {name!r}"
-        text = _input_of(task, record, columns, place)
-        if not isinstance(task, ClassificationTask):
-            references = _references_of(record, columns, place)
-            rows.append(Row(text, references[-1], tuple(dict.fromkeys(references))))
-        elif label := task.label_of(_text(record, "label", columns, place)):
-            rows.append(Row(text, label, (label,)))
-        else:
-            unknown.append(number)
+        for layout in task.inputs:  # the first one all of whose keys the record has
+            keys = _SLOT.findall(layout)
+            if all(_is_text(record.get(columns.get(key, key))) for key in keys):
+                break
+        fields = {key: _text(record, key, columns, place) for key in keys}
+        if layout != f"{{{keys[0]}}}":  # in a layout of several fields, each is one line
+            fields = {key: " ".join(text.split()) for key, text in fields.items()}
+        parts = _SLOT.split(layout)  # every other one is a key
+        parts[1::2] = [fields[key] for key in keys]
+        text = "".join(parts)
+        if isinstance(task, ClassificationTask):
+            label = task.label_of(_text(record, "label", columns, place))
+            if label is None:
+                unknown.append(number)
+            else:
+                rows.append(Row(text, label, (label,)))
+            continue
+        column = columns.get("references", "references")
+        references = record.get(column)
+        is_list = isinstance(references, list) and bool(references) and all(map(_is_text, references))
+        if references is not None and not is_list:
+            raise InvalidRecords(f"column {column!r} of {place} is not a list of texts")
+        has_output = references is None or record.get(columns.get("output", "output")) is not None
+        output = _text(record, "output", columns, place) if has_output else references[0]
+        rows.append(Row(text, output, tuple(dict.fromkeys([*(references or ()), output]))))
     if unknown:
         assert isinstance(task, ClassificationTask)
         raise InvalidRecords(
@@ -133,31 +150,6 @@ def _rows(task: Task, records: Iterable[Mapping[str, Any]], columns: Mapping[str
             f"{', '.join([*task.labels, *task.aliases])}"
         )
     return rows
-
-
-def _input_of(task: Task, record: Mapping[str, Any], columns: Mapping[str, str], place: str) -> str:
-    """By the first layout all of whose keys the record has. In a layout of several fields, each is one line."""
-    for layout in task.inputs:
-        keys = _SLOT.findall(layout)
-        values = [record.get(columns.get(key, key)) for key in keys]
-        if all(isinstance(value, str) and not _is_blank(value) for value in values):
-            break
-    found = {key: _text(record, key, columns, place) for key in keys}
-    if layout == f"{{{keys[0]}}}":
-        return found[keys[0]]
-    return _SLOT.sub(lambda slot: " ".join(found[slot[1]].split()), layout)
-
-
-def _references_of(record: Mapping[str, Any], columns: Mapping[str, str], place: str) -> list[str]:
-    """Every answer that counts as right; the record's own is the last."""
-    column = columns.get("references", "references")
-    references = record.get(column)
-    if references is None:
-        return [_text(record, "output", columns, place)]
-    if not (isinstance(references, list) and references and all(isinstance(r, str) and r.strip() for r in references)):
-        raise InvalidRecords(f"column {column!r} of {place} is not a list of texts")
-    own = record.get(columns.get("output", "output"))
-    return [*references, references[0] if own is None else _text(record, "output", columns, place)]
 
 
 def _text(record: Mapping[str, Any], key: str, columns: Mapping[str, str], place: str) -> str:
@@ -173,3 +165,7 @@ def _text(record: Mapping[str, Any], key: str, columns: Mapping[str, str], place
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not _is_blank(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.plots.curves import Curve
-from langchain_dpicl.plots.style import new_figure
+from langchain_dpicl.plots.style import new_figure, plain
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def figure_of(charts: Sequence[Chart], path: str | Path, title: str = "") -> Any
                 axes.set_yscale("log")
             else:
                 axes.set_ylim(0, 1.08 * max(heights) or 1.0)
-                axes.yaxis.set_major_formatter(lambda value, _: _plain(value))
+                axes.yaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set(xlabel=chart.x, ylabel=chart.y)
         axes.set_title(chart.title)
         if title:
@@ -104,12 +104,8 @@ def _value_axis(axes: Any, chart: Chart) -> Callable[[float, float], float]:
             ticks.append(value)
     axes.set_xscale("log" if is_log else "linear")
     axes.minorticks_off()
-    axes.set_xticks(ticks, [f"{_plain(tick)}{chart.below.get(tick, '')}" for tick in ticks])
+    axes.set_xticks(ticks, [f"{plain(tick)}{chart.below.get(tick, '')}" for tick in ticks])
     ends = place(low) - pad, place(high) + pad
     axes.set_xlim(*(map(math.exp, ends) if is_log else ends))
     step = 0.008 * (ends[1] - ends[0])
     return lambda value, steps: value * math.exp(step * steps) if is_log else value + step * steps
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

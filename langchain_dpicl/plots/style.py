@@ -49,6 +49,11 @@ def whole_numbers(axis: Any) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
+def plain(value: float) -> str:
+    """Return a number to three digits, or whole with thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def _plain_logarithms(axes: Any) -> None:
     """Label logarithmic axes 0.5, 1, 2, 5, 10 instead of powers of ten; over three decades and more, powers alone.
 
@@ -60,5 +65,5 @@ def _plain_logarithms(axes: Any) -> None:
         if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
             low, high = axis.get_view_interval()
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
             axis.set_minor_locator(NullLocator())
