@@ -80,10 +80,6 @@ def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
 # -- queries -----------------------------------------------------------------------------------------------------------
 
 
-class _NotSerialisable(Exception):
-    """A value whose content cannot be told for certain."""
-
-
 def query_id(key: bytes, where: tuple[str, ...], request: Mapping[str, object], variant: str) -> str | None:
     """The keyed hash by which an equal query is known again, as 64 hex digits.
 
@@ -93,7 +89,7 @@ def query_id(key: bytes, where: tuple[str, ...], request: Mapping[str, object], 
     """
     try:
         content = _encode(where) + _encode(variant) + _encode(dict(request))
-    except (_NotSerialisable, RecursionError):
+    except (TypeError, RecursionError):
         return None
     return hmac.new(key, content, hashlib.sha256).hexdigest()
 
@@ -115,7 +111,7 @@ _PLAIN: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
 
 
 def _encode(value: object) -> bytes:
-    """A serialisation that no two different values share: a tag, the length, the content."""
+    """A serialisation that no two different values share: a tag, the length, the content. Raises `TypeError`."""
     tag, content = _PLAIN.get(type(value), (b"m", _model))
     found = content(value)
     return tag + len(found).to_bytes(8, "big") + found
@@ -128,5 +124,5 @@ def _model(value: object) -> bytes:
         with contextlib.suppress(Exception):
             fields = value.model_dump()  # type: ignore[attr-defined]
     if type(fields) is not dict:
-        raise _NotSerialisable
+        raise TypeError("the value's content is not known for certain")
     return _encode(f"{kind.__module__}.{kind.__qualname__}") + _encode(fields)

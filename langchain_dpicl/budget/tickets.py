@@ -185,9 +185,9 @@ def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple
     At most ``most`` bins of one width for owners who have some left, and a last one for owners who have none.
     """
     width = -(-tickets // most)
-    used = [(int(number), owners) for number, owners in burnt.items()]
-    bins = []
-    for low in range(0, tickets, width):
-        high = min(low + width, tickets) - 1
-        bins.append((low, high, sum(owners for number, owners in used if low <= number <= high)))
-    return [*bins, (tickets, tickets, sum(owners for number, owners in used if number >= tickets))]
+    ranges = [(low, min(low + width, tickets) - 1) for low in range(0, tickets, width)]
+    used = [(min(int(number), tickets), owners) for number, owners in burnt.items()]
+    return [
+        (low, high, sum(owners for number, owners in used if low <= number <= high))
+        for low, high in [*ranges, (tickets, tickets)]
+    ]

@@ -14,25 +14,14 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Spending:
-    """One budget over time.
-
-    Parameters
-    ----------
-    title, y
-        The words above the panel and along its y axis.
-    curves
-        A label and steps (moment, total so far) for each counter, the largest first. A panel shows as many as there
-        are colours.
-    levels
-        Totals to mark, with their words.
-    legend
-        The title of the legend.
-    """
+    """One budget over time: a panel's title, the words along its y axis, and what it shows."""
 
     title: str
     y: str
     curves: Sequence[tuple[str, Sequence[tuple[datetime, float]]]] = ()
+    """A label and steps (moment, total so far) for each counter, the largest first. One is drawn for each colour."""
     levels: Sequence[tuple[float, str]] = ()
+    """Totals to mark, with their words."""
     legend: str = ""
 
 
@@ -43,7 +32,7 @@ Usage = tuple[str, int, Sequence[tuple[int, int, int]]]
 def draw_spending(budgets: Sequence[Spending], path: str) -> None:
     """Draw one panel for each budget and one curve for each counter. Raises as `save_figure`."""
     figure, panels = _stacked(len(budgets), path)
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # after the check that it is there
 
     if not budgets:
         panels[0].set_title("The ledger holds no budget")
