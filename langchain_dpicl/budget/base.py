@@ -38,9 +38,9 @@ class BaseBudget(Closed):
     """
 
     is_filtered: ClassVar[bool]
-    """Whether each release names its own noise, because no plan has fixed it in advance."""
+    """Whether each release names its own noise: no plan has fixed it in advance."""
     tickets: bool = False
-    """Whether owners pay, each for itself."""
+    """Whether owners pay with tickets."""
 
     def __init__(self, epsilon: float, delta: float, policy: Policy, ledger: str, name: str, witness: Where) -> None:
         if not isinstance(name, str) or not name or len(name) > 255:

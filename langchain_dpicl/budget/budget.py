@@ -273,7 +273,7 @@ class PrivacyBudget(BaseBudget):
         return dict.fromkeys([*self._lines] or [*self._declared] or [""], self.releases)
 
     def _name(self, line: str | None, mechanism: str | None = None) -> str:
-        """The name of the line that is meant. None means the only line; `InvalidParameter` if there are several."""
+        """The name of a line. None means the only line; `InvalidParameter` if there are several."""
         names = [name or mechanism or "" for name in self._counts()]
         if len(names) == 1 and (line is None or (line == mechanism and isinstance(self.releases, int))):
             return names[0]

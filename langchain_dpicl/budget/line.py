@@ -218,7 +218,7 @@ class BudgetLine:
         For a caller who alone can have made that charge, knows that its process is gone, and has kept which of its
         units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
         spent now. None on a budget with ``replay=False``, which keeps no queries, on a filtered one, which does not
-        say what a charge had spent, and if owners pay with tickets, since nobody remembers who did.
+        say what a charge had spent, and if owners pay with tickets, since nothing keeps which owners paid.
         """
         if query is None or self.plan is None or self.tickets is not None or not self._policy.replay:
             return None
@@ -343,7 +343,7 @@ class BudgetLine:
         return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none})
 
     def give_up(self, charge: Charge) -> None:
-        """There will be no answer to this charge, which stands: callers who wait for the same query may go on."""
+        """Say that this charge gets no answer. The charge stands; callers who wait for the same query go on."""
         self._ledger.give_up(charge)
 
     # -- spent and left ------------------------------------------------------------------------------------------------

@@ -31,16 +31,16 @@ _NOBODY = bytes(MARK)
 
 
 class OwnersChanged(Exception):
-    """Somebody was forgotten since the owners of a query were looked up: look them up again."""
+    """An owner was forgotten after a query's owners were looked up: look them up again."""
 
 
 @dataclass(frozen=True)
 class EligibleOwners:
     """The owners who are eligible for one query. Private: ``repr`` shows nothing.
 
-    ``owners`` are their numbers in the store, ``positions`` those in the index. ``new`` are the marks of owners whose
-    position this process does not know, by their place in ``owners``. ``changes`` and ``epoch`` say what the process
-    knew by then.
+    ``owners`` are their numbers in the store, ``positions`` those in the index. ``new`` holds the marks of owners whose
+    position this process does not know, by their place in ``owners``. ``changes`` and ``epoch`` are the index's state
+    at that time.
     """
 
     store: PrivateStore = field(repr=False)
