@@ -100,10 +100,9 @@ class Database:
         self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
         self.path = sql.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.opened = False
-        """Whether it ever worked: a lost connection is tried again from then on."""
+        self.opened = False  # whether it ever worked: a lost connection is tried again from then on
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
-        self._writers: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
@@ -117,18 +116,12 @@ class Database:
 
     def _new_engine(self) -> Engine:
         if not self.is_sqlite:
-            if self.url.drivername != "postgresql+psycopg":
-                raise LedgerError(
-                    f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
-                )
+            if (driver := self.url.drivername) != "postgresql+psycopg":
+                raise LedgerError(f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {driver!r}")
             return sql.postgresql_engine(self.url, LedgerError, **self.options)
-        self._writers = threading.RLock()
         if self.path is None:
-            warnings.warn(
-                "this ledger lives in memory: what was spent is forgotten when the process ends",
-                PrivacyWarning,
-                stacklevel=7,
-            )
+            words = "this ledger lives in memory: what was spent is forgotten when the process ends"
+            warnings.warn(words, PrivacyWarning, stacklevel=7)
             return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
         is_file_uri = (self.url.database or "").startswith("file:")
         url = self.url.set(database=f"file:{quote(self.path)}") if is_file_uri else self.url
@@ -248,10 +241,8 @@ class Database:
         if self._file is None:
             self._file = found
         if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
-            raise LedgerError(
-                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
-                f"charged; {ADVICE}"
-            )
+            words = f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it"
+            raise LedgerError(f"{words}: nothing was charged; {ADVICE}")
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
@@ -262,15 +253,6 @@ class Database:
             yield
         finally:
             self._busy.pop()
-
-    def before_fork(self) -> None:
-        """Let nobody use a connection, and close SQLite's."""
-        self._gate.acquire()
-        if self.is_sqlite and self.path is not None:
-            deadline = time.monotonic() + _FORK_SECONDS
-            while self._busy and time.monotonic() < deadline:  # after that the child is refused, and nothing is lost
-                time.sleep(0.0005)
-            self._engine.dispose()
 
     def after_fork(self) -> None:
         """In a child: its parent's connections are not used, and not closed on the parent's side."""
@@ -332,7 +314,12 @@ def _before_fork() -> None:
     # Ledgers before witnesses: a transaction on a ledger may still need its witness.
     _forking[:] = sorted(_open_databases, key=lambda database: database.journal != "WAL")
     for database in _forking:
-        database.before_fork()
+        database._gate.acquire()  # nobody uses a connection from now on
+        if database.is_sqlite and database.path is not None:
+            deadline = time.monotonic() + _FORK_SECONDS
+            while database._busy and time.monotonic() < deadline:  # after that the child is refused: nothing is lost
+                time.sleep(0.0005)
+            database._engine.dispose()
 
 
 def _after_fork_in_parent() -> None:

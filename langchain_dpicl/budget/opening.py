@@ -169,15 +169,11 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
         lambda connection: (schema.read_meta(connection, "identity"), counts(connection)), "read"
     )
     if identity is None or about.get("identity") != identity:
-        raise LedgerError(
-            f"the ledger {ledger.shown!r} is not the one whose witness is {witness.shown!r}: nothing was charged; "
-            f"{ADVICE}"
-        )
+        words = f"the ledger {ledger.shown!r} is not the one whose witness is {witness.shown!r}"
+        raise LedgerError(f"{words}: nothing was charged; {ADVICE}")
     if not alone and about.get("place") not in (None, place):
-        raise LedgerError(
-            f"other processes have another file open than the ledger {ledger.shown!r}: it was replaced; nothing was "
-            f"charged; {ADVICE}"
-        )
+        words = f"other processes have another file open than the ledger {ledger.shown!r}: it was replaced"
+        raise LedgerError(f"{words}; nothing was charged; {ADVICE}")
     digests = {count.key.plan: count.key.digest for count in found.values()}
     for mark in known:
         count = found.get(mark.key.place)
@@ -204,12 +200,9 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     if about.get("place") != place:
         witness.note(place=place)
     if lost:
-        warnings.warn(
-            f"the ledger {ledger.shown!r} was not closed by every process that used it, or an older copy was put in "
-            f"its place: what may have been spent counts as spent ({', '.join(lost)})",
-            PrivacyWarning,
-            stacklevel=2,
-        )
+        words = f"the ledger {ledger.shown!r} was not closed by every process that used it, or an older copy was put in"
+        words += f" its place: what may have been spent counts as spent ({', '.join(lost)})"
+        warnings.warn(words, PrivacyWarning, stacklevel=2)
 
 
 def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:

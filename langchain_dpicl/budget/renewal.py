@@ -154,6 +154,8 @@ def drop(connection: Connection, gone: Sequence[str], left: Sequence[str]) -> No
     A plan whose sketch had one of them was made on this owner's store, so hashes of the owners ``left`` there take
     their places: a later fresh start finds them as before.
     """
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("PRAGMA secure_delete=ON")
     for column, row_id, hashes in sketches_with(connection, gone):
         kept = sorted(hashes.difference(gone))
         if column is plans.c.fingerprint:

@@ -108,10 +108,8 @@ class StoredLedger(Database):
         """
 
         def insert(connection: Connection) -> None:
-            # Workers that freeze plans at once do it one after the other.
-            connection.execute(
-                sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version").with_for_update()
-            )
+            version = sa.select(schema.meta).where(schema.meta.c.key == "schema_version")
+            connection.execute(version.with_for_update())  # workers that freeze plans at once do it one after the other
             if connection.scalar(sa.select(plans.c.id).where(plans.c.name == name)) is not None:
                 return
             now = utc_now()
@@ -155,13 +153,7 @@ class StoredLedger(Database):
         if not self.run(lambda connection: sketches_with(connection, gone), "read"):
             return
         others = left()
-
-        def drop_all(connection: Connection) -> None:
-            if self.is_sqlite:
-                connection.exec_driver_sql("PRAGMA secure_delete=ON")
-            drop(connection, gone, others)
-
-        self.run(drop_all)
+        self.run(lambda connection: drop(connection, gone, others))
         self.write_through()
 
     # -- keys and names -----------------------------------------------------------------------------------------------
@@ -180,12 +172,10 @@ class StoredLedger(Database):
     def place(self) -> str | None:
         """Where the ledger is, without user, password and options; None for one that ends with this process."""
         url = self.url._replace(username=None, password=None).set(query={})
-        if not self.is_sqlite:
-            return url.render_as_string()
-        if not url.database or ":memory:" in url.database or "mode=memory" in str(self.url):
+        if self.is_sqlite and self.path is None:
             return None
-        is_file = not url.database.startswith("file:")
-        return url.set(database=self.path if is_file else url.database).render_as_string()
+        is_plain = self.is_sqlite and not str(url.database).startswith("file:")
+        return (url.set(database=self.path) if is_plain else url).render_as_string()
 
     # -- charges ------------------------------------------------------------------------------------------------------
 
