@@ -52,8 +52,8 @@ class Permit:
 class Charge:
     """A durable charge.
 
-    ``number`` is its number on the line (from 1; for several units, the last one), ``others`` what the plan's other
-    lines had spent by then, read in the same transaction, and ``query`` the query's keyed hash.
+    ``number``: 1-based on the line; for several units, the last number taken. ``others``: the units that the plan's
+    other lines had spent by then, read in the same transaction. ``query``: the query's keyed hash.
     """
 
     plan_id: int
@@ -73,12 +73,12 @@ class Charge:
 
     @property
     def all_counts(self) -> bool:
-        """Whether it gives nothing back, because another process made it: one that is gone, or the parent of a fork."""
+        """Whether it gives nothing back: a process that is gone made it, or the parent of a fork."""
         return self.permit is None or self.permit.process != os.getpid()
 
     @property
     def spent(self) -> int:
-        """What counted on the line with this charge, and with those before it."""
+        """The line's units in use with this charge and those before it."""
         return self.number - self.returned
 
 
@@ -109,7 +109,7 @@ class DoesNotFit(Exception):
 
 
 class ChargeRule:
-    """What a charge costs beside its counter: a filter's divergence, or the tickets of owners."""
+    """The cost of a charge beside its counter: a filter's divergence, or the tickets of owners."""
 
     def spend(
         self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
@@ -125,22 +125,22 @@ class ChargeRule:
 
 @dataclass(frozen=True)
 class ChargeRequest:
-    """What a line asks a ledger to charge: all of it durably, or nothing.
+    """A line's request to its ledger: charge all of it durably, or nothing.
 
     Parameters
     ----------
     queries
-        One entry for each release: the query's keyed hash, or None for one that is never replayed. Equal queries share
-        one charge. An answered one comes back as its `Claim`, uncharged.
+        One entry for each release: the query's keyed hash, or None if the release is never replayed. Equal queries
+        share one charge. An answered query comes back as its `Claim`, uncharged.
     units
-        What each new charge counts for.
+        The units of each new charge.
     replay
         False: charge every entry, and leave claims alone.
     others
-        Each charge says what the plan's other lines have spent. The charges of a plan then wait for each other, so that
-        no two of them miss one another.
+        Each charge names the units that the plan's other lines have spent. The charges of a plan then wait for each
+        other, so no two of them miss one another.
     rule
-        What it costs beside its counter.
+        The cost beside the counter.
     """
 
     account: Account
@@ -152,12 +152,12 @@ class ChargeRequest:
 
     @property
     def keys(self) -> list[Hashable]:
-        """What entries share a charge by: the query, or its place if it is never replayed."""
+        """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
         return [place if query is None or not self.replay else query for place, query in enumerate(self.queries)]
 
 
 def utc_now() -> str:
-    """The time of the machine's clock, for the record: nothing is decided by it."""
+    """The time of the machine's clock, for the record; it decides nothing."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -202,7 +202,7 @@ def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -
 
 
 def spent_beside(connection: Connection, account: Account) -> dict[str, int]:
-    """What the plan's other lines have in use."""
+    """The units in use on the plan's other lines."""
     return {line: spent for line, spent in connection.execute(_OTHERS, account._asdict()).all()}  # noqa: C416
 
 
@@ -262,7 +262,7 @@ def take_claims(connection: Connection, entries: Sequence[Charge], known: Mappin
 
 
 def read_filter(connection: Connection, plan_id: int, *, to_write: bool = True) -> str:
-    """What a filtered budget has spent, for a transaction that is about to replace it or only reads it."""
+    """The state of a plan's filter. ``to_write``: this transaction replaces it, and others wait."""
     query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)
     state = connection.scalar(query.with_for_update() if to_write else query)
     if state is None:

@@ -33,7 +33,7 @@ Where = str | os.PathLike[str] | None
 """Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
 
 UNWATCHED: Where = "unwatched:"
-"""In place of a witness, for a budget that is there to be read: it charges nothing."""
+"""In place of a witness: the budget can only be read, and charges nothing."""
 
 GIVEN_UP = "given up"
 
@@ -152,7 +152,7 @@ class Ledger(StoredLedger):
         return entries
 
     def _counter(self, connection: Connection, account: Account) -> Counter:
-        """What the witness must know of a counter. It is remembered from its first charge on."""
+        """A counter as the witness knows it. It is remembered from its first charge on."""
         query = sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
         row = connection.execute(query.join(counters, counters.c.plan_id == plans.c.id).where(account.counter)).one()
         key = Key(row.name, account.line, account.principal, row.digest)
@@ -196,7 +196,7 @@ class Ledger(StoredLedger):
 
     @transaction("note")
     def give_up(self, connection: Connection, charge: Charge) -> None:
-        """There will be no answer: callers who wait for one may go on. The charge stands."""
+        """Declare that no answer will come: callers who wait for it go on. The charge stands."""
         connection.execute(sa.update(charges).where(_row(charge), charges.c.receipt.is_(None)).values(outcome=GIVEN_UP))
 
 
@@ -256,7 +256,7 @@ class Permits:
             yield
 
     def take(self, counter: Counter, units: int, spent: int, in_use: int) -> bool:
-        """Use up so many permits; False if the witness has no more. So many ahead as were charged before."""
+        """Use up permits; False if the witness has no more. It grants at most as many ahead as were charged before."""
         with self._here():
             if counter.hand >= units:
                 counter.hand -= units
@@ -270,7 +270,7 @@ class Permits:
             return True
 
     def put_back(self, counter: Counter, units: int) -> None:
-        """So many were not used after all. A surplus over those granted ahead goes back to the witness."""
+        """Return permits that were not used. A surplus over those granted ahead goes back to the witness."""
         with self._mutex:
             surplus = counter.hand + units - counter.ahead
             counter.hand = min(counter.hand + units, counter.ahead)

@@ -75,10 +75,7 @@ def counts(connection: Connection, only: Key | None = None) -> dict[Place, Count
 
 
 def lose(connection: Connection, count: Count, units: int) -> str:
-    """Count so many units as spent without a charge, and make the counter if it is missing.
-
-    Returns what the witness must know of a counter whose owners pay.
-    """
+    """Count units as spent without a charge, and make the counter if it is missing. Returns the new usage digest."""
     account = Account(count.plan_id, count.key.line, count.key.principal)
     if count.id is None:
         connection.execute(sa.insert(counters).values(**account._asdict(), allowed=count.allowed, spent=0))
@@ -206,7 +203,7 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
 
 
 def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
-    """Count as spent what is reserved and not in the ledger: how much that was (0 of a filter), None if nothing."""
+    """Count as spent what is reserved and not in the ledger. Returns the units (0 for a filter), or None if nothing."""
     key = mark.key
 
     def work(connection: Connection) -> int | None:

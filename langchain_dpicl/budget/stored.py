@@ -149,7 +149,7 @@ class StoredLedger(Database):
         return [Act(**row) for row in connection.execute(sa.select(acts).order_by(acts.c.id)).mappings()]
 
     def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
-        """Keep no hash of an owner who was forgotten: see `renewal.drop`. SQLite's log goes too, if nobody reads."""
+        """Remove a forgotten owner's hashes (`renewal.drop`), also from SQLite's log if nobody reads."""
         if not self.run(lambda connection: sketches_with(connection, gone), "read"):
             return
         others = left()
@@ -188,7 +188,7 @@ class StoredLedger(Database):
     def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
         """The latest charge for this query, if nobody has answered it or given it up. ``others`` are as of now.
 
-        Its ``spent`` is all that is in use on the line now, at least what was in use when it was made.
+        Its ``spent`` is all that is in use on the line now: at least as much as when it was made.
         """
         row = connection.execute(
             sa.select(charges, in_use.label("in_use"))

@@ -103,7 +103,7 @@ class TicketUsage:
 
     def of(self, counter_id: int) -> Usage:
         """What this process knows of one counter. Use it with the lock held."""
-        return self._of_counter.setdefault(counter_id, Usage(counter_id))
+        return self._of_counter.setdefault(counter_id, Usage(self.index, self.tickets, counter_id))
 
     def report(self, connection: Connection, counter_id: int) -> LineTickets:
         """How many owners have used how many tickets of a counter. PRIVATE."""
@@ -141,9 +141,7 @@ class TicketRule(ChargeRule):
         spent = charges[0].number - units
         try:
             with usage.lock:
-                paid, before, after = usage.of(counter).use(
-                    connection, usage.index, eligible, units, usage.tickets, spent
-                )
+                paid, before, after = usage.of(counter).use(connection, eligible, units, spent)
         except OwnersChanged:
             raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
         pairs = zip(charges, paid, strict=True)

@@ -26,9 +26,14 @@ SUM_AFTER = 512
 
 
 class Usage:
-    """The tickets that were used on one counter, as far as this process knows: committed rows alone."""
+    """The tickets that were used on one counter, as far as this process knows: committed rows alone.
 
-    def __init__(self, counter_id: int) -> None:
+    Every owner of ``index`` has ``tickets``, less what the counter has ``lost``.
+    """
+
+    def __init__(self, index: OwnerIndex, tickets: int, counter_id: int) -> None:
+        self._index = index
+        self._tickets = tickets
         self._counter_id = counter_id
         self._forget_all()
 
@@ -78,19 +83,12 @@ class Usage:
         return (self._row_count, self._chain, int(self.used.sum())) == (row.row_count, row.chain, row.tickets)
 
     def use(
-        self,
-        connection: Connection,
-        index: OwnerIndex,
-        eligible: Sequence[EligibleOwners],
-        units: int,
-        tickets: int,
-        spent: int,
+        self, connection: Connection, eligible: Sequence[EligibleOwners], units: int, spent: int
     ) -> tuple[list[Numbers], str, str]:
         """Within a charge's transaction: use ``units`` tickets of every eligible owner who has as many left.
 
         Owners who share a position (exemplars of equal content, each its own owner) are one owner: the first of them
-        takes part. Every owner has ``tickets``, less what the counter has ``lost``. ``spent`` is the counter's number
-        before this charge.
+        takes part. ``spent`` is the counter's number before this charge.
 
         Returns the owners who take part in each query, and the summary's digests before and after the charge. Raises
         `owner_index.OwnersChanged`.
@@ -102,14 +100,14 @@ class Usage:
         if row is not None and self._row_count - row.summed >= SUM_AFTER:
             self._sum(connection)
         size, marks = (0, EMPTY) if row is None else (row.owners, row.marks)
-        found, size, marks = index.positions(connection, eligible, size, marks, first=row is None)
+        found, size, marks = self._index.positions(connection, eligible, size, marks, first=row is None)
         used, number, chain, total = self.used, self._row_count, self._chain, int(self.used.sum())
         participants: list[Numbers] = []
         rows: list[dict[str, object]] = []
         for query, positions in zip(eligible, found, strict=True):
             distinct, first_of = np.unique(positions, return_index=True)
             used = grown(used, int(distinct.max(initial=-1)) + 1)
-            pays = used[distinct] + units <= tickets - lost
+            pays = used[distinct] + units <= self._tickets - lost
             if len(eligible) > 1:  # the next query of this charge sees them used
                 used = used.copy()
                 used[distinct[pays]] += units
@@ -150,7 +148,7 @@ def is_whole(connection: Connection, counter_id: int, index: OwnerIndex) -> bool
     query = sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
     spent, lost = connection.execute(query).one()
     try:
-        row = Usage(counter_id).read(connection)
+        row = Usage(index, 0, counter_id).read(connection)
         if row is None:
             return bool(spent == lost)
         index.taken(connection, row.owners, row.marks)

@@ -5,7 +5,7 @@ time, and processes may be killed at any time, but nobody changes the witness. T
 
 1. on each counter (a plan's line, and principal where each has a counter), the releases or tokens of all answers that
    were ever begun add up to no more than the plan has;
-2. where owners pay with tickets, no owner takes part more than T times on a counter;
+2. if owners pay with tickets, no owner takes part more than T times on a counter;
 3. a filter's divergence, with every answer that was ever begun, stays within its budget.
 
 PROOF OF 1. The witness holds ``reserved`` for each counter. It grows only in `Witness.grant`, a transaction that is on
@@ -228,7 +228,7 @@ class Witness(Database):
     # -- whose witness it is ------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
-        """The identity of its ledger, whether that is ``made``, and its ``place``; empty if there is no witness."""
+        """Its ledger's ``identity`` and ``place``, and whether the ledger is ``made``; empty if there is no witness."""
         if self.path is not None and not (os.path.exists(self.path) and os.path.getsize(self.path)):
             return {}
         found = self.run(_about, "read")
@@ -263,8 +263,8 @@ class Witness(Database):
 
     @transaction()
     def write(self, connection: Connection, found: Iterable[Mark]) -> None:
-        """Replace these marks, for a process that knows that no other is there. ``reserved`` never falls by it,
-        whatever was granted since they were read."""
+        """Replace these marks, for a process that knows that no other is there. ``reserved`` never falls below the
+        grants made since they were read."""
         for mark in found:
             there = _read(connection, mark.key, any_plan=True)
             if there is None:
