@@ -42,10 +42,8 @@ _BATCH = 10_000
 class StoreView(ABC):
     """One moment of a store: all that is read through it belongs together. Private."""
 
-    @property
-    @abstractmethod
-    def numbers(self) -> Numbers:
-        """The owners' numbers, ascending: one coin for each gives every owner one. Nobody may have some of them."""
+    numbers: Numbers
+    """The owners' numbers, ascending: one coin for each gives every owner one. Nobody may have some of them."""
 
     @abstractmethod
     def eligible(self, query: Vectors, threshold: float) -> Numbers:

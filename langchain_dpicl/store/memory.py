@@ -40,7 +40,7 @@ class MemoryStore(PrivateStore, StoreView):
         self.lock = threading.RLock()
         self._readings = 0
         self._has_unsaved = False
-        self._numbers: Numbers = np.empty(0, np.int64)
+        self.numbers = np.empty(0, np.int64)
         self._next_number = 0
         self._adopt(contents)
 
@@ -63,8 +63,8 @@ class MemoryStore(PrivateStore, StoreView):
         self._index.add(matrix)
         view = faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self.dimension)
         held.vectors = view.reshape(self._index.ntotal, self.dimension)  # writing to it writes to the index
-        new = np.arange(self._next_number, self._next_number + count - len(self._numbers), dtype=np.int64)
-        self._numbers = np.append(self._numbers, new)
+        new = np.arange(self._next_number, self._next_number + count - len(self.numbers), dtype=np.int64)
+        self.numbers = np.append(self.numbers, new)
         self._next_number += len(new)
         lives = np.frombuffer(secrets.token_bytes(8 * (count - len(held.lives))), np.int64)
         held.lives = np.append(held.lives, lives & np.int64(2**63 - 1))
@@ -90,7 +90,7 @@ class MemoryStore(PrivateStore, StoreView):
         """Hold the rest of this store from now on. The old texts and vectors are overwritten."""
         self._held.vectors[:] = 0.0
         self._held.texts.wipe()
-        self._numbers = self._numbers[np.isin(self._held.lives, rest.lives)]
+        self.numbers = self.numbers[np.isin(self._held.lives, rest.lives)]
         self._adopt(rest)
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
@@ -147,11 +147,6 @@ class MemoryStore(PrivateStore, StoreView):
             finally:
                 self._readings -= 1
 
-    @property
-    def numbers(self) -> Numbers:
-        """One for each owner."""
-        return self._numbers
-
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
         """The numbers of all owners with an exemplar whose similarity to the query reaches the threshold.
 
@@ -161,13 +156,13 @@ class MemoryStore(PrivateStore, StoreView):
         least = float(np.float32(threshold - rounding(self.dimension)))
         _, _, rows = self._index.range_search(query.reshape(1, -1), least)
         near = rows[self.similarity(rows, query) >= threshold]
-        found: Numbers = self._numbers[np.unique(self._held.owner_of[near])]
+        found: Numbers = self.numbers[np.unique(self._held.owner_of[near])]
         return found
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         if self._by_owner is None:  # all rows, owner by owner, and their owners' numbers
             order = np.argsort(self._held.owner_of, kind="stable")
-            self._by_owner = order, self._numbers[self._held.owner_of[order]]
+            self._by_owner = order, self.numbers[self._held.owner_of[order]]
         order, numbers = self._by_owner
         first = np.searchsorted(numbers, owners)
         position = np.repeat(np.arange(len(owners)), np.searchsorted(numbers, owners, "right") - first)
@@ -213,6 +208,6 @@ class MemoryStore(PrivateStore, StoreView):
         with self.lock:
             per_key = 8 + 24 * 1.75 + 28  # list slot, dictionary entry at its usual load, integer value
             keys = sum(49 + per_key + len(key) for key in self._held.owner_keys)
-            arrays = [self._held.ids, self._held.owner_of, self._held.lives, self._numbers, *(self._by_owner or ())]
+            arrays = [self._held.ids, self._held.owner_of, self._held.lives, self.numbers, *(self._by_owner or ())]
             rest = self._held.texts.nbytes + sum(array.nbytes for array in arrays)
             return {"vectors": 4 * self.dimension * len(self._held.ids), "other": int(rest + keys)}

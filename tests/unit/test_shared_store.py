@@ -442,7 +442,7 @@ class Sharing(RuleBasedStateMachine):
         for store, expected in zip(self.stores, map(self.there, range(3)), strict=True):
             rows = np.arange(len(store))
             assert {each["input"] for each in store.read(rows)} == expected
-            assert store._numbers.tolist() == sorted(set(store._numbers.tolist()))
+            assert store.numbers.tolist() == sorted(set(store.numbers.tolist()))
             assert len(set(store._held.ids.tolist())) == len(store) == store._index.ntotal
             assert len(set(store._held.lives.tolist())) == store.owner_count == len(store._owner_slots)
         assert {text for texts in self.saved.values() for text in texts} == {

@@ -256,17 +256,15 @@ def _digest_of(content: bytes) -> bytes:
 
 
 class PostgresView(StoreView):
-    """A collection at one moment, in one transaction. A row is an exemplar's id."""
+    """A collection at one moment, in one transaction. A row is an exemplar's id.
+
+    The numbers are all below ``end``, with those of forgotten owners.
+    """
 
     def __init__(self, collection: Collection, ask: Ask, end: int) -> None:
-        self._collection, self._ask, self._end = collection, ask, end
+        self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
         self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
-
-    @property
-    def numbers(self) -> Numbers:
-        """All numbers up to the greatest that an owner has, with those of forgotten owners."""
-        return np.arange(self._end)
 
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
         """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
