@@ -10,6 +10,7 @@ gives the same inbox everywhere.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Mapping
@@ -232,8 +233,14 @@ def generate_inbox(customers: int = 800, *, seed: int = 20260) -> list[dict[str,
     return records
 
 
-def demo_inbox(customers: int = 800, questions: int = 60) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the private records of ``customers``, and one question of each of so many other customers."""
+def demo_inbox(customers: int | None = None, questions: int = 60) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the private records of ``customers``, and one question of each of so many other customers.
+
+    Default: 800 customers, or as many as the environment variable ``DPICL_DEMO_CUSTOMERS`` says, for a quick trial.
+    """
+    if customers is None:
+        said = os.environ.get("DPICL_DEMO_CUSTOMERS", "800")
+        customers = whole("DPICL_DEMO_CUSTOMERS", int(said) if said.isdecimal() else said)
     records = generate_inbox(whole("customers", customers) + whole("questions", questions))
     private = {f"P{number:05d}" for number in range(1, customers + 1)}
     others = {record[OWNER_KEY]: record for record in records if record[OWNER_KEY] not in private}

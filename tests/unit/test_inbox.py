@@ -67,6 +67,15 @@ def test_questions_come_from_customers_that_the_store_does_not_hold() -> None:
     assert owners.isdisjoint(record[OWNER_KEY] for record in questions)
 
 
+def test_a_quick_trial_asks_for_fewer_customers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPICL_DEMO_CUSTOMERS", "70")
+    assert len({record[OWNER_KEY] for record in demo_inbox(questions=5)[0]}) == 70
+    for wrong in ("0", "some", "-3"):
+        monkeypatch.setenv("DPICL_DEMO_CUSTOMERS", wrong)
+        with pytest.raises(InvalidParameter, match="DPICL_DEMO_CUSTOMERS"):
+            demo_inbox()
+
+
 def test_the_demonstration_samples_a_small_share_of_the_customers() -> None:
     assert 0 < DEMO_MEMBERS * DEMO_SHOTS / 800 <= 0.1
 
