@@ -103,19 +103,23 @@ class BudgetLine:
 
     def replayed(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
         """The answers of the ledger to these queries, now. Charges nothing and waits for nobody."""
-        account = self._account(principal)
-        named = [query for query in dict.fromkeys(queries) if query is not None]
-        known = self._ledger.claims(account, named) if named and self._policy.replay else {}
-        found = (None if query is None else known.get(query) for query in queries)
-        return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found]
+        return self._look(queries, principal)[0]
 
     def ahead(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
         """`replayed`, before public calls are made for the others: `PrivacyBudgetExceeded` if fewer are left now."""
-        known = self.replayed(queries, principal)
+        known, spent = self._look(queries, principal)
         fresh = [query for query, answer in zip(queries, known, strict=True) if answer is None]
-        if fresh:
-            self.check(len(set(fresh) - {None}) + fresh.count(None), principal)
+        needed = len(set(fresh) - {None}) + fresh.count(None)
+        if needed and (self.plan is None or (self.tickets is None and self.count - spent < needed)):
+            self.check(needed, principal)
         return known
+
+    def _look(self, queries: Sequence[str | None], principal: str | None) -> tuple[list[Replayed | None], int]:
+        """The ledger's answers, and what is spent on the line, by one reading."""
+        named = [query for query in dict.fromkeys(queries) if query is not None and self._policy.replay]
+        claims, spent = self._ledger.claims_and_spent(self._account(principal), named)
+        found = (None if query is None else claims.get(query) for query in queries)
+        return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found], spent
 
     def _account(self, principal: str | None) -> Account:
         return Account(self.plan_id, self.name, self._policy.principal(principal))

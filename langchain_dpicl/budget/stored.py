@@ -185,6 +185,16 @@ class StoredLedger(Database):
         return claims_of(connection, account, wanted)
 
     @transaction("read")
+    def claims_and_spent(
+        self, connection: Connection, account: Account, wanted: Sequence[str]
+    ) -> tuple[dict[str, Claim], int]:
+        """`claims`, and what the account's line has in use. For a look ahead: the charge checks both again."""
+        of_line = sa.and_(counters.c.plan_id == account.plan_id, counters.c.line == account.line)
+        whose = counters.c.principal.in_(["", account.principal])  # "": lost units count for every principal
+        spent = connection.scalar(sa.select(sa.func.max(in_use)).where(of_line, whose))
+        return claims_of(connection, account, wanted), int(spent or 0)
+
+    @transaction("read")
     def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
         """The latest charge for this query, if nobody has answered it or given it up. ``others`` are as of now.
 

@@ -161,11 +161,12 @@ def charge(release: Release, requests: Sequence[Request], at_once: int | None = 
     known: Sequence[Replayed | None] = [None] * len(requests)
     if release.calls_public(requests[0]):
         known = line.ahead(ids, principal)
+    answered: Entries = [answer for answer in known if answer is not None]
     fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
     made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once)) if fresh else []
     rest = iter(made)
     ready = [None if answer is not None else next(rest) for answer in known]
-    entries = yield from _charged(release, requests, ready)
+    entries = (yield from _charged(release, requests, ready)) if fresh else answered
     return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
 
 

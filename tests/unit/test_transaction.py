@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import langchain_dpicl
-from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
+from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.calls.flow import Chunk, Either, arun, astream, run, stream, together
 from langchain_dpicl.private.boundary import Failed, guarded
 
@@ -68,6 +68,37 @@ def test_exceptions_end_in_one_place() -> None:
         and any(isinstance(part, ast.Name) and part.id == "Failed" for part in ast.walk(node))
     }
     assert makers == {"private/boundary.py"}
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_look_ahead_is_one_reading_of_the_ledger(
+    sealed_of: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch, replay: bool
+) -> None:
+    budget = budget_of(replay=replay, releases=2)
+    sealed = sealed_of(lambda _: "Positive", budget=budget)
+    line = sealed.line()
+    sealed.invoke({"input": "the first one reads the key of queries, too"})
+    monkeypatch.setattr(type(sealed), "calls_public", lambda self, request: True)
+    ledger, kinds = budget._ledger, []
+    real = ledger.run
+
+    def counted(work: Any, kind: Any = "charge", **more: Any) -> Any:
+        kinds.append(kind)
+        return real(work, kind, **more)
+
+    monkeypatch.setattr(ledger, "run", counted)
+    assert sealed.invoke({"input": "q"}) == "Positive"
+    assert kinds == ["read", "charge", "note"]
+    asked: list[Any] = []
+    monkeypatch.setattr(type(sealed), "prepare", lambda self, request: asked.append(request))
+    kinds.clear()
+    if replay:
+        assert sealed.invoke({"input": "q"}) == "Positive"
+        assert kinds == ["read"], "there is nothing to charge"
+    with pytest.raises(PrivacyBudgetExceeded):
+        sealed.invoke({"input": "another"})
+    assert not asked, "no public work for an answer that is known, or cannot be paid"
+    assert line.spent() == 2
 
 
 # -- what a cancelled release leaves -----------------------------------------------------------------------------------
