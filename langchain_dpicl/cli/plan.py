@@ -100,7 +100,8 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     from langchain_dpicl.privacy.accountant import MAX_COUNT
     from langchain_dpicl.privacy.gate import Gate
 
-    mechanism, rate, owners = options.mechanism, options.rate, options.owners
+    mechanism, rate = options.mechanism, options.rate
+    owners: Any = None if options.owners is None else whole("owners", options.owners)
     fixed = {name: value for name in ("delta0", "select", "step") if (value := getattr(options, name)) is not None}
     for name, value in fixed.items():
         if name not in MECHANISMS[mechanism].options:
@@ -118,9 +119,9 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     if options.gated == (options.eligible is None):
         bound = "required with --gated" if options.gated else "given with --gated: without a gate all are eligible"
         raise InvalidParameter("eligible", options.eligible, bound)
-    eligible = whole("eligible", options.eligible, at_most=whole("owners", owners)) if options.gated else owners
+    eligible = whole("eligible", options.eligible, at_most=owners) if options.gated else owners
     if rate is None:
-        rate = min(1.0, whole("members", options.members) * whole("shots", options.shots) / whole("owners", eligible))
+        rate = min(1.0, whole("members", options.members) * whole("shots", options.shots) / eligible)
     if options.gated:
         tickets, members = whole("releases", options.releases, at_most=MAX_COUNT), whole("members", options.members)
         rate, numbers = probability("rate", rate), FrozenMapping(fixed)

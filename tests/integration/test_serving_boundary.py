@@ -21,6 +21,7 @@ import asyncio
 import logging
 import sys
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -61,7 +62,7 @@ budget = PrivacyBudget(1000, 1e-5, 40, f"sqlite:///{folder}/budget.db", replay=F
 release = PrivateEnsemble(selector, RunnableLambda(member)) | DPAggregate(
     NoisyVote(["Positive", "Negative"]), budget, return_receipt=True
 )
-bucket = store.read(range(8))
+bucket = store.read(np.arange(8))
 naive = RunnableLambda(lambda values: {**values, "examples": bucket}) | RunnableParallel(
     {f"member_{i}": member for i in range(3)}
 ) | RunnableLambda(lambda votes: "Positive")
