@@ -56,10 +56,6 @@ class Calls:
 class Call:
     """One call under way. Every method may be called from any thread."""
 
-    __slots__ = (
-        "_calls", "_left", "_lock", "_outer", "_patience", "_tries", "_waiting", "closed_at", "deadline", "flights",
-    )  # fmt: skip
-
     def __init__(self, calls: Calls) -> None:
         self._calls, self._outer = calls, calls.outer
         self._lock = threading.Lock()

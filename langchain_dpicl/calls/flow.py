@@ -117,7 +117,7 @@ def stream(flow: Flow[T]) -> Generator[Any, None, T]:
     driver = _Driver(flow)
     while driver.go_on():
         try:
-            if driver.is_at_chunk():
+            if type(driver.held[0]) is Chunk:
                 yield driver.take()
             else:
                 driver.do()
@@ -150,7 +150,7 @@ class _Driver(Generic[T]):
 
     def __init__(self, flow: Flow[T]) -> None:
         self._flow = flow
-        self._held: list[Any] = [None]  # the flow's effect, or what the flow gets for its last one
+        self.held: list[Any] = [None]  # the flow's effect, or what the flow gets for its last one
         self._resume: Callable[[Any], Any] = flow.send
         self._ended = False
         self._result: T
@@ -164,7 +164,7 @@ class _Driver(Generic[T]):
         """Run the flow to its next effect. Returns False at the flow's end."""
         resume, self._resume = self._resume, self._flow.send
         try:
-            self._held.append(resume(self._held.pop()))
+            self.held.append(resume(self.held.pop()))
         except StopIteration as end:
             self._result, self._ended = end.value, True
         except BaseException as error:
@@ -173,21 +173,18 @@ class _Driver(Generic[T]):
 
     def do(self) -> None:
         """Do the flow's effect in this thread."""
-        self._held.append(self._held[0].here() if type(self._held[0]) is Either else self._held[0]())
-        del self._held[0]
-
-    def is_at_chunk(self) -> bool:
-        return type(self._held[0]) is Chunk
+        self.held.append(self.held[0].here() if type(self.held[0]) is Either else self.held[0]())
+        del self.held[0]
 
     def take(self) -> Any:
         """The chunk that the flow handed out."""
-        chunk = self._held.pop().value
-        self._held.append(None)
+        chunk = self.held.pop().value
+        self.held.append(None)
         return chunk
 
     def throw(self, error: BaseException) -> None:
         """Let the flow go on with an error in the place of its effect's result."""
-        self._held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
+        self.held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
         self._resume = self._flow.throw
 
     def result(self) -> T:
@@ -216,11 +213,11 @@ class _Driver(Generic[T]):
                     raise
                 self.throw(error)
                 continue
-            if self._ended or self.is_at_chunk():
+            if self._ended or type(self.held[0]) is Chunk:
                 return not self._ended
             try:
-                self._held.append(await self._held[0].awaited())
-                del self._held[0]
+                self.held.append(await self.held[0].awaited())
+                del self.held[0]
             except BaseException as error:
                 self.throw(error)
 
@@ -229,11 +226,11 @@ class _Driver(Generic[T]):
         while True:
             self.go_on()
             with self._lock:
-                self._away = not self._ended and (self._cancelled or callable(self._held[0]))
+                self._away = not self._ended and (self._cancelled or callable(self.held[0]))
             if not self._away:
                 return
             try:
-                if self._cancelled and not (self._told and callable(self._held[0])):
+                if self._cancelled and not (self._told and callable(self.held[0])):
                     self._told = True
                     raise asyncio.CancelledError
                 self.do()

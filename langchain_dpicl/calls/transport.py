@@ -40,9 +40,8 @@ class _Flight:
     def __init__(self, call: Call, gate: Gate | None) -> None:
         self.call = call
         self._gate = gate
-        self._wire: Any = None
+        self.wire: Any = None  # the connection that carries it
         self._ended = threading.Lock()  # its reader, or the thread that closes the call, takes it once
-        self._timeouts: dict[str, float] = {}
         try:
             call.begin(self)
         except Overdue:
@@ -59,33 +58,11 @@ class _Flight:
         if self.call.overdue():
             raise Overdue
 
-    def limit(self, request: Any, given: dict[str, float | None]) -> None:
-        """No step of the request outlasts the call."""
-        left = max(self.call.left(), 0.001)
-        if left <= _NEVER:
-            steps = {step: given.get(step) for step in ("connect", "read", "write", "pool")}
-            self._timeouts = {step: left if own is None else min(own, left) for step, own in steps.items()}
-            request.extensions["timeout"] = self._timeouts
-
-    def answered(self, response: Any) -> None:
-        """The head of the answer is here."""
-        if self._wire is None:
-            self._wire = response.extensions.get("network_stream")
-        if self._timeouts:
-            self._timeouts["read"] = max(min(self._timeouts["read"], self.call.left()), 0.001)
-
-    def carry(self, wire: Any) -> None:
-        """It goes over this connection. Raises `Overdue` if the call was closed while it connected."""
-        self._wire = wire
-        if self.over:
-            raise Overdue
-
     def abort(self) -> None:
         """Close the connection under the reader's hands, and end the flight."""
         self.end(clean=False)
-        if self._wire is not None:
-            with contextlib.suppress(Exception):
-                self._wire.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(Exception):
+            self.wire.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def end(self, *, clean: bool) -> None:
         """It is over; ``clean`` if the server has finished it."""
@@ -136,7 +113,11 @@ class _Before(_Around):
                         self._gate.give_back(call, ticket)
                         raise
             flight = _Flight(call, self._gate)
-            flight.limit(request, given)
+            limits: dict[str, float] = {}  # no step of the request outlasts the call
+            if (left := max(call.left(), 0.001)) <= _NEVER:
+                for step in ("connect", "read", "write", "pool"):
+                    limits[step] = left if (own := given.get(step)) is None else min(own, left)
+                request.extensions["timeout"] = limits
             mark = _sent.set(flight)
             response = None
             try:
@@ -150,7 +131,10 @@ class _Before(_Around):
                 _sent.reset(mark)
             if response is None:
                 raise Overdue
-            flight.answered(response)
+            if flight.wire is None:
+                flight.wire = response.extensions.get("network_stream")
+            if limits:
+                limits["read"] = max(min(limits["read"], call.left()), 0.001)
             wait = None
             if response.status_code == 429:
                 if type(request.stream).__name__ == "ByteStream":  # its body can be sent again
@@ -234,7 +218,9 @@ class _Watched(_Around):
 
     def _used(self) -> Any:
         if (flight := _sent.get()) is not None:
-            flight.carry(self._inner)
+            flight.wire = self._inner
+            if flight.over:  # the call was closed while it connected
+                raise Overdue
         return self._inner
 
 

@@ -130,8 +130,18 @@ def seal(
             )
         if why:
             raise UnsafeConfigurationError(f"the chain reaches a {_name(part)}{why}")
-        if is_cached(part):
-            _check_cached(part, allow_state)
+        name = getattr(part, "__name__", _name(part)) if is_cached(part) else None
+        if name is not None and not any(allowed is part or allowed == name for allowed in allow_state):
+            if not takes_nothing(part):
+                raise UnsafeConfigurationError(
+                    f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one "
+                    f"member asked it. Take functools.cache away, or allow it: allow_state=[{name}]"
+                )
+            if part.cache_info().maxsize != 0 and not part.cache_info().currsize:
+                raise UnsafeConfigurationError(
+                    f"the chain reaches {name}, a cached function that raises when it is called: what it would keep "
+                    "cannot be looked into"
+                )
     return sealed
 
 
@@ -192,23 +202,6 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
 
 def _is_collection(part: Any) -> bool:
     return _is_of(part, _COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
-
-
-def _check_cached(function: Any, allow_state: Iterable[object]) -> None:
-    name = getattr(function, "__name__", _name(function))
-    if any(allowed is function or allowed == name for allowed in allow_state):
-        return
-    if not takes_nothing(function):
-        raise UnsafeConfigurationError(
-            f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one member "
-            f"asked it. Take functools.cache away, or allow it: allow_state=[{name}]"
-        )
-    kept = function.cache_info()
-    if kept.maxsize != 0 and not kept.currsize:
-        raise UnsafeConfigurationError(
-            f"the chain reaches {name}, a cached function that raises when it is called: what it would keep cannot be "
-            "looked into"
-        )
 
 
 def _is_of(part: Any, kinds: tuple[type, ...], names: Iterable[str] = ()) -> bool:
