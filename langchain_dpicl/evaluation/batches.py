@@ -143,15 +143,15 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
     Examples are read once for all queries. They and the query are tokenised on their own, so they meet where a
     tokeniser splits the whole prompt too: it splits an empty line before a word into its two line breaks.
     """
-    load, joint = cache(lambda: Batches(model)), "\n"
+    load = cache(lambda: Batches(model))
 
     def reader(examples: Sequence[Pairs]) -> Ask:
         batches = load()
         batches.known.clear()
-        prefixes = [shape.prefix(pairs).removesuffix(joint) for pairs in examples]
+        prefixes = [shape.prefix(pairs).removesuffix("\n") for pairs in examples]
 
         def ask(query: str, some: Sequence[int]) -> Scores:
-            asked = [joint * bool(prefixes[i]) + shape.ask(query) for i in some]
+            asked = [("\n" if prefixes[i] else "") + shape.ask(query) for i in some]
             tokens = [batches.network.tokens(text) for text in asked]
             rows = batches.rows(list(zip((prefixes[i] for i in some), tokens, strict=True)))
             return np.array([batches.label_scores(row, labels) for row in rows], np.float64)

@@ -135,7 +135,7 @@ def _rows(task: Task, records: Iterable[Mapping[str, Any]], columns: Mapping[str
                 rows.append(Row(text, label, (label,)))
             continue
         column = columns.get("references", "references")
-        references = record.get(column)
+        references: Any = record.get(column)
         is_list = isinstance(references, list) and bool(references) and all(map(_is_text, references))
         if references is not None and not is_list:
             raise InvalidRecords(f"column {column!r} of {place} is not a list of texts")
