@@ -103,10 +103,8 @@ class BaseBudget(Closed):
         self, content: str, digest: str, allowed: Mapping[str, int], fingerprint: Fingerprint | None, **more: Any
     ) -> StoredPlan:
         """Store the plan, or take the one that another worker stored first."""
-        marks = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
-        stored = self._ledger.store_plan(
-            self.name, content, digest, allowed, scope=self.scope, fingerprint=marks, **more
-        )
+        more["fingerprint"] = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
+        stored = self._ledger.store_plan(self.name, content, digest, allowed, scope=self.scope, **more)
         self._adopt(stored)
         return stored
 

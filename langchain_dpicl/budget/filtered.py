@@ -86,16 +86,14 @@ class FilteredBudget(BaseBudget):
         options: Mapping[str, float] | None = None,
         fingerprint: Fingerprint | None = None,
     ) -> BudgetLine:
-        """A line with these parameters, of which every one may differ from call to call.
+        """A line with these parameters. Each of them may differ from call to call.
 
         ``parameter`` is the mechanism's noise parameter and must be given. ``owners`` must be None: a filter keeps no
-        rate, so one that follows the number of owners would change with every owner who comes or goes. ``name``
+        rate, so a rate that follows the number of owners would change with every owner who comes or goes. ``name``
         (default: the mechanism) is the name in receipts and counts.
         """
         if parameter is None:
-            raise InvalidParameter(
-                "parameter", None, "the noise parameter of this release: a filter does not choose it"
-            )
+            raise InvalidParameter("parameter", None, "the noise of this release: a filter does not choose it")
         if owners is not None:
             bound = "given for PrivacyBudget.filtered (shots would follow the store, and nothing keeps that rate)"
             raise InvalidParameter("rate", None, bound)
@@ -121,9 +119,7 @@ class FilteredBudget(BaseBudget):
         """Every line that was used, with its number of releases. A filter has no count in advance."""
         stored = self._find()
         spent = {} if stored is None else self._ledger.by_principal(stored.id).get("", {})
-        return {
-            name: LineState(count=number, spent=number, remaining=0, mechanism=None) for name, number in spent.items()
-        }
+        return {name: LineState(count=n, spent=n, remaining=0, mechanism=None) for name, n in spent.items()}
 
     def spent(self, line: str | None = None, principal: str | None = None) -> int:
         """Releases charged so far, on one line or on all."""
