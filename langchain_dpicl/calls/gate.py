@@ -15,7 +15,7 @@ from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.clock import Call
 
 
-class Gate:
+class SlotGate:
     """The slot of a model that serves this process alone. Private calls get it in the order in which they ask.
 
     Parameters
@@ -25,7 +25,7 @@ class Gate:
         end.
     """
 
-    _all: ClassVar[weakref.WeakSet[Gate]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[SlotGate]] = weakref.WeakSet()
 
     def __init__(self, settle: Callable[[], object]) -> None:
         self._settle = settle
@@ -90,7 +90,7 @@ class Gate:
 
 
 def _reset_all() -> None:
-    for gate in Gate._all:
+    for gate in SlotGate._all:
         gate.reset()
 
 

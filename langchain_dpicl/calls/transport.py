@@ -2,7 +2,7 @@
 
 Outside of private calls requests pass unchanged. Within one, a request
 
-* waits, off the call's clock, for the slot of a model that has only one (`Gate`),
+* waits, off the call's clock, for the slot of a model that has only one (`SlotGate`),
 * is ended when the call's time is over: its connection is closed, and the server cancels it,
 * is repeated, off the clock, if the server refuses it with the status 429.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from langchain_dpicl.calls.clock import Call, Overdue, current
 from langchain_dpicl.calls.flow import immediate
-from langchain_dpicl.calls.gate import Gate
+from langchain_dpicl.calls.gate import SlotGate
 
 _LIBRARIES = ("httpx", "httpx2")
 _NEVER = 1e6  # seconds: a socket takes no time limit of any length
@@ -37,7 +37,7 @@ _NEVER = 1e6  # seconds: a socket takes no time limit of any length
 class _Flight:
     """One request under way, from its first byte until its answer is read or given up."""
 
-    def __init__(self, call: Call, gate: Gate | None) -> None:
+    def __init__(self, call: Call, gate: SlotGate | None) -> None:
         self.call = call
         self._gate = gate
         self.wire: Any = None  # the connection that carries it
@@ -89,7 +89,7 @@ class _Around:
 class _Before(_Around):
     """A transport that stands before another, of the same client. Each client calls it in one of its two ways."""
 
-    def __init__(self, inner: Any, gate: Gate | None) -> None:
+    def __init__(self, inner: Any, gate: SlotGate | None) -> None:
         super().__init__(inner)
         self._gate = gate
 
@@ -242,7 +242,7 @@ def is_client(client: Any) -> bool:
     return not any(getattr(getattr(transport, "_pool", None), "_http2", False) for transport in transports)
 
 
-def install(client: Any, gate: Gate | None = None) -> None:
+def install(client: Any, gate: SlotGate | None = None) -> None:
     """Put it before every transport of a client, once. The client stays as it was for all but private calls.
 
     Connections that are open already stay unknown.

@@ -57,11 +57,11 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
-    from langchain_dpicl.privacy.plan import Calls, words
+    from langchain_dpicl.privacy.plan import CallCosts, words
 
     (plan, gate), calls = _solved(options), None
     if options.prompt_tokens is not None:
-        calls = Calls(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
+        calls = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
     shape = {"members": options.members, "shots": options.shots if gate is None else None}
     numbers = plan.numbers(**shape, margins=options.margin, labels=options.labels, calls=calls)
     numbers["plan"] = json.loads(plan.to_json())

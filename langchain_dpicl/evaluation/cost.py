@@ -13,7 +13,7 @@ from langchain_dpicl.evaluation.plan import EvaluationPlan
 from langchain_dpicl.evaluation.tasks import GenerationTask, Task
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.plan import Calls
+from langchain_dpicl.privacy.plan import CallCosts
 
 _QUERIES = 100
 
@@ -99,14 +99,14 @@ def cost_curve(
         If no noise of the mechanism reaches epsilon.
     """
     bare, example, answer = tokens
-    public = Calls(bare, answer, price_in, price_out)
+    public = CallCosts(bare, answer, price_in, price_out)
     points = []
     for rate in sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}):
         sampled, request = rate * plan.owners, LineRequest(mechanism, rate, plan.releases)
         solved = PrivacyPlan.solve(epsilon=max(plan.epsilons), delta=plan.delta, lines={"only": request})
         sizes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / plan.shots))}
         for grows, calls in (sizes | {"shots": plan.members}).items():
-            member = Calls(bare + example * sampled / calls, answer, price_in, price_out)
+            member = CallCosts(bare + example * sampled / calls, answer, price_in, price_out)
             points.append(
                 CostPoint(
                     rate=rate,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.calls.gate import Gate
+from langchain_dpicl.calls.gate import SlotGate
 from langchain_dpicl.calls.transport import install
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, require, sha256_of
@@ -216,7 +216,7 @@ class _Server:
     native: Any
     url: str
     key: str
-    gate: Gate
+    gate: SlotGate
     """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
 
 
@@ -261,7 +261,7 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
     try:
         server = native.Server(params)
         url = server.listening_address
-        return _Server(server, url, key, Gate(functools.partial(_answers, url, key, _LONGEST)))
+        return _Server(server, url, key, SlotGate(functools.partial(_answers, url, key, _LONGEST)))
     except Exception:
         server = None
     raise LocalModelError(f"llama.cpp cannot load {str(path)!r} with context={context}, threads={threads}")

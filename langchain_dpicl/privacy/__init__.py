@@ -3,7 +3,7 @@
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, RenyiFilter
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import Calls, PrivacyPlan, flip_probability
+from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan, flip_probability
 from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,
@@ -17,7 +17,7 @@ from langchain_dpicl.privacy.verify import PRVAccountant, Verification
 __all__ = [
     "MECHANISMS",
     "BoundedRange",
-    "Calls",
+    "CallCosts",
     "DiscreteGaussian",
     "Gaussian",
     "Line",

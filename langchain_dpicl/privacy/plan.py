@@ -29,7 +29,7 @@ _PLACES = 1 << 19
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallCosts:
     """One member's call: tokens in and out, and prices per million tokens in any currency."""
 
     prompt_tokens: float
@@ -154,7 +154,7 @@ class PrivacyPlan:
         shots: int | None = None,
         margins: Sequence[int] = (),
         labels: int = 2,
-        calls: Calls | None = None,
+        calls: CallCosts | None = None,
     ) -> dict[str, Any]:
         """What the plan promises, as one dictionary that is ready for JSON.
 
@@ -230,7 +230,7 @@ class PrivacyPlan:
         price_out: float = 0.0,
     ) -> str:
         """What the plan promises, in words. `numbers` gives the same as a dictionary."""
-        calls = None if prompt_tokens is None else Calls(prompt_tokens, answer_tokens, price_in, price_out)
+        calls = None if prompt_tokens is None else CallCosts(prompt_tokens, answer_tokens, price_in, price_out)
         return words(self.numbers(members=members, shots=shots, margins=margins, labels=labels, calls=calls))
 
     def to_json(self) -> str:

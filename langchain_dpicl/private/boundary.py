@@ -84,11 +84,11 @@ def current_bucket() -> Sequence[dict[str, Any]] | None:
     return _bucket.get()
 
 
-Request = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
+MemberRequest = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
 """A member's input and its bucket."""
 
 
-class Reader(Protocol):
+class OutputReader(Protocol):
     """Reads one member's output within that member's call (see `Aggregator.encode`)."""
 
     def encode(self, output: object) -> object:
@@ -101,7 +101,7 @@ class Reader(Protocol):
 # -- the calls of one release ------------------------------------------------------------------------------------------
 
 
-def run_private(member: Runnable[Any, Any], requests: Sequence[Request], **how: Any) -> list[object | Abstention]:
+def run_private(member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any) -> list[object | Abstention]:
     """Call a sealed member once per request, in parallel threads, and read each output in its own call.
 
     ``how`` are the further fields of `_Round`. Failures become `ABSTAIN`, and so does a call whose own work takes more
@@ -112,7 +112,7 @@ def run_private(member: Runnable[Any, Any], requests: Sequence[Request], **how: 
 
 
 async def arun_private(
-    member: Runnable[Any, Any], requests: Sequence[Request], **how: Any
+    member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any
 ) -> list[object | Abstention]:
     """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
 
@@ -123,14 +123,14 @@ async def arun_private(
     return await _Round(member, requests, in_loop=True, **how).run()
 
 
-def private_calls(member: Runnable[Any, Any], requests: Sequence[Request], **how: Any) -> Either:
+def private_calls(member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any) -> Either:
     """`run_private` and `arun_private` as a flow's effect."""
     return Either(partial(run_private, member, requests, **how), partial(arun_private, member, requests, **how))
 
 
 def probe(
     member: Runnable[Any, Any],
-    request: Request,
+    request: MemberRequest,
     timeout: float | None = None,
     check: Callable[[object], None] = lambda output: None,
 ) -> Flow[type[BaseException] | None]:
@@ -156,10 +156,10 @@ class _Round:
     """
 
     member: Runnable[Any, Any]
-    requests: Sequence[Request]
+    requests: Sequence[MemberRequest]
     in_loop: bool
     max_concurrency: int
-    reader: Reader | None = None
+    reader: OutputReader | None = None
     timeout: float | None = None
     failed: Callable[[BaseException], object] = lambda error: ABSTAIN
 

@@ -141,7 +141,7 @@ def _inside(item: Any) -> list[Any]:
             held += [field.default_factory, *field.metadata, *_validators(field.annotation)]
         return [*held, *item.__mro__[1:], type(item)]
     if type(item) is FunctionType:
-        scope = Scope(item)
+        scope = FunctionScope(item)
         return [*(value for *_, value in (*scope.held, *scope.attributes)), *vars(item).values()]
     if type(item) is _CACHED:
         if not is_cached(item):
@@ -203,7 +203,7 @@ def names_in(code: CodeType) -> Names:
     return found
 
 
-class Scope:
+class FunctionScope:
     """What a function can get at: ``names`` in its code, and what they stand for now.
 
     Attributes

@@ -57,7 +57,7 @@ _TELLING = 12
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedPlace:
     """Something that can be written. ``found``: the function or class that reaches it."""
 
     found: str
@@ -76,7 +76,7 @@ class Snapshot:
     """
 
     def __init__(self, chain: Any, allowed: Sequence[object] = ()) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], SharedPlace] = {}
         self._seen: dict[int, Any] = {}
         self._names = {name for name in allowed if isinstance(name, str)}
         self._allowed = {id(item) for item in allowed if not isinstance(item, str)}
@@ -114,7 +114,7 @@ class Snapshot:
     def _place(self, item: Any, slot: str, found: str, name: str, kind: str, values: list[Any]) -> None:
         if name not in self._names:
             mark = tuple(hash((type(each), each)) if type(each) in _VALUES else id(each) for each in values)
-            self.places[id(item), slot] = Place(found, name, kind, values, mark)
+            self.places[id(item), slot] = SharedPlace(found, name, kind, values, mark)
 
     def _look(self, item: Any, found: str, name: str) -> None:
         kind = type(item)
@@ -166,7 +166,7 @@ class Snapshot:
             self._add([value], label, f"{label}.{name}")
 
     def _function(self, function: FunctionType) -> None:
-        label, is_own, scope = function.__qualname__, reach.is_users(function), reach.Scope(function)
+        label, is_own, scope = function.__qualname__, reach.is_users(function), reach.FunctionScope(function)
         around, attributes, assigned = function.__globals__, vars(function), scope.names.assigned
         for name, value in scope.held:
             self._add([value], label, name)

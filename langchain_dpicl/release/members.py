@@ -176,7 +176,7 @@ class Members:
                 "Invoke the member chain alone with examples=[] to see the whole error"
             )
 
-    def public_request(self, values: Mapping[str, Any]) -> boundary.Request:
+    def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
         store = self.selector.store
         return values, Examples((), store.input_key, store.output_key)
@@ -193,7 +193,7 @@ class Members:
         self,
         values: Mapping[str, Any],
         rate: float,
-        reader: boundary.Reader | None = None,
+        reader: boundary.OutputReader | None = None,
         query: Vectors | None = None,
         among: Numbers | None = None,
     ) -> Flow[list[object | boundary.Abstention]]:
@@ -214,14 +214,14 @@ class Members:
         self,
         values: Mapping[str, Any],
         rate: float,
-        reader: boundary.Reader | None = None,
+        reader: boundary.OutputReader | None = None,
         query: Vectors | None = None,
         among: Numbers | None = None,
     ) -> list[object | boundary.Abstention]:
         """`outputs`, here and now. PRIVATE, and charged by nobody: for measurements on public data."""
         return run(self.outputs(values, rate, reader, query, among))
 
-    def _calls(self, chain: Runnable[Any, Any], requests: Sequence[boundary.Request], **how: Any) -> Either:
+    def _calls(self, chain: Runnable[Any, Any], requests: Sequence[boundary.MemberRequest], **how: Any) -> Either:
         return boundary.private_calls(chain, requests, max_concurrency=self.max_concurrency, **how)
 
 

@@ -55,7 +55,7 @@ class OpenedBudget:
 
 
 @dataclass(frozen=True)
-class State:
+class FileState:
     """Which store a file holds, and which of its generations. Public.
 
     ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
@@ -83,14 +83,14 @@ class Contents:
     owner_keys: OwnerKeys = field(default_factory=OwnerKeys)
     lives: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     texts: Arena = field(default_factory=Arena)
-    state: State = field(default_factory=State)
+    state: FileState = field(default_factory=FileState)
 
     def row_lives(self) -> NDArray[np.int64]:
         """The life of each row's owner."""
         return self.lives[self.owner_of]
 
 
-def write(file: IO[bytes], contents: Contents) -> State:
+def write(file: IO[bytes], contents: Contents) -> FileState:
     """Write an archive: the next generation after ``contents.state``. Its state."""
     owners = Arena()
     owners.extend([encoded(key) for key in contents.owner_keys])
@@ -135,7 +135,7 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
         raise ValueError
     keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
     budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
-    state = State(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
+    state = FileState(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
     contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
     if with_rows:
         arrays = {name: archive[name] for name in archive if name != "header"}
@@ -172,7 +172,7 @@ class SharedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: State | None = None
+        self.state: FileState | None = None
         self.ids: NDArray[np.int64] = np.empty(0, np.int64)
         self.row_lives: NDArray[np.int64] = np.empty(0, np.int64)
         self._seen: Signature | None = None
@@ -197,7 +197,7 @@ class SharedFile:
         seen = self._stat()
         return seen is not None and seen != self._seen
 
-    def newer(self) -> tuple[State, Contents | None] | None:
+    def newer(self) -> tuple[FileState, Contents | None] | None:
         """The file's state if it is newer than what is known, with its contents if any record has changed.
 
         Call `know` when it is taken over.
@@ -231,7 +231,7 @@ class SharedFile:
             if self._looked_at == self._stat():
                 return contents
 
-    def know(self, state: State, contents: Contents | None) -> None:
+    def know(self, state: FileState, contents: Contents | None) -> None:
         """Remember the last read or write: its state, and its rows unless they are known already."""
         self._seen, self.state = self._looked_at, state
         if contents is not None:
@@ -246,7 +246,7 @@ class SharedFile:
             reason = error.strerror
         raise StoreFileError(f"{self.path.name!r} cannot be read: {reason}; so nobody can tell who was forgotten in it")
 
-    def _check_lineage(self, found: State, own: State) -> None:
+    def _check_lineage(self, found: FileState, own: FileState) -> None:
         if found.lineage != own.lineage:
             raise StoreFileChanged(f"{self.path.name!r} holds another store: {_START_AGAIN}")
 

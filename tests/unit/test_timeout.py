@@ -363,7 +363,7 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
 
 def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
-    slot = gate.Gate(lambda: settled.append(1))
+    slot = gate.SlotGate(lambda: settled.append(1))
     monkeypatch.setattr(threads, "start", lambda work: False)
     first, second = (clock.Call(clock.Calls(None, None)) for _ in range(2))
     assert slot.join(first).done()

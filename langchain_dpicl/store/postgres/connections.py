@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[Any]
 
 T = TypeVar("T")
-Ask = Callable[..., list[tuple[Any, ...]]]
+AskServer = Callable[..., list[tuple[Any, ...]]]
 """Answers a query with all its rows."""
 
 _CHANGE = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO on"
@@ -102,7 +102,7 @@ class Connections:
         raise self._refusal(reason)
 
     @contextlib.contextmanager
-    def snapshot(self) -> Iterator[Ask]:
+    def snapshot(self) -> Iterator[AskServer]:
         """A moment of the database: a function that answers queries while the ``with`` block lasts.
 
         It gives all rows, and raises `StoreError`. An error ends the connection.
