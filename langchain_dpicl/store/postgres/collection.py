@@ -24,7 +24,7 @@ from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError,
 from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.owners import encoded, owner_mark
-from langchain_dpicl.store.postgres.connections import Ask
+from langchain_dpicl.store.postgres.connections import AskServer
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, unpack
 from langchain_dpicl.store.vectors import Vectors
 
@@ -261,7 +261,7 @@ class PostgresView(StoreView):
     The numbers are all below ``end``, with those of forgotten owners.
     """
 
-    def __init__(self, collection: Collection, ask: Ask, end: int) -> None:
+    def __init__(self, collection: Collection, ask: AskServer, end: int) -> None:
         self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
         self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
