@@ -60,7 +60,7 @@ from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 
 LIKELIHOOD, RATIO, TOKENS = ATTACKS = ("likelihood", "likelihood ratio", "tokens")
 
-Scores = dict[str, FloatArray]
+AttackScores = dict[str, FloatArray]
 """For each attack one score a record, the higher the more like a member."""
 
 _RESAMPLES = 2000
@@ -201,7 +201,7 @@ def attack(
     """Every attack on every way to answer; the first ``crowd.first`` records take the member's place in turn."""
     results: list[MembershipResult] = []
 
-    def add(name: str, scores: Callable[[int], Scores], times: int = 1, **facts: Any) -> None:
+    def add(name: str, scores: Callable[[int], AttackScores], times: int = 1, **facts: Any) -> None:
         trials = [[scores(member) for _ in range(times)] for member in range(crowd.first)]
         for kind in trials[0][0]:
             won = np.stack([np.mean([wins(s[kind], i) for s in played], axis=0) for i, played in enumerate(trials)])
@@ -212,7 +212,7 @@ def attack(
             results.append(MembershipResult(name, kind, auc=auc, low=low, high=high, **about, **counts))
 
     def mix(name: str, mixture: Mixture, participation: float = 1.0, **facts: Any) -> None:
-        def scores(member: int) -> Scores:
+        def scores(member: int) -> AttackScores:
             return mixture.scores(member, participation, crowd, randomness)
 
         add(name, scores, plays, participation=participation, **facts)
@@ -232,7 +232,7 @@ def attack(
 # -- the scores --------------------------------------------------------------------------------------------------------
 
 
-def prompt_scores(readings: Readings, member: int) -> Scores:
+def prompt_scores(readings: Readings, member: int) -> AttackScores:
     """The scores of answers after the member's demonstration and its query, without any protection."""
     found = readings.one_shot_log_prob[member]
     ratios = found - readings.zero_shot_log_prob
@@ -256,7 +256,7 @@ class Mixture:
         self.shown, self.own = np.stack(terms, axis=1)[:-1], np.stack([each[-1] for each in terms])
         self.base = np.stack([base_scores(row, kappa, 1.0) for row in readings.zero_shot])
 
-    def scores(self, member: int, participation: float, crowd: Crowd, randomness: Randomness) -> Scores:
+    def scores(self, member: int, participation: float, crowd: Crowd, randomness: Randomness) -> AttackScores:
         """The scores of tokens that are drawn, at every place, from a mixture over a fresh sample of the owners.
 
         The member takes part in each token with probability ``participation``.

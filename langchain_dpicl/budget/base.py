@@ -17,7 +17,7 @@ from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.policy import Policy
 from langchain_dpicl.budget.receipt import Receipt, parse_release_id, read_receipt
 from langchain_dpicl.budget.renewal import Act, StoredPlan, Total
-from langchain_dpicl.budget.stored import Release
+from langchain_dpicl.budget.stored import ReleaseRow
 from langchain_dpicl.budget.tickets import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
@@ -203,7 +203,7 @@ class BaseBudget(Closed):
             return None
         return read_receipt(found[0])
 
-    def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[Release], int]:
+    def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[ReleaseRow], int]:
         """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
         counter = self._policy.principal(principal)
         stored = self._find()

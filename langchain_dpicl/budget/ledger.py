@@ -26,7 +26,7 @@ from langchain_dpicl.budget.claims import Account, Charge, ChargeRequest, Claim,
 from langchain_dpicl.budget.database import TryAgain, transaction
 from langchain_dpicl.budget.schema import ADVICE, charges, counters, open_schema, plans
 from langchain_dpicl.budget.stored import Counter, StoredLedger
-from langchain_dpicl.budget.witness import Behind, Key, Mark, Witness, rolled_back
+from langchain_dpicl.budget.witness import Behind, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 
 Where = str | os.PathLike[str] | None
@@ -155,7 +155,7 @@ class Ledger(StoredLedger):
         """A counter as the witness knows it. It is remembered from its first charge on."""
         query = sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
         row = connection.execute(query.join(counters, counters.c.plan_id == plans.c.id).where(account.counter)).one()
-        key = Key(row.name, account.line, account.principal, row.digest)
+        key = CounterKey(row.name, account.line, account.principal, row.digest)
         return self._charged.setdefault(account, Counter(key, row.allowed, bool(row.tickets)))
 
     def record(
@@ -278,7 +278,9 @@ class Permits:
                 with contextlib.suppress(LedgerError):  # they then stay reserved
                     self.witness.give_back(counter.key, surplus)
 
-    def swap(self, key: Key, before: str, after: str, counts: tuple[int, int] | None = None) -> tuple[Mark, Mark]:
+    def swap(
+        self, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
+    ) -> tuple[Mark, Mark]:
         """`Witness.swap`, while this process is there."""
         with self._here():
             return self.witness.swap(key, before, after, counts)

@@ -16,7 +16,7 @@ from langchain_dpicl.budget.database import Database, place_of
 from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, charges, counters, filters, plans, usage, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.usage import write_summary
-from langchain_dpicl.budget.witness import GIVEN_UP, Key, Mark, Witness, rolled_back
+from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
@@ -26,14 +26,14 @@ Place = tuple[str, str, str]
 """Plan, line and principal of a counter; a filter's line is ""."""
 
 
-class Count(NamedTuple):
+class CounterRow(NamedTuple):
     """A counter as the ledger has it, or a filter. ``state`` is a filter's state, or the digest if owners pay.
 
     ``id`` is None for a filter, and for a counter that the ledger lacks.
     """
 
     plan_id: int
-    key: Key
+    key: CounterKey
     allowed: int
     tickets: bool = False
     spent: int = 0
@@ -41,40 +41,42 @@ class Count(NamedTuple):
     state: str | None = None
     id: int | None = None
 
-    def lacking(self, key: Key) -> Count:
+    def lacking(self, key: CounterKey) -> CounterRow:
         """A counter of this line that the ledger lacks: it has spent nothing."""
         state = usage_digest() if self.tickets else None
-        return Count(self.plan_id, key, self.allowed, self.tickets, state=state)
+        return CounterRow(self.plan_id, key, self.allowed, self.tickets, state=state)
 
 
-def counts(connection: Connection, only: Key | None = None) -> dict[Place, Count]:
+def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place, CounterRow]:
     """Every counter and every filter of a ledger, or ``only`` this one.
 
     A principal's counter that the ledger lacks, if asked for, has spent nothing.
     """
-    found: dict[Place, Count] = {}
+    found: dict[Place, CounterRow] = {}
     of_plan = sa.true() if only is None else sa.and_(plans.c.name == only.plan, plans.c.digest == only.digest)
     query = sa.select(filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == filters.c.plan_id)
     for row in connection.execute(query.where(of_plan)):
-        key = Key(row.name, "", "", row.digest)
-        found[key.place] = Count(row.plan_id, key, UNLIMITED, state=row.state)
+        key = CounterKey(row.name, "", "", row.digest)
+        found[key.place] = CounterRow(row.plan_id, key, UNLIMITED, state=row.state)
     query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
     query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(usage, usage.c.counter_id == counters.c.id)
     if only is not None:
         query = query.where(counters.c.line == only.line, counters.c.principal.in_(["", only.principal]))
     for row in connection.execute(query.where(of_plan)):
-        key = Key(row.name, row.line, row.principal, row.digest)
+        key = CounterKey(row.name, row.line, row.principal, row.digest)
         if key.whole_plan.place in found:  # a filter's lines have no limit of their own
             continue
         state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
         in_use = row.spent - row.returned
-        found[key.place] = Count(row.plan_id, key, row.allowed, bool(row.tickets), row.spent, in_use, state, row.id)
+        found[key.place] = CounterRow(
+            row.plan_id, key, row.allowed, bool(row.tickets), row.spent, in_use, state, row.id
+        )
     if only is not None and only.place not in found and (line := found.get((only.plan, only.line, ""))) is not None:
         found[only.place] = line.lacking(only)
     return found
 
 
-def lose(connection: Connection, count: Count, units: int) -> str:
+def lose(connection: Connection, count: CounterRow, units: int) -> str:
     """Count units as spent without a charge, and make the counter if it is missing. Returns the new usage digest."""
     account = Account(count.plan_id, count.key.line, count.key.principal)
     if count.id is None:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.claims import write_filter
-from langchain_dpicl.budget.opening import Count, Place, address, counts, lose, place_of_ledger
+from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, lose, place_of_ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import plans, read_meta, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
@@ -145,7 +145,7 @@ def _filter_after(state: str, mark: Mark | None, is_other: bool) -> str:
     return json.dumps({"spent": spent, "failed": max(now["failed"], kept["failed"], key=float.fromhex)})
 
 
-def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, Count], missing: set[str]) -> list[Mark]:
+def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow], missing: set[str]) -> list[Mark]:
     """The marks of a recovered ledger. Plans that it lacks are given up: all of them counts as spent."""
     found: list[Mark] = []
     for count in after.values():

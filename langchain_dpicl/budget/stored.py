@@ -17,12 +17,12 @@ from langchain_dpicl.budget.claims import Account, Charge, Claim, claims_of, rea
 from langchain_dpicl.budget.database import Database, transaction
 from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, sketches_with
 from langchain_dpicl.budget.schema import ADVICE, acts, charges, counters, filters, in_use, owner_index, plans, queries
-from langchain_dpicl.budget.witness import Key, rolled_back
+from langchain_dpicl.budget.witness import CounterKey, rolled_back
 from langchain_dpicl.errors import LedgerError
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseRow:
     """One row of the ledger's history. Without a receipt it was charged and never answered."""
 
     line: str
@@ -39,7 +39,7 @@ class Release:
 class Counter:
     """What this process knows of a counter that it charges, and the permits that it has for it."""
 
-    key: Key
+    key: CounterKey
     allowed: int
     tickets: bool  # owners pay
     reached: int = 0  # a number that the counter has surely reached
@@ -248,7 +248,7 @@ class StoredLedger(Database):
         query = query.where(counters.c.plan_id == plan_id).order_by(counters.c.id)
         if principals:
             query = query.where(counters.c.principal.in_(principals))
-        reached: dict[Key, int] = {}
+        reached: dict[CounterKey, int] = {}
         while True:
             rows = self.run(lambda connection: connection.execute(query).all(), "read")
             behind = [
@@ -275,7 +275,7 @@ class StoredLedger(Database):
         )
         return dict(sorted(map(tuple, connection.execute(query))))
 
-    def history(self, plan_id: int) -> Iterator[Release]:
+    def history(self, plan_id: int) -> Iterator[ReleaseRow]:
         """Every release of a plan, counter by counter, read in pieces."""
         place = sa.tuple_(charges.c.counter_id, charges.c.number)
         query = sa.select(counters.c.line, counters.c.principal, *_RELEASE).join(
@@ -284,12 +284,12 @@ class StoredLedger(Database):
         query = query.where(counters.c.plan_id == plan_id).order_by(*place).limit(10_000)
         rows = self.run(lambda connection: connection.execute(query).all(), "read")
         while rows:
-            yield from (Release(*row) for row in rows)
+            yield from (ReleaseRow(*row) for row in rows)
             further = query.where(place > sa.tuple_(*map(sa.literal, (rows[-1].counter_id, rows[-1].number))))
             rows = self.run(lambda connection: connection.execute(further).all(), "read")  # noqa: B023
 
     @transaction("read")
-    def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[Release], int]:
+    def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[ReleaseRow], int]:
         """The latest releases of one principal ("" if all share one counter), the oldest first, and how many there
         are in all."""
         of_plan = sa.and_(counters.c.plan_id == plan_id, counters.c.principal == principal)
@@ -298,7 +298,7 @@ class StoredLedger(Database):
             mine = charges.c.counter_id == counter
             total += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
             query = sa.select(*_RELEASE).where(mine).order_by(charges.c.number.desc()).limit(last)
-            found += [Release(line, principal, *row) for row in connection.execute(query)]
+            found += [ReleaseRow(line, principal, *row) for row in connection.execute(query)]
         found.sort(key=lambda release: (release.charged, release.counter_id, release.number))
         return found[-last:], total
 

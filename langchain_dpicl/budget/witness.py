@@ -107,7 +107,7 @@ _READ = sa.select(marks).where(_AT).with_for_update()
 _UPDATE = sa.update(marks).where(_AT)
 
 
-class Key(NamedTuple):
+class CounterKey(NamedTuple):
     """A counter as the witness knows it. A filter has one for the whole plan, whose line is ""."""
 
     plan: str
@@ -121,7 +121,7 @@ class Key(NamedTuple):
         return self.plan, self.line, self.principal
 
     @property
-    def whole_plan(self) -> Key:
+    def whole_plan(self) -> CounterKey:
         """The key of the plan's filter."""
         return self._replace(line="", principal="")
 
@@ -129,7 +129,7 @@ class Key(NamedTuple):
 class Mark(NamedTuple):
     """What the witness knows of a counter."""
 
-    key: Key
+    key: CounterKey
     allowed: int
     low: int = 0  # a number that the counter has surely reached
     reserved: int = 0  # what may have been spent
@@ -150,7 +150,7 @@ class Behind(Exception):
     """
 
 
-def rolled_back(key: Key, spent: int | None = None, low: int | None = None) -> LedgerError:
+def rolled_back(key: CounterKey, spent: int | None = None, low: int | None = None) -> LedgerError:
     """The ledger is older than the witness."""
     counts = "" if spent is None else f": it has counted {spent}, and {low} were reached"
     where = f"{key.plan!r}, line {key.line!r}" if key.line else repr(key.plan)
@@ -259,7 +259,7 @@ class Witness(Database):
     @transaction("read")
     def marks(self, connection: Connection) -> list[Mark]:
         """All of them."""
-        return [Mark(Key(*row[:4]), *row[4:]) for row in connection.execute(sa.select(marks))]
+        return [Mark(CounterKey(*row[:4]), *row[4:]) for row in connection.execute(sa.select(marks))]
 
     @transaction()
     def write(self, connection: Connection, found: Iterable[Mark]) -> None:
@@ -276,7 +276,15 @@ class Witness(Database):
 
     @transaction()
     def grant(
-        self, connection: Connection, key: Key, need: int, mine: int, spent: int, in_use: int, allowed: int, most: int
+        self,
+        connection: Connection,
+        key: CounterKey,
+        need: int,
+        mine: int,
+        spent: int,
+        in_use: int,
+        allowed: int,
+        most: int,
     ) -> int | None:
         """Grant ``need`` permits, and some ahead: how many of these. None if fewer than ``need`` are left.
 
@@ -304,7 +312,7 @@ class Witness(Database):
         return extra
 
     @transaction()
-    def give_back(self, connection: Connection, key: Key, permits: int, ahead: int = 0, low: int = 0) -> None:
+    def give_back(self, connection: Connection, key: CounterKey, permits: int, ahead: int = 0, low: int = 0) -> None:
         """``permits`` were not used; ``ahead`` of them count as granted ahead. ``low`` was surely reached."""
         mark = _read(connection, key)
         if mark is not None:
@@ -313,7 +321,7 @@ class Witness(Database):
 
     @transaction()
     def swap(
-        self, connection: Connection, key: Key, before: str, after: str, counts: tuple[int, int] | None = None
+        self, connection: Connection, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
     ) -> tuple[Mark, Mark]:
         """Grant one charge, on a copy of the ledger that lacks none: from a state to a state and, if owners pay, from
         a count to a count. Returns the mark before and after. Raises `Behind` if the copy lacks the latest grant alone.
@@ -354,17 +362,17 @@ def _note(connection: Connection, values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-def _at(key: Key) -> dict[str, str]:
+def _at(key: CounterKey) -> dict[str, str]:
     return {"at_plan": key.plan, "at_line": key.line, "at_principal": key.principal}
 
 
-def _read(connection: Connection, key: Key, *, any_plan: bool = False) -> Mark | None:
+def _read(connection: Connection, key: CounterKey, *, any_plan: bool = False) -> Mark | None:
     row = connection.execute(_READ, _at(key)).one_or_none()
     if row is None:
         return None
     if row.digest != key.digest and not any_plan:
         raise LedgerError(f"the witness knows another plan under the name {key.plan!r}: nothing was charged; {ADVICE}")
-    return Mark(Key(*row[:4]), *row[4:])
+    return Mark(CounterKey(*row[:4]), *row[4:])
 
 
 def _update(connection: Connection, mark: Mark) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.model import Logits, LogitsModel
+from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 
-FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Terms = Callable[[FloatArray, FloatArray], IntArray]
 """(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""

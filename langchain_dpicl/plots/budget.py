@@ -25,7 +25,7 @@ class Spending:
     legend: str = ""
 
 
-Usage = tuple[str, int, Sequence[tuple[int, int, int]]]
+TicketBars = tuple[str, int, Sequence[tuple[int, int, int]]]
 """A line: its title, every owner's tickets, and (from, to, owners) by used tickets; the last has no ticket. PRIVATE."""
 
 
@@ -64,7 +64,7 @@ def draw_spending(budgets: Sequence[Spending], path: str) -> None:
     save_figure(figure, path)
 
 
-def draw_usage(lines: Sequence[Usage], empty: str, path: str) -> None:
+def draw_usage(lines: Sequence[TicketBars], empty: str, path: str) -> None:
     """Draw one panel for each line, or the title ``empty``. PRIVATE. Raises as `save_figure`."""
     shown = sorted(lines, key=lambda line: -sum(owners for *_, owners in line[2]))[: len(COLORS)]
     figure, panels = _stacked(len(shown), path)

@@ -102,7 +102,7 @@ def marks_that_follow_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """The mutant: what the ledger says stands, and its witness is corrected."""
     grant, swap = witness.Witness.grant, witness.Witness.swap
 
-    def follow(self: witness.Witness, key: witness.Key, reserved: int, state: str | None = None) -> None:
+    def follow(self: witness.Witness, key: witness.CounterKey, reserved: int, state: str | None = None) -> None:
         values: dict[str, object] = {"low": 0, "reserved": reserved}
         if state is not None:
             values["state"] = state

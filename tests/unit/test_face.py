@@ -222,6 +222,25 @@ def test_no_modules_import_each_other() -> None:
     assert sorted(name for name, found in reached.items() if name in found) == []
 
 
+def test_no_file_is_longer_than_four_hundred_lines() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for _, path in modules()}
+    assert {name: number for name, number in lines.items() if number > 400} == {}
+
+
+def test_no_two_types_have_one_name() -> None:
+    """Classes, and aliases of types: the names of a module that begin with a capital and go on in small letters."""
+    homes: dict[str, list[str]] = {}
+    for _, path in modules():
+        for node in tree_of(path).body:
+            found = {node.name} if isinstance(node, ast.ClassDef) else set()
+            if isinstance(node, ast.Assign):
+                found = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            for name in found:
+                if name[0].isupper() and not name.isupper() and len(name) > 1:
+                    homes.setdefault(name, []).append(name_of(path))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
 def test_mathematics_knows_no_langchain() -> None:
     foreign = [
         f"{path.name} imports {module}"

@@ -27,12 +27,12 @@ from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.stored import Counter
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
-from langchain_dpicl.budget.witness import Key, Witness
+from langchain_dpicl.budget.witness import CounterKey, Witness
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
 ENDS = ("", "-wal", "-shm")
-KEY = Key("n", "vote", "", "0" * 64)
+KEY = CounterKey("n", "vote", "", "0" * 64)
 TABLES = [
     f"dpicl_{name}"
     for name in ("owner_index", "owner_marks", "usage", "usage_rows", "usage_counts", "counters", "charges")
