@@ -13,7 +13,8 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from langchain_dpicl.decoding.mixing import STEP, FloatArray, IntArray
+from langchain_dpicl.decoding.mixing import STEP, IntArray
+from langchain_dpicl.privacy.losses import FloatArray
 
 _ORDERS = range(2, 65)
 _HALVINGS = 30

@@ -16,12 +16,13 @@ from paper_radius import Weighed, ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.decoding.mixing import FloatArray, IntArray, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.mixing import IntArray, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.scores import meaning_scores, text_measures
 from langchain_dpicl.evaluation.tokens import Decoder, DecodingNumbers
 from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.sealed import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector

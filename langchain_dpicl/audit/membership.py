@@ -51,12 +51,13 @@ from tqdm import tqdm
 
 from langchain_dpicl.audit.reading import Known, Readings, read
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.mixing import STEP, FloatArray, IntArray, Settings, base_scores, clipped_terms
+from langchain_dpicl.decoding.mixing import STEP, IntArray, Settings, base_scores, clipped_terms
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots.audit import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
+from langchain_dpicl.privacy.losses import FloatArray
 
 LIKELIHOOD, RATIO, TOKENS = ATTACKS = ("likelihood", "likelihood ratio", "tokens")
 

@@ -16,10 +16,11 @@ import numpy as np
 from tqdm import tqdm
 
 from langchain_dpicl.decoding.answer import Writer
-from langchain_dpicl.decoding.mixing import FloatArray, IntArray, Settings, choose, clipped_terms
+from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.batches import Batches
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 Mix = Callable[[int, FloatArray, FloatArray], IntArray]
