@@ -16,10 +16,10 @@ from paper_radius import Weighed, ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.decoding.mixing import IntArray, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.mixing import IntArray, Settings, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.scores import meaning_scores, text_measures
-from langchain_dpicl.evaluation.tokens import Decoder, DecodingNumbers
+from langchain_dpicl.evaluation.tokens import Decoder
 from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray
@@ -69,13 +69,15 @@ class Study:
     ) -> None:
         self.options, self.private, self.queries, self.public = options, private, queries, public
         self.inputs = [row["input"] for row in queries]
-        names = ("max_tokens", "min_tokens", "top_k", "shots", "kappa", "cap", "demonstrations", "prompt_shots")
+        lengths = {"max_tokens": options.max_tokens, "min_tokens": options.min_tokens, "top_k": options.top_k}
         self.decoder = Decoder(
             options.model,
             DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template)),
             private,
-            DecodingNumbers(**{name: getattr(options, name) for name in names}),
+            Settings(**lengths, shots=options.kappa, temperature=1.0, cap=options.cap, stop=("\n",)),
             options.delta if options.delta is not None else 0.1 / len(private),
+            shots=options.shots,
+            prompt_shots=options.prompt_shots,
             threads=options.threads,
             dtype=options.dtype,
         )

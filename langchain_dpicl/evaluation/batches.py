@@ -15,7 +15,7 @@ import numpy as np
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.labels import Ask, Reader, Scores
+from langchain_dpicl.evaluation.labels import Reader, Scores
 from langchain_dpicl.evaluation.passes import Pairs
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.members.scoring import Position, label_scores
@@ -140,22 +140,19 @@ def _padded(parts: Sequence[Any], length: int) -> Any:
 def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape) -> Reader:
     """Score labels after prompts of a shape, with the whole next-token distribution. The model loads at first use.
 
-    Examples are read once for all queries. They and the query are tokenised on their own, so they meet where a
-    tokeniser splits the whole prompt too: it splits an empty line before a word into its two line breaks.
+    Examples are read once for all queries that follow each other with them. They and the query are tokenised on their
+    own, so they meet where a tokeniser splits the whole prompt too: it splits an empty line before a word into its two
+    line breaks.
     """
     load = cache(lambda: Batches(model))
 
-    def reader(examples: Sequence[Pairs]) -> Ask:
+    def reader(examples: Sequence[Pairs], query: str) -> Scores:
         batches = load()
-        batches.known.clear()
         prefixes = [shape.prefix(pairs).removesuffix("\n") for pairs in examples]
-
-        def ask(query: str, some: Sequence[int]) -> Scores:
-            asked = [("\n" if prefixes[i] else "") + shape.ask(query) for i in some]
-            tokens = [batches.network.tokens(text) for text in asked]
-            rows = batches.rows(list(zip((prefixes[i] for i in some), tokens, strict=True)))
-            return np.array([batches.label_scores(row, labels) for row in rows], np.float64)
-
-        return ask
+        for gone in batches.known.keys() - set(prefixes):
+            del batches.known[gone]
+        asked = [batches.network.tokens(("\n" if prefix else "") + shape.ask(query)) for prefix in prefixes]
+        rows = batches.rows(list(zip(prefixes, asked, strict=True)))
+        return np.array([batches.label_scores(row, labels) for row in rows], np.float64)
 
     return reader

@@ -233,8 +233,9 @@ class Evaluation:
 
     def _tokens(self, task: GenerationTask, file: PassFile) -> list[Score]:
         """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
+        from langchain_dpicl.decoding.mixing import Settings
         from langchain_dpicl.decoding.template import DemonstrationTemplate
-        from langchain_dpicl.evaluation.tokens import Decoder, DecodingNumbers
+        from langchain_dpicl.evaluation.tokens import Decoder
         from langchain_dpicl.local import local_embeddings
 
         shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())
@@ -242,12 +243,13 @@ class Evaluation:
         private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
         inputs, public = ([shape.clean(row.input) for row in rows] for rows in (self.queries, self.public))
         references, embeddings = [row.references for row in self.queries], local_embeddings()
-        numbers = DecodingNumbers(task.max_tokens)
-        decoder = Decoder(str(model.embedded), template, private, numbers, self.plan.delta, threads=model.threads)
-        asked, shown = key_of(repr([row.input for row in self.queries])), public[: numbers.demonstrations]
+        # The numbers that `results/decoding` chose, on other queries.
+        settings = Settings(task.max_tokens, 8, self.top_k, shots=3.0, temperature=1.0, cap=1.5, stop=("\n",))
+        decoder = Decoder(str(model.embedded), template, private, settings, self.plan.delta, threads=model.threads)
+        asked, shown = key_of(repr([row.input for row in self.queries])), public[:16]
         found = []
         for top_k in dict.fromkeys((self.top_k, *varied)):
-            decoder.numbers = replace(numbers, top_k=top_k)
+            decoder.settings = replace(settings, top_k=top_k)
             chosen = _DECODED if top_k == self.top_k else _DECODED[:1]  # the ablation decodes online alone
             works = [(m, epsilon) for m in chosen if m in self._chosen for epsilon in (None, *self.plan.epsilons)]
             zero_shot = [("zero-shot decoding", None)] if top_k == self.top_k and "online" in self._chosen else []
@@ -260,7 +262,7 @@ class Evaluation:
                 facts = {k: v for k, v in kept["facts"].items() if isinstance(v, (int, float))} | {"top_k": top_k}
                 if epsilon is not None:  # a plan counts an answer to each query, or each demonstration
                     releases = len(inputs) if method == "online" else len(shown)
-                    facts |= {"rate": decoder.rate, "shots": numbers.shots, "releases": releases}
+                    facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": releases}
                 score = Score.of_texts(method, epsilon, [kept["texts"]], references, embeddings, facts)
                 found += [score] if top_k == self.top_k else []
                 found += [replace(score, study="top_k")] if method == "online" and top_k in varied else []

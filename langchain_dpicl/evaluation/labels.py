@@ -5,7 +5,6 @@ Scores are read before any vote and any noise. The model reads a member's exampl
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +27,8 @@ Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]
 """Positions in the task's list of labels; -1 abstains."""
 
-Ask = Callable[[str, Sequence[int]], Scores]
-"""From a query and positions of prompts to (prompts, labels) scores. A row of zeros if the model failed."""
-
-Reader = Callable[[Sequence[Pairs]], Ask]
-"""From the examples of prompts to a function that asks many queries after them."""
+Reader = Callable[[Sequence[Pairs], str], Scores]
+"""From the examples of prompts and a query to (prompts, labels) scores. A row of zeros if the model failed."""
 
 
 def chain_reader(llm: BaseLanguageModel[Any], task: ClassificationTask) -> Reader:
@@ -43,12 +39,9 @@ def chain_reader(llm: BaseLanguageModel[Any], task: ClassificationTask) -> Reade
     scorer = LabelScorer(llm, task.labels, prompt=task.shape.prompt, calibrate=False, **settings)
     member, failed = boundary.seal(RunnableLambda(scorer.scores)), dict.fromkeys(task.labels, 0.0)
 
-    def reader(examples: Sequence[Pairs]) -> Ask:
-        def ask(query: str, some: Sequence[int]) -> Scores:
-            found = ask_members(member, [examples[i] for i in some], query)
-            return np.array([[(each or failed)[label] for label in task.labels] for each in found])
-
-        return ask
+    def reader(examples: Sequence[Pairs], query: str) -> Scores:
+        found = ask_members(member, examples, query)
+        return np.array([[(each or failed)[label] for label in task.labels] for each in found])
 
     return reader
 
@@ -66,14 +59,13 @@ def read_labels(
 
     ``examples`` are those of the sample's prompts. Raises as `PassFile.answers`.
     """
-    asked = functools.cache(lambda: reader(examples))
     found = []
     for text in texts:
 
-        def ask(some: Sequence[int], text: str = text) -> list[list[float]]:
-            return [[float(f"{score:.5g}") for score in row] for row in asked()(text, some)]
+        def ask(some: Sequence[Pairs], text: str = text) -> list[list[float]]:
+            return [[float(f"{score:.5g}") for score in row] for row in reader(some, text)]
 
-        found.append(file.answers((key_of(text), sample), len(examples), ask, [0.0] * labels))
+        found.append(file.answers((key_of(text), sample), examples, ask, [0.0] * labels))
         progress()
     return np.array(found, np.float64).reshape(-1, len(examples), labels)
 

@@ -102,21 +102,21 @@ class PassFile(dict[Key, Any]):
         self[key] = value
 
     def answers(
-        self, key: Key, prompts: int, ask: Callable[[Sequence[int]], Sequence[Any]], failed: Any = None
+        self, key: Key, prompts: Sequence[Any], ask: Callable[[Sequence[Any]], Sequence[Any]], failed: Any = None
     ) -> list[Any]:
         """Return the answers of this key. Ask for them if they are missing, and keep them.
 
-        ``ask`` answers the prompts at these positions, with ``failed`` for each that has no answer. A prompt that fails
-        among others is asked once more, beside one that has an answer: if that one fails too, the model is gone. Raises
+        ``ask`` answers some of the prompts, with ``failed`` for each that has no answer. A prompt that fails among
+        others is asked once more, beside one that has an answer: if that one fails too, the model is gone. Raises
         `ModelUnavailable` if no prompt has an answer, or the model is gone; nothing of an outage is kept.
         """
         if key not in self:
-            found = list(ask(range(prompts)))
+            found = list(ask(prompts))
             lacking = [i for i, answer in enumerate(found) if answer == failed]
-            answered = [i for i, answer in enumerate(found) if answer != failed]
-            is_gone = not answered
-            if lacking and answered:
-                known, *again = ask([answered[0], *lacking])
+            is_gone = len(lacking) == len(found)
+            if lacking and not is_gone:
+                answered = next(i for i in range(len(found)) if i not in lacking)
+                known, *again = ask([prompts[i] for i in (answered, *lacking)])
                 is_gone = known == failed
                 for i, answer in zip(lacking, again, strict=True):
                     found[i] = answer

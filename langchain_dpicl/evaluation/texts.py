@@ -71,9 +71,7 @@ class Author:
         return str(self._kept(("words", key_of(query), words.ranked, *words), member, [()], query)[0])
 
     def _kept(self, key: Key, member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str) -> list[str | None]:
-        return self._file.answers(
-            key, len(prompts), lambda some: ask_members(member, [prompts[i] for i in some], query)
-        )
+        return self._file.answers(key, prompts, lambda some: ask_members(member, some, query))
 
 
 @dataclass(frozen=True)

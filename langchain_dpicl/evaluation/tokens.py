@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,47 +26,31 @@ from langchain_dpicl.privacy.noise import SecureRandomness
 Mix = Callable[[int, FloatArray, FloatArray], IntArray]
 """From a place in the answer and (one-shot rows, zero-shot row), over the candidates, to the terms of the rows."""
 
-
-@dataclass(frozen=True)
-class DecodingNumbers:
-    """The public numbers of private decoding; the defaults were chosen for `results/decoding`, on other queries.
-
-    Parameters
-    ----------
-    shots
-        Owners in the sample of a token, on average.
-    kappa
-        The weight of the public logits.
-    demonstrations, prompt_shots
-        How many demonstrations are written once, and how many of them a prompt shows.
-    """
-
-    max_tokens: int
-    min_tokens: int = 8
-    top_k: int = 100
-    shots: float = 4.0
-    kappa: float = 3.0
-    cap: float = 1.5
-    demonstrations: int = 16
-    prompt_shots: int = 4
+NO_BOUND = 1e6
+"""A bound that clips nothing: NOT private."""
 
 
 class Decoder:
-    """Decodes answers with an embedded model, or a GGUF file. Records have the texts ``input`` and ``output``."""
+    """Decodes answers with an embedded model, or a GGUF file. Records have the texts ``input`` and ``output``.
+
+    The sample of a token has ``shots`` owners on average; a prompt shows ``prompt_shots`` demonstrations.
+    """
 
     def __init__(
         self,
         model: str,
         template: DemonstrationTemplate,
         private: Sequence[Mapping[str, Any]],
-        numbers: DecodingNumbers,
+        settings: Settings,
         delta: float,
         *,
+        shots: float = 4.0,
+        prompt_shots: int = 4,
         threads: int | None = None,
         dtype: Any = "float32",
     ) -> None:
-        self.model, self.template, self.private, self.numbers = model, template, private, numbers
-        self.rate, self.delta = numbers.shots / len(private), delta
+        self.model, self.template, self.private, self.settings = model, template, private, settings
+        self.rate, self.delta, self.shots, self._prompt_shots = shots / len(private), delta, shots, prompt_shots
         self._threads, self._dtype = threads, dtype
 
     @cached_property
@@ -77,36 +61,26 @@ class Decoder:
 
     def bound(self, epsilon: float, answers: int) -> float:
         """Return B of a plan for so many answers."""
-        request = LineRequest("tokens", self.rate, answers * self.numbers.max_tokens)
+        request = LineRequest("tokens", self.rate, answers * self.settings.max_tokens)
         plan = PrivacyPlan.solve(epsilon=epsilon, delta=self.delta, lines={"only": request})
         return plan.lines["only"].parameter
 
-    def mix(self, bound: float = 1e6) -> Mix:
-        """Return the sampler's own terms. The default bound clips nothing: NOT private."""
-        terms = partial(clipped_terms, bound=bound, temperature=1.0, cap=self.numbers.cap)
-        return lambda _, one_shot, zero_shot: terms(one_shot, zero_shot)
+    def _mix(self, bound: float, _: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
+        return clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=self.settings.cap)
 
-    def write(self, name: str, inputs: Sequence[str], mix: Mix | None, shots: float | None = None) -> list[Writer]:
+    def write(self, name: str, inputs: Sequence[str], mix: Mix | None, kappa: float | None = None) -> list[Writer]:
         """Write an answer to each input, with a fresh Poisson sample for each token; without ``mix`` samples are empty.
 
-        ``shots`` is the weight of the public logits, if it is not ``kappa``.
+        ``kappa`` is the weight of the public logits, if it is not the settings' ``shots``.
         """
-        numbers, randomness, batches = self.numbers, SecureRandomness(), self._batches
-        settings = Settings(
-            max_tokens=numbers.max_tokens,
-            min_tokens=numbers.min_tokens,
-            top_k=numbers.top_k,
-            shots=numbers.kappa if shots is None else shots,
-            temperature=1.0,
-            cap=numbers.cap,
-            stop=("\n",),
-        )
+        settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
+        randomness, batches = SecureRandomness(), self._batches
         asked = [batches.network.tokens(self.template.ask({"input": text})) for text in inputs]
         writers = [Writer(batches.model, settings.stop) for _ in inputs]
         total = len(inputs) * settings.max_tokens
         with tqdm(total=total, desc=name, unit="token", disable=None, file=sys.stderr) as bar:
             for place in range(settings.max_tokens):
-                terms = partial(mix or self.mix(), place)
+                terms = partial(mix or partial(self._mix, NO_BOUND), place)
                 prompts: list[list[tuple[str, list[int]]]] = []  # by unfinished answer: without a demonstration first
                 unfinished = [i for i, writer in enumerate(writers) if not writer.ended]
                 for i in unfinished:
@@ -124,23 +98,24 @@ class Decoder:
             writer.finish()
         return writers
 
-    def texts(self, name: str, inputs: Sequence[str], mix: Mix | None) -> list[str]:
-        """Return the texts of `write`."""
+    def texts(self, name: str, inputs: Sequence[str], bound: float | None) -> list[str]:
+        """Return the texts of the sampler's own terms at this bound; None for no owner in any sample."""
+        mix = None if bound is None else partial(self._mix, bound)
         return [writer.text.strip() for writer in self.write(name, inputs, mix)]
 
     def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, Any]]:
         """Return public demonstrations: a private answer to each of the public inputs, without those that are empty."""
-        made = self.texts(f"{name}: demonstrations", inputs, self.mix(bound))
+        made = self.texts(f"{name}: demonstrations", inputs, bound)
         return [{"input": asked, "output": text} for asked, text in zip(inputs, made, strict=True) if text]
 
     def prompted(self, name: str, inputs: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the model's texts after prompts of ``prompt_shots`` of these pairs, drawn for each input."""
         from langchain_dpicl.local import local_llm
 
-        llm, randomness = local_llm(self.model, max_tokens=self.numbers.max_tokens), SecureRandomness()
+        llm, randomness = local_llm(self.model, max_tokens=self.settings.max_tokens), SecureRandomness()
         texts = []
         for text in tqdm(inputs, desc=name, unit="answer", disable=None, file=sys.stderr):
-            order = np.argsort(randomness.uniforms(len(pairs)))[: self.numbers.prompt_shots]
+            order = np.argsort(randomness.uniforms(len(pairs)))[: self._prompt_shots]
             shown = "".join(self.template.show(pairs[int(i)]) for i in order)
             texts.append(str(llm.invoke(shown + self.template.ask({"input": text}), stop=["\n"])).strip())
         return texts
@@ -156,11 +131,12 @@ class Decoder:
         if method == "zero-shot decoding":
             return {"texts": self.texts(method, inputs, None), "facts": {}}
         name = f"{method}, {'not private' if epsilon is None else f'epsilon {epsilon:g}'}"
-        bound = self.bound(epsilon, len(inputs if method == "online" else public)) if epsilon is not None else None
-        facts: dict[str, Any] = {} if bound is None else {"B": bound}
+        bound, facts = NO_BOUND, dict[str, Any]()
+        if epsilon is not None:
+            bound = facts["B"] = self.bound(epsilon, len(inputs if method == "online" else public))
         if method == "online":
-            return {"texts": self.texts(name, inputs, self.mix() if bound is None else self.mix(bound)), "facts": facts}
+            return {"texts": self.texts(name, inputs, bound), "facts": facts}
         pairs = self.private
-        if bound is not None:
+        if epsilon is not None:
             pairs = facts["demonstrations"] = self.demonstrations(name, public, bound)
         return {"texts": self.prompted(name, inputs, pairs), "facts": facts}

@@ -38,10 +38,10 @@ def test_reading_in_batches_says_what_the_chain_says() -> None:
     assert isinstance(sst2, ClassificationTask)
     pairs = [(row["text"], row["label"]) for row in REVIEWS]
     examples = [[], pairs[:1], [pairs[3], pairs[30]], pairs[10:30:5]]
-    batch = label_reader(TransformersLogits(MODEL, threads=1), sst2.labels, sst2.shape)(examples)
-    chain = chain_reader(local_llm(MODEL, threads=1), sst2)(examples)
+    batch = label_reader(TransformersLogits(MODEL, threads=1), sst2.labels, sst2.shape)
+    chain = chain_reader(local_llm(MODEL, threads=1), sst2)
     for query in ("a witty, seductive movie", "a boring mess", "the music is loud"):
-        wide, exact = batch(query, range(4)), chain(query, range(4))
+        wide, exact = batch(examples, query), chain(examples, query)
         assert wide.shape == exact.shape == (4, 2)
         assert exact.any(axis=1).all(), "no prompt failed"
         shares = [scores / scores.sum(axis=1, keepdims=True) for scores in (wide, exact)]

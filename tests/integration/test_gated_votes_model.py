@@ -23,9 +23,9 @@ def test_scores_of_single_examples_are_those_of_a_label_pass(instruction: str, m
     shape = Shape(instruction, "Thing: {input}\nKind:")
     model = TransformersLogits("smollm2-135m-instruct", threads=1)
     reader = BatchedReader(model, LABELS, shape)
-    whole = label_reader(model, LABELS, shape)([[each] for each in EXAMPLES] + [[]])
+    whole = label_reader(model, LABELS, shape)
     for query in ("a grey cat", "some moss on a stone"):
         found = np.array([*(reader.scores([each], query)[0] for each in EXAMPLES), reader.scores([None], query)[0]])
-        assert found == pytest.approx(whole(query, range(4)), rel=1e-3)
+        assert found == pytest.approx(whole([*([each] for each in EXAMPLES), []], query), rel=1e-3)
         assert reader.scores([None, *EXAMPLES], query)[1:] == pytest.approx(found[:-1], rel=1e-3)
     assert len(reader._known) == len(EXAMPLES)  # those of the last call are needed, however many

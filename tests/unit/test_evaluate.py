@@ -186,7 +186,7 @@ class StubDecoder(tokens.Decoder):
     decoded: list[tuple[Any, ...]]
 
     def texts(self, name: str, inputs: Sequence[str], mix: Any) -> list[str]:
-        self.decoded.append((name, self.numbers.top_k, self.delta))
+        self.decoded.append((name, self.settings.top_k, self.delta))
         right = {row.input: row.output for row in TEXT_QUERIES}
         return ["owl" if "epsilon" in name else right.get(text, "cat") for text in inputs]
 

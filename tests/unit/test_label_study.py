@@ -19,7 +19,7 @@ from scipy.stats import binom, chi2
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.evaluation import labels as labels_module
-from langchain_dpicl.evaluation.labels import Ask, LabelStudy, Scores, chain_reader, read_labels
+from langchain_dpicl.evaluation.labels import LabelStudy, Scores, chain_reader, read_labels
 from langchain_dpicl.evaluation.passes import Pairs, PassFile
 from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
 from langchain_dpicl.evaluation.scores import Score, Value
@@ -223,18 +223,18 @@ def test_a_server_without_log_probabilities_is_a_model_that_cannot_be_used(tmp_p
         read(FakeLLM(writes=lambda prompt: " Red"), tmp_path / "labels.jsonl")
 
 
-def test_prompts_are_read_once_and_not_at_all_where_all_is_known(tmp_path: Path) -> None:
-    seen: list[Sequence[Pairs]] = []
+def test_each_query_is_read_once_and_not_at_all_where_all_is_known(tmp_path: Path) -> None:
+    seen: list[tuple[Sequence[Pairs], str]] = []
     file, heard = PassFile(tmp_path / "labels.jsonl", {}), []
 
-    def reader(examples: Sequence[Pairs]) -> Ask:
-        seen.append(examples)
-        return lambda query, some: np.full((len(some), 3), 0.2)
+    def reader(examples: Sequence[Pairs], query: str) -> Scores:
+        seen.append((examples, query))
+        return np.full((len(examples), 3), 0.2)
 
     for _ in range(2):
         said = read_labels(reader, 3, EXAMPLES, QUERIES, file, 0, lambda: heard.append(1))
         assert said.shape == (20, len(EXAMPLES), 3)
-    assert seen == [EXAMPLES]
+    assert seen == [(EXAMPLES, query) for query in QUERIES]
     assert len(heard) == 40, "progress hears of what was known, too"
     file.close()
 

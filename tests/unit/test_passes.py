@@ -200,7 +200,7 @@ def test_a_prompt_that_failed_among_others_is_asked_once_more(tmp_path: Path) ->
 
     with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
         for _ in range(2):
-            assert file.answers(("key",), 4, ask) == ["first 0", "second 1", "first 2", None]
+            assert file.answers(("key",), range(4), ask) == ["first 0", "second 1", "first 2", None]
     assert asked == [[0, 1, 2, 3], [0, 1, 3]], "one that answers beside those that did not; then the file has them"
 
 
@@ -208,7 +208,7 @@ def test_where_what_answered_fails_as_well_nothing_is_kept(tmp_path: Path) -> No
     answers = iter([[None, "a", "b"], [None, None]])
     with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
         with pytest.raises(ModelUnavailable, match="the same command resumes"):
-            file.answers(("key",), 3, lambda some: next(answers))
+            file.answers(("key",), range(3), lambda some: next(answers))
         assert list(file) == []
 
 
@@ -217,8 +217,8 @@ def test_nothing_is_asked_again_where_all_or_none_answered(tmp_path: Path, found
     answers = iter([found])
     with closing(PassFile(tmp_path / "texts.jsonl", {})) as file:
         if any(found):
-            assert file.answers(("key",), 2, lambda some: next(answers)) == found
+            assert file.answers(("key",), range(2), lambda some: next(answers)) == found
         else:
             with pytest.raises(ModelUnavailable):
-                file.answers(("key",), len(found), lambda some: next(answers))
+                file.answers(("key",), found, lambda some: next(answers))
         assert list(answers) == []
