@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.options import add_ensemble, add_prices, show
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.plots.curves import Curve, Panel, draw_panels
+from langchain_dpicl.plots.charts import Curve, Panel, draw_panels
 from langchain_dpicl.plots.style import GREY, SHADES
 from langchain_dpicl.privacy.checks import probability, whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping

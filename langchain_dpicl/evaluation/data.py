@@ -31,25 +31,18 @@ def load_rows(
 ) -> list[Row]:
     """Return all rows of a task's data, checked, in the data's order.
 
-    Parameters
-    ----------
-    source
-        A file (JSON lines or CSV, plain or gzip); a folder with one for each split, such as ``train.jsonl``; ``hub``
-        for the task's own data on the Hugging Face hub; ``hf:NAME`` or ``hf:NAME:CONFIG`` for other data there.
-    split
-        The part of a folder (its file's name) or of the hub's data: train, dev or test for ``hub``, the hub's own
-        name for ``hf:``. A single file is read whole.
-    columns
-        Other column names: from `text`, `label`, `title` (classification) or `input`, `output`, `references`
-        (generation) to the data's columns.
+    - ``source``: a file (JSON lines or CSV, plain or gzip); a folder with one for each split, such as ``train.jsonl``;
+      ``hub`` for the task's own data on the Hugging Face hub; ``hf:NAME`` or ``hf:NAME:CONFIG`` for other data there.
+    - ``split``: the part of a folder (its file's name) or of the hub's data: train, dev or test for ``hub``, the hub's
+      own name for ``hf:``. A single file is read whole.
+    - ``columns``: other column names: from `text`, `label`, `title` (classification) or `input`, `output`, `references`
+      (generation) to the data's columns.
 
-    Raises
-    ------
-    InvalidRecords
-        For a file that cannot be read or is empty, a missing column, an empty text, labels that the task does not
-        know. Names the file, the record and the column, never a text. Records of the hub that lack a text are left out.
-    InvalidParameter
-        For a source, split or column that does not exist, and if the library ``datasets`` is needed and missing.
+    Raises `InvalidRecords` for a file that cannot be read or is empty, a missing column, an empty text, labels that the
+    task does not know. Names the file, the record and the column, never a text. Records of the hub that lack a text are
+    left out.
+    Raises `InvalidParameter` for a source, split or column that does not exist, and if the library ``datasets`` is
+    needed and missing.
     """
     answers = ("label",) if isinstance(task, ClassificationTask) else ("output", "references")
     allowed = dict.fromkeys([*(key for layout in task.inputs for key in _SLOT.findall(layout)), *answers])

@@ -14,11 +14,10 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.cost import CostPoint, cost_curve, tokens_of
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, read_labels
 from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
-from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
+from langchain_dpicl.evaluation.plan import CostPoint, EvaluationPlan, Sampler, cost_curve, tokens_of
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.evaluation.texts import Author, TextStudy
@@ -49,25 +48,15 @@ class Model:
 class Evaluation:
     """The settings of a measurement, on rows that are public in truth or stay with their owner.
 
-    Parameters
-    ----------
-    rows, queries, public
-        The private examples, the test rows, and public examples (or none).
-    folder
-        Keeps the model's answers; a stopped evaluation resumes from them.
-    samples
-        How many samples of owners get each query.
-    draws
-        How often noise is drawn for each sample.
-    methods
-        Of `METHODS`; () for the default.
-    vary
-        Ablations: a varied number by name, and its values.
-    neutral
-        Public texts to calibrate a classification task's members on; () for the task's own.
-    in_batches
-        Whether an embedded model reads the prompts of a classification task in batches, in this process, instead of
-        through LangChain. Many times faster; scores differ in their last digits.
+    - ``rows``, ``queries``, ``public``: the private examples, the test rows, and public examples (or none).
+    - ``folder``: keeps the model's answers; a stopped evaluation resumes from them.
+    - ``samples``: how many samples of owners get each query.
+    - ``draws``: how often noise is drawn for each sample.
+    - ``methods``: of `METHODS`; () for the default.
+    - ``vary``: ablations: a varied number by name, and its values.
+    - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
+    - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
+      instead of through LangChain. Many times faster; scores differ in their last digits.
     """
 
     task: Task

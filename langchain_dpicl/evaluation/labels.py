@@ -74,18 +74,12 @@ def read_labels(
 class LabelStudy:
     """How good a private vote is: accuracy against epsilon and in the papers' ablations, all from one pass.
 
-    Parameters
-    ----------
-    labels
-        The task's labels.
-    right
-        Each query's right label, as a position.
-    said, neutral
-        (samples, queries, prompts, labels) scores; the same after the texts to calibrate on. The first prompts are the
-        members'. The next has no examples, the one after it ``few_shots`` private ones, and a last one, if there is
-        any, public ones.
-    draws
-        How often the noise is drawn for each sample.
+    - ``labels``: the task's labels.
+    - ``right``: each query's right label, as a position.
+    - ``said``, ``neutral``: (samples, queries, prompts, labels) scores; the same after the texts to calibrate on. The
+      first prompts are the members'. The next has no examples, the one after it ``few_shots`` private ones, and a last
+      one, if there is any, public ones.
+    - ``draws``: how often the noise is drawn for each sample.
     """
 
     labels: Sequence[str]

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from langchain_dpicl.evaluation.cost import CostPoint
+from langchain_dpicl.evaluation.plan import CostPoint
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tables import MEASURES, main_measure, words_of
-from langchain_dpicl.plots.charts import Chart, Level
-from langchain_dpicl.plots.curves import Curve
+from langchain_dpicl.plots.charts import Chart, Curve, Level
 from langchain_dpicl.plots.style import COLORS
 
 _METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.cost import CostPoint
 from langchain_dpicl.evaluation.pictures import pictures
+from langchain_dpicl.evaluation.plan import CostPoint
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tables import (
     findings,
@@ -49,13 +49,9 @@ def write_report(
     The reference of a private method is the score of that name without an epsilon: the same aggregate without noise.
     A loss is the difference of two means, in points of the measure.
 
-    Parameters
-    ----------
-    settings
-        The settings of the run. The page names `model`, `members`, `shots`, `rate`, `releases`, `delta` and `command`
-        (a line, or its words).
-    costs
-        A cost curve, for ``cost.png``.
+    - ``settings``: the settings of the run. The page names `model`, `members`, `shots`, `rate`, `releases`, `delta` and
+      `command` (a line, or its words).
+    - ``costs``: a cost curve, for ``cost.png``.
 
     Raises `InvalidParameter` for a folder that cannot be written; and without matplotlib, after the numbers and the
     table are written.

@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 class Value:
     """One measure.
 
-    Attributes
-    ----------
-    mean
-        In per cent.
-    deviation
-        The standard deviation over runs: samples of owners times draws of noise. NaN for a single run.
-    error
-        The standard error over queries, of their means over runs. NaN for a single query.
+    - ``mean``: in per cent.
+    - ``deviation``: the standard deviation over runs: samples of owners times draws of noise. NaN for a single run.
+    - ``error``: the standard error over queries, of their means over runs. NaN for a single query.
     """
 
     mean: float
@@ -49,22 +44,14 @@ class Value:
 class Score:
     """How good one method was.
 
-    Attributes
-    ----------
-    method
-        Its name; the same for all epsilons.
-    epsilon
-        Of all releases of the plan together; None for a method that is not private.
-    values
-        Measures by name: accuracy; rouge1, rouge2, rougeL, bleu, levenshtein, meaning.
-    runs, queries
-        How many of each.
-    facts
-        Public numbers: sigma, members, shots, rate, releases, candidates, ..., and ``flipped``, the per cent of
-        releases that differ from the answer of the same members without noise.
-    study
-        The varied number, for a score of an ablation (members, releases, shots, candidates, ...); "" for the main
-        table.
+    - ``method``: its name; the same for all epsilons.
+    - ``epsilon``: of all releases of the plan together; None for a method that is not private.
+    - ``values``: measures by name: accuracy; rouge1, rouge2, rougeL, bleu, levenshtein, meaning.
+    - ``runs``, ``queries``: how many of each.
+    - ``facts``: public numbers: sigma, members, shots, rate, releases, candidates, ..., and ``flipped``, the per cent
+      of releases that differ from the answer of the same members without noise.
+    - ``study``: the varied number, for a score of an ablation (members, releases, shots, candidates, ...); "" for the
+      main table.
     """
 
     method: str

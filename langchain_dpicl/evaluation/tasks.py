@@ -70,17 +70,13 @@ class Shape:
 class HubSource:
     """A task's data on the Hugging Face hub.
 
-    Parameters
-    ----------
-    name, revision, config
-        As ``datasets.load_dataset`` takes them. The revision "refs/convert/parquet" is the hub's own conversion of data
-        with a loading script, which the library runs no longer.
-    splits
-        From train, dev, test to the hub's names of the splits that it has.
-    columns
-        From a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to columns of other names there.
-    label_names
-        The labels behind the whole numbers of the label column, in order; empty if the column holds words.
+    - ``name``, ``revision``, ``config``: as ``datasets.load_dataset`` takes them. The revision "refs/convert/parquet"
+      is the hub's own conversion of data with a loading script, which the library runs no longer.
+    - ``splits``: from train, dev, test to the hub's names of the splits that it has.
+    - ``columns``: from a row's keys (`text`, `label`, `title`; `input`, `output`, `references`) to columns of other
+      names there.
+    - ``label_names``: the labels behind the whole numbers of the label column, in order; empty if the column holds
+      words.
     """
 
     name: str
@@ -113,16 +109,10 @@ class PaperFigure(NamedTuple):
 class ClassificationTask:
     """A task whose answer is one of a few public words.
 
-    Parameters
-    ----------
-    labels
-        The words that the model may answer with.
-    aliases
-        From other spellings in the data to a label. Case, spaces and punctuation around a word never matter.
-    inputs
-        Templates for the input; a row uses the first one all of whose keys it has.
-    content_free
-        Inputs without content, to measure a model's bias (Zhao et al. 2021).
+    - ``labels``: the words that the model may answer with.
+    - ``aliases``: from other spellings in the data to a label. Case, spaces and punctuation around a word never matter.
+    - ``inputs``: templates for the input; a row uses the first one all of whose keys it has.
+    - ``content_free``: inputs without content, to measure a model's bias (Zhao et al. 2021).
     """
 
     name: str
@@ -152,14 +142,9 @@ class ClassificationTask:
 class GenerationTask:
     """A task whose answer is a text of at most `max_tokens`, which ends at a text of `stop`.
 
-    Parameters
-    ----------
-    keywords
-        The least and the most keywords that propose-test-release may choose.
-    k
-        How many keywords the joint exponential mechanism releases.
-    inputs
-        Templates for the input; a row uses the first one all of whose keys it has.
+    - ``keywords``: the least and the most keywords that propose-test-release may choose.
+    - ``k``: how many keywords the joint exponential mechanism releases.
+    - ``inputs``: templates for the input; a row uses the first one all of whose keys it has.
     """
 
     name: str

@@ -37,12 +37,8 @@ _NO_CHOICE = 1e9  # eps0 of a choice that always takes the best
 class Author:
     """Writes a task's answers with any LangChain model, and keeps them in a file. Methods raise as `PassFile.answers`.
 
-    Parameters
-    ----------
-    model
-        Answers the members; it should be greedy.
-    sampling
-        The same model at a temperature above 0: writes public candidates.
+    - ``model``: answers the members; it should be greedy.
+    - ``sampling``: the same model at a temperature above 0: writes public candidates.
     """
 
     def __init__(
@@ -78,18 +74,12 @@ class Author:
 class TextStudy:
     """How good private texts are: aggregates of the texts of a pass against epsilon.
 
-    Parameters
-    ----------
-    written
-        For each query and each sample of owners the model's texts: the members', the one without examples, the one
-        after private examples, and perhaps one after public examples. None if the model failed.
-    candidates
-        For each query the public sentences that an embedding mean chooses among.
-    author
-        Writes texts from released keywords.
-    draws
-        How often the noise of an embedding mean is drawn for each sample. Keywords are drawn once a sample: each draw
-        needs a text of its own.
+    - ``written``: for each query and each sample of owners the model's texts: the members', the one without examples,
+      the one after private examples, and perhaps one after public examples. None if the model failed.
+    - ``candidates``: for each query the public sentences that an embedding mean chooses among.
+    - ``author``: writes texts from released keywords.
+    - ``draws``: how often the noise of an embedding mean is drawn for each sample. Keywords are drawn once a sample:
+      each draw needs a text of its own.
     """
 
     task: GenerationTask

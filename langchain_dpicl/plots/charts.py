@@ -1,4 +1,4 @@
-"""The figures of ``dpicl evaluate``: measures against epsilon, a varied number, the rate or the cost."""
+"""Curves side by side: the figures of ``dpicl evaluate`` (charts) and of ``dpicl plan`` (panels)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.plots.curves import Curve
-from langchain_dpicl.plots.style import new_figure, plain
+from langchain_dpicl.plots.style import COLORS, LIMIT, new_figure, plain, save_figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y) in the order of x. A point whose y is None is left out.
+
+    `spreads` are the half lengths of bars, one for each point; NaN for none.
+    """
+
+    points: Sequence[tuple[float, float | None]]
+    label: str | None = None
+    color: str | tuple[float, ...] = COLORS[0]
+    style: str = "-"
+    marker: str = "o"
+    spreads: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -28,16 +42,10 @@ class Chart:
 
     The x axis has ticks at these values, as far as they have room. It is logarithmic if they span more than tenfold.
 
-    Parameters
-    ----------
-    title, x, y
-        The words above the chart and along its axes.
-    is_log
-        Whether the x axis is logarithmic in any case.
-    amount
-        Whether heights are amounts: the y axis starts at 0, or is logarithmic if they span more than tenfold.
-    below
-        Words below a tick.
+    - ``title``, ``x``, ``y``: the words above the chart and along its axes.
+    - ``is_log``: whether the x axis is logarithmic in any case.
+    - ``amount``: whether heights are amounts: the y axis starts at 0, or is logarithmic if they span more than tenfold.
+    - ``below``: words below a tick.
     """
 
     title: str
@@ -109,3 +117,52 @@ def _value_axis(axes: Any, chart: Chart) -> Callable[[float, float], float]:
     axes.set_xlim(*(map(math.exp, ends) if is_log else ends))
     step = 0.008 * (ends[1] - ends[0])
     return lambda value, steps: value * math.exp(step * steps) if is_log else value + step * steps
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over a logarithmic x axis.
+
+    - ``title``, ``x``, ``y``: the words above the panel and along its axes.
+    - ``curves``: the curves, drawn in this order.
+    - ``is_log``: whether the y axis is logarithmic. A linear one starts at 0 and ends at ``top``.
+    - ``plan``: the place of the plan: a point (x, y); an upright line (x, None); a level (None, y), which ``note``
+      names.
+    """
+
+    title: str
+    x: str
+    y: str
+    curves: Sequence[Curve]
+    is_log: bool = False
+    top: float | None = None
+    plan: tuple[float | None, float | None] = (None, None)
+    note: str = ""
+
+
+def draw_panels(panels: Sequence[Panel], path: str) -> None:
+    """Draw the panels side by side. Raises `InvalidParameter` without matplotlib, and if the file cannot be written."""
+    figure = new_figure(path, 5.5 * len(panels), 4.6)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        axes.set(xscale="log", yscale="log" if panel.is_log else "linear", xlabel=panel.x, ylabel=panel.y)
+        axes.set_title(panel.title)
+        for curve in panel.curves:
+            known = [point for point in curve.points if point[1] is not None]
+            look = {"color": curve.color, "marker": curve.marker, "markersize": 3, "label": curve.label}
+            axes.plot(*(zip(*known, strict=True) if known else ((), ())), linestyle=curve.style, **look)
+        x, y = panel.plan
+        if x is not None and y is not None:
+            axes.plot([x], [y], marker="o", color=LIMIT, linestyle="none", label="the plan", zorder=4)
+        elif x is not None:
+            axes.axvline(x, color=LIMIT, linestyle="--", linewidth=1)
+        elif y is not None:
+            axes.axhline(y, color=LIMIT, linestyle="--", linewidth=1)
+            axes.annotate(panel.note, (1, y), (4, -12), textcoords="offset points", color=LIMIT)
+        low, high = axes.get_ylim()
+        if not panel.is_log:
+            axes.set_ylim(0.0, panel.top)
+        if any(curve.label for curve in panel.curves):
+            if panel.is_log:
+                axes.set_ylim(low, high * (high / low) ** 0.75)  # room for the legend above the curves
+            axes.legend(frameon=False, loc="upper left" if panel.is_log else "best")
+    save_figure(figure, path)

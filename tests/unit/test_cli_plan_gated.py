@@ -11,7 +11,7 @@ import pytest
 from plan_command import answer, run
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.plots import curves, style
+from langchain_dpicl.plots import charts, style
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.gate import Gate
 from langchain_dpicl.privacy.mechanisms import FrozenMapping
@@ -218,7 +218,7 @@ def test_two_pictures_are_drawn(
         drawn.append(figure)
         style.save_figure(figure, path)
 
-    monkeypatch.setattr(curves, "save_figure", save)
+    monkeypatch.setattr(charts, "save_figure", save)
     path = tmp_path / "gated.png"
     assert answer(f"{TARGET} {extra} --plot {path}", capsys)["plot"] == str(path)
     assert path.read_bytes().startswith(b"\x89PNG")
