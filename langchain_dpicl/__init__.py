@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
     from langchain_dpicl.release.base import acting_for as acting_for
     from langchain_dpicl.release.base import as_tool as as_tool
+    from langchain_dpicl.release.ensemble import PrivateEnsemble as PrivateEnsemble
     from langchain_dpicl.release.sealed import DPAggregate as DPAggregate
-    from langchain_dpicl.release.sealed import PrivateEnsemble as PrivateEnsemble
     from langchain_dpicl.release.sealed import SealedRelease as SealedRelease
     from langchain_dpicl.release.threshold import release_threshold as release_threshold
     from langchain_dpicl.retrieval import DPRetriever as DPRetriever
@@ -86,7 +86,8 @@ _HOMES = {
     "members.scoring": "LabelScorer",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "acting_for as_tool",
-    "release.sealed": "DPAggregate PrivateEnsemble SealedRelease",
+    "release.ensemble": "PrivateEnsemble",
+    "release.sealed": "DPAggregate SealedRelease",
     "release.threshold": "release_threshold",
     "retrieval": "DPRetriever wrap_rag",
     "selection.selector": "PoissonExampleSelector",

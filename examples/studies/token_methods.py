@@ -24,7 +24,7 @@ from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release.sealed import PrivateEnsemble
+from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 

@@ -87,8 +87,6 @@ class Aggregator(ABC, Generic[T]):
         """What kind of release this is, for the receipt."""
         return "members abstained" if release is None else "released"
 
-    # -- what else can be done with a release, which is public --------------------------------------------------------
-
     @property
     def variant(self) -> str:
         """All public settings that decide what a release looks like: answers are replayed between equal ones alone."""

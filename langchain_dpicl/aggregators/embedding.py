@@ -105,28 +105,32 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     def options(self) -> Mapping[str, float]:
         return {"step": 1.0 / STEPS}
 
-    # -- public: the candidates ---------------------------------------------------------------------------------------
-
     def public_calls(self) -> PublicCalls | None:
         return None if self._chain is None else PublicCalls(self._chain, self.n_candidates)
 
     def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
         """With the candidates embedded. Raises `ModelUnavailable` if there are none."""
         if self._chain is None:
-            with self._lock:
-                if self._dimension == 0:
-                    self._embed_list()
+            with self._lock:  # the first request embeds the list
+                if self._dimension == 0 and self.release == "vector":
+                    self._dimension = self._embed_public(["a text of no meaning, for its dimension"])[0].size
+                elif self._dimension == 0:
+                    texts, units = self._usable(self._texts)
+                    if lost := next((text for text in self._texts if text not in texts), None):
+                        where = f"candidates[{self._texts.index(lost)}]"
+                        raise InvalidParameter(where, lost, "a text with a finite, non-zero embedding")
+                    self._units, self._dimension = units, units.shape[1]
             return self
         written = [text for answer in answers if (text := (text_of(answer) or "").strip())]
-        texts = dict.fromkeys(written)
-        if len(texts) == 1 < len(written):
+        different = tuple(dict.fromkeys(written))
+        if len(different) == 1 < len(written):
             warnings.warn(
                 "all zero-shot candidates are equal, so the release says nothing: let their model sample "
                 "(a temperature above 0)",
                 stacklevel=2,
             )
         bound = copy.copy(self)
-        bound._texts, bound._units = bound._usable(tuple(texts))
+        bound._texts, bound._units = bound._usable(different)
         if not bound._texts:
             raise ModelUnavailable(
                 "no zero-shot candidate could be written and embedded; nothing was charged. "
@@ -134,16 +138,6 @@ class EmbeddingMean(Aggregator[str | list[float]]):
             )
         bound._dimension = bound._units.shape[1]
         return bound
-
-    def _embed_list(self) -> None:
-        if self.release == "vector":
-            self._dimension = self._embed_public(["a text of no meaning, for its dimension"])[0].size
-            return
-        texts, units = self._usable(self._texts)
-        if len(texts) < len(self._texts):
-            lost = next(i for i, text in enumerate(self._texts) if text not in texts)
-            raise InvalidParameter(f"candidates[{lost}]", self._texts[lost], "a text with a finite, non-zero embedding")
-        self._units, self._dimension = units, units.shape[1]
 
     def _usable(self, texts: tuple[str, ...]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
         """The texts with a finite embedding other than zero, and the embeddings' directions."""
@@ -168,8 +162,6 @@ class EmbeddingMean(Aggregator[str | list[float]]):
             reason = type(error).__name__
         raise ModelUnavailable(f"the embedding model fails on public text ({reason}); nothing was charged")
 
-    # -- private: one member's answer ---------------------------------------------------------------------------------
-
     def check_public(self, output: object) -> None:
         text = text_of(output)
         if text is None:
@@ -178,12 +170,10 @@ class EmbeddingMean(Aggregator[str | list[float]]):
             self.encode(text)
 
     def encode(self, output: object) -> object:
-        text = _answer(output)
-        return self._lattice(self.embeddings.embed_documents([text]))
+        return self._lattice(self.embeddings.embed_documents([_answer(output)]))
 
     async def aencode(self, output: object) -> object:
-        text = _answer(output)
-        return self._lattice(await self.embeddings.aembed_documents([text]))
+        return self._lattice(await self.embeddings.aembed_documents([_answer(output)]))
 
     def _lattice(self, rows: list[list[float]]) -> NDArray[np.int64]:
         """The clipped vector in lattice steps, of norm at most `STEPS` exactly. Raises for what is not a vector."""
@@ -198,8 +188,6 @@ class EmbeddingMean(Aggregator[str | list[float]]):
                 return steps
             vector = vector * (1.0 - 2.0**-40)  # the norm was rounded down
         raise ArithmeticError
-
-    # -- the release --------------------------------------------------------------------------------------------------
 
     def aggregate(
         self, outputs: Sequence[object], parameter: float, randomness: Randomness

@@ -177,9 +177,9 @@ class _JointEM(Keywords):
             return
         if isinstance(domain, str) or not isinstance(domain, Sequence):
             raise InvalidParameter("domain", type(domain).__name__, 'a list of words, or "query"')
-        if not all(isinstance(entry, str) for entry in domain):
-            raise InvalidParameter("domain", domain, "a list of strings")
         for i, entry in enumerate(domain):
+            if not isinstance(entry, str):
+                raise InvalidParameter("domain", domain, "a list of strings")
             if not self.words(entry):
                 raise InvalidParameter(f"domain[{i}]", entry, f"a text with a word, by {self.words!r}")
         self._set_domain(domain)
@@ -200,10 +200,9 @@ class _JointEM(Keywords):
         if self.domain == "query":
             bound._set_domain(text for text in values.values() if isinstance(text, str))
             bound.k = min(self.k, len(bound._spelling))
-            if bound.k == 0:
-                raise InvalidParameter(
-                    "input", sorted(values), "at least one value with a word that is not a stop word"
-                )
+            if not bound.k:
+                bound_to = "at least one value with a word that is not a stop word"
+                raise InvalidParameter("input", sorted(values), bound_to)
         return bound
 
     def encode(self, output: object) -> object:

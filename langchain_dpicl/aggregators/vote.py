@@ -10,11 +10,29 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.aggregators.base import Aggregator, text_of
-from langchain_dpicl.aggregators.labels import check_labels, normal
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
 from langchain_dpicl.privacy.noise import Randomness
 
 _LONG = 1 << 14  # characters: a millisecond or so
+_EDGES = " \t\r\n.,;:!?\"'`*()[]{}<>"
+
+
+def normal(text: str) -> str:
+    """As labels are compared: no case, no punctuation or space around, single spaces within."""
+    return " ".join(text.strip(_EDGES).casefold().split())
+
+
+def check_labels(name: str, value: object) -> tuple[str, ...]:
+    """At least two strings that differ in more than case, spaces and the punctuation around them."""
+    bound = "a list of at least two strings, each with a letter or digit"
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) < 2:
+        raise InvalidParameter(name, value, bound)
+    if not all(isinstance(label, str) and normal(label) for label in value):
+        raise InvalidParameter(name, value, bound)
+    if len({normal(label) for label in value}) != len(value):
+        raise InvalidParameter(name, value, "labels that differ in more than case, spaces and punctuation around them")
+    return tuple(value)
 
 
 class NoisyVote(Aggregator[str | dict[str, int]]):
@@ -57,19 +75,16 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
         if text is None:
             return None
         text = normal(text)
-        exact = self._exact.get(text)
-        if exact is not None:
-            return exact
-        starts = [i for i, word in enumerate(self._words) if word.match(text)]
-        if starts:
+        if text in self._exact:
+            return self._exact[text]
+        if starts := [i for i, word in enumerate(self._words) if word.match(text)]:
             return max(starts, key=lambda i: len(self.labels[i]))
         found = [i for i, word in enumerate(self._words) if word.search(text)]
         return found[0] if len(found) == 1 else None
 
     def encode(self, output: object) -> int:
         """The label's index. Raises `ValueError` for an output that names none."""
-        index = self.parse(output)
-        if index is None:
+        if (index := self.parse(output)) is None:
             raise ValueError("no label")
         return index
 

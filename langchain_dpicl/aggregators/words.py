@@ -99,15 +99,12 @@ class Words:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("lowercase", "stop_words", "stem"))
-        split = f"pattern={self.pattern!r}" if self.tokenizer is None else f"tokenizer={_name(self.tokenizer)}"
-        return f"Words({shown}, {split})"
-
-
-def _name(function: Callable[..., object]) -> str:
-    """A name that tells functions apart: in this process alone if the function has none of its own."""
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return f"{name}@{id(function):x}" if "<" in name else name
+        if self.tokenizer is None:
+            return f"Words({shown}, pattern={self.pattern!r})"
+        # A name that tells functions apart: in this process alone if the function has none of its own.
+        kind = self.tokenizer if hasattr(self.tokenizer, "__qualname__") else type(self.tokenizer)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return f"Words({shown}, tokenizer={name}{f'@{id(self.tokenizer):x}' if '<' in name else ''})"
 
 
 def _stemmer(language: str | None) -> Callable[[str], str]:

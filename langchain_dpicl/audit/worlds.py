@@ -23,7 +23,7 @@ from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.privacy import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
-from langchain_dpicl.release.sealed import PrivateEnsemble
+from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 

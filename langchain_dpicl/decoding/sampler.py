@@ -145,6 +145,7 @@ class DPSampler(SamplerRelease):
             stop=tuple(map(str, stops)),
         )
         self.model, self.selector, self.budget, self.template = model, selector, budget, template
+        self.store, self.query_key = selector.store, selector.store.input_key  # a string goes in under this key
         self.units, self.pad, self.slots = self.settings.max_tokens, bool(pad), slots
         self.line_name, self.return_receipt, self.name = line, bool(return_receipt), "DPSampler"
         self._keys = Keys(selector.store, model)

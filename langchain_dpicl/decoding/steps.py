@@ -32,7 +32,6 @@ from langchain_dpicl.private.boundary import Failed, guarded
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.release.transaction import Charged, Release, Request
-from langchain_dpicl.store.base import PrivateStore
 
 CUT = "released, cut short: the tokens of the budget are spent"
 """The outcome on the receipt of an answer that ended because nothing was left."""
@@ -66,16 +65,6 @@ class SamplerRelease(AnyRelease, Release):
         copied = copy.copy(self)
         copied.resumes, copied.journal = True, journal
         return copied
-
-    @property
-    def store(self) -> PrivateStore:
-        """The selector's."""
-        return self.selector.store
-
-    @property
-    def query_key(self) -> str:
-        """The store's ``input_key``, under which a string goes in."""
-        return self.store.input_key
 
     def slots_of(self, line: BudgetLine) -> int | None:
         """The rows of every call of the model: as given, or by the frozen line; None without padding."""

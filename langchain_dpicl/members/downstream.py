@@ -43,17 +43,17 @@ def keywords_to_answer(llm: LanguageModelLike, prompt: str | BasePromptTemplate[
     variables = template.input_variables if isinstance(template, BasePromptTemplate) else []
     if not isinstance(template, BasePromptTemplate) or "suggestions" not in variables or not all(variables):
         raise InvalidParameter("prompt", prompt, "a template with the variable {suggestions}")
-    write = RunnableLambda(_fields) | template | llm | StrOutputParser()
+
+    def fields(released: Any) -> dict[str, Any]:
+        if not isinstance(released, ReleasedKeywords):
+            raise InvalidParameter("input", type(released).__name__, "keywords as a release of Keywords gives them")
+        lead = RANKED if released.ranked else UNRANKED
+        return {**released.query, "suggestions": lead.format(words=", ".join(released)) if released else ""}
+
+    write = RunnableLambda(fields) | template | llm | StrOutputParser()
     with_receipt = RunnablePassthrough.assign(answer=itemgetter("answer") | write)
 
     def choose(released: Any) -> Runnable[Any, Any]:
         return with_receipt if isinstance(released, Mapping) else write
 
     return RunnableLambda(choose, name="keywords_to_answer")
-
-
-def _fields(released: Any) -> dict[str, Any]:
-    if not isinstance(released, ReleasedKeywords):
-        raise InvalidParameter("input", type(released).__name__, "keywords as a release of Keywords gives them")
-    lead = RANKED if released.ranked else UNRANKED
-    return {**released.query, "suggestions": lead.format(words=", ".join(released)) if released else ""}

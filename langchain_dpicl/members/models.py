@@ -82,10 +82,8 @@ class Wording:
     def first_answer(self) -> Runnable[Any, Any]:
         """The first paragraph of what a model wrote, without the next example that it may have begun."""
 
-        def cut(text: str) -> str:
-            return text.strip().split("\n\n")[0].split(f"\n{self.input_key.capitalize()}:")[0].strip()
-
-        return RunnableLambda(cut)
+        following = f"\n{self.input_key.capitalize()}:"
+        return RunnableLambda(lambda text: text.strip().split("\n\n")[0].split(following)[0].strip())
 
 
 def read_lines(name: str, path: str | Path) -> list[str]:

@@ -38,11 +38,9 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 
-from langchain_dpicl.aggregators.labels import check_labels
+from langchain_dpicl.aggregators.vote import check_labels
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-
-__all__ = ["DEFAULT_INSTRUCTION", "LabelScorer", "Position", "label_prompt", "label_scores"]
 
 DEFAULT_INSTRUCTION = "Labels: {labels}."
 
@@ -54,10 +52,6 @@ class Position(NamedTuple):
 
     taken: bytes
     top: list[tuple[bytes, float]]
-
-
-_Token = tuple[bytes, float | None]
-"""A token and its log-probability."""
 
 
 class LabelScorer(Runnable[dict[str, Any], str]):
@@ -119,7 +113,12 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             raise InvalidParameter("labels", labels, bound)
         self.labels = tuple(label.strip() for label in checked)
         self.top_logprobs = checks.whole("top_logprobs", top_logprobs, at_least=2)
-        self.max_tokens = _tokens_needed(self.labels) if max_tokens is None else checks.whole("max_tokens", max_tokens)
+        if max_tokens is None:
+            # The longest beginning that two labels share, in bytes (no token is shorter), and one more; at most 16.
+            known = sorted(_normal(label).encode() for label in self.labels)
+            pairs = list(itertools.pairwise(known))
+            max_tokens = next(n for n in range(1, 17) if n == 16 or all(a[:n] != b[:n] for a, b in pairs))
+        self.max_tokens = checks.whole("max_tokens", max_tokens)
         if prompt is not None and not isinstance(prompt, Runnable) and not callable(prompt):
             raise InvalidParameter("prompt", type(prompt).__name__, "a Runnable, a function or None")
         texts = (content_free,) if isinstance(content_free, str) else tuple(content_free)
@@ -130,13 +129,10 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         for name, value in (("input_key", input_key), ("output_key", output_key)):
             if value is not None and (not isinstance(value, str) or not value):
                 raise InvalidParameter(name, value, "a key (a string that is not empty) or None")
-        quiet = {"cache": False, "verbose": False, "callbacks": None}
-        self.llm: BaseChatModel | BaseLLM = llm.model_copy(update=quiet)
-        self.prompt = prompt
-        self.calibrate = bool(calibrate)
+        self.llm: BaseChatModel | BaseLLM = llm.model_copy(update={"cache": False, "verbose": False, "callbacks": None})
+        self.prompt, self.calibrate, self.instruction = prompt, bool(calibrate), instruction
         self.query_key, self.input_key, self.output_key = query_key, input_key, output_key
         self.content_free = texts
-        self.instruction = instruction
 
     @property
     def calls(self) -> int:
@@ -178,8 +174,6 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         scores = await self.ascores(input, patch_config(config, callbacks=run_manager.get_child()))
         return max(scores, key=scores.__getitem__)
 
-    # ------------------------------------------------------------------------------------------------ the calls
-
     def _requests(self, input: dict[str, Any], config: RunnableConfig | None) -> list[dict[str, Any]]:
         """The calls to the model: one for each prompt, or one for all where the model shares the prefix."""
         if not isinstance(input, Mapping) or self.query_key not in input:
@@ -190,8 +184,19 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if not all(isinstance(each, Mapping) and text in each and label in each for each in examples):
             raise InvalidParameter("examples", type(examples).__name__, f"mappings with the keys {text!r}, {label!r}")
         queries = [input[self.query_key], *self.content_free] if self.calibrate else [input[self.query_key]]
-        requests = [{**input, "examples": examples, self.query_key: query} for query in queries]
-        prompts = [self._prompt(request, text, label, config) for request in requests]
+        prompts: list[PromptValue] = []
+        for query in queries:
+            values = {**input, "examples": examples, self.query_key: query, "labels": list(self.labels)}
+            made: Any
+            if self.prompt is None:
+                pairs = [(str(each[text]), str(each[label])) for each in examples]
+                instruction = self.instruction.replace("{labels}", ", ".join(self.labels))
+                made = label_prompt(pairs, str(query), instruction=instruction)
+            else:
+                made = self.prompt.invoke(values, config) if isinstance(self.prompt, Runnable) else self.prompt(values)
+            if isinstance(made, str):
+                made = StringPromptValue(text=made)
+            prompts.append(made if isinstance(made, PromptValue) else ChatPromptValue(messages=list(made)))
         settings: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0, "logprobs": self.top_logprobs}
         if isinstance(self.llm, BaseChatModel):
             settings |= {"logprobs": True, "top_logprobs": self.top_logprobs}
@@ -199,19 +204,6 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if not getattr(self.llm, "accepts_shared_prefix", False):
             return [{**settings, "prompts": [prompt]} for prompt in prompts]
         return [{**settings, "prompts": prompts, "shared_prefix": True}]
-
-    def _prompt(self, input: dict[str, Any], text: str, label: str, config: RunnableConfig | None) -> PromptValue:
-        made: Any
-        if self.prompt is None:
-            examples = [(str(example[text]), str(example[label])) for example in input["examples"]]
-            instruction = self.instruction.replace("{labels}", ", ".join(self.labels))
-            made = label_prompt(examples, str(input[self.query_key]), instruction=instruction)
-        else:
-            values = {**input, "labels": list(self.labels)}
-            made = self.prompt.invoke(values, config) if isinstance(self.prompt, Runnable) else self.prompt(values)
-        if isinstance(made, PromptValue):
-            return made
-        return StringPromptValue(text=made) if isinstance(made, str) else ChatPromptValue(messages=list(made))
 
     def _combine(self, results: list[LLMResult]) -> dict[str, float]:
         scored = []
@@ -237,9 +229,6 @@ def label_prompt(examples: Sequence[tuple[str, str]], query: str, *, instruction
     blocks = [f"Input: {' '.join(text.split())}\nLabel: {' '.join(label.split())}" for text, label in examples]
     head = [instruction] if instruction else []
     return "\n\n".join([*head, *blocks, f"Input: {' '.join(query.split())}\nLabel:"])
-
-
-# ---------------------------------------------------------------------------------------------------------- scoring
 
 
 def label_scores(positions: Sequence[Position], labels: Sequence[str]) -> list[float]:
@@ -301,14 +290,8 @@ def _fitting(path: bytes, token: bytes, known: Sequence[str]) -> frozenset[int]:
 
 def _normal(text: str) -> str:
     """As labels are compared: composed characters, no case, no space or quote in front (tokenisers' marks included)."""
-    return (
-        unicodedata.normalize("NFC", text.replace("\u2581", " ").replace("\u0120", " "))
-        .casefold()
-        .lstrip(" \t\r\n\"'*`")
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the server's answer
+    composed = unicodedata.normalize("NFC", text.replace("\u2581", " ").replace("\u0120", " "))
+    return composed.casefold().lstrip(" \t\r\n\"'*`")
 
 
 def _positions(generation: Generation) -> list[Position]:
@@ -318,17 +301,20 @@ def _positions(generation: Generation) -> list[Position]:
         found = generation.message.response_metadata.get("logprobs")
     if not isinstance(found, Mapping):
         return []
-    raw: list[tuple[_Token, list[_Token]]]
+    raw: list[list[tuple[bytes, float | None]]] = []  # for each position the token taken, then the alternatives
     if found.get("content"):
-        raw = [(_entry(item), [_entry(other) for other in item.get("top_logprobs") or ()]) for item in found["content"]]
+        for item in found["content"]:
+            raw.append([])
+            for each in (item, *(item.get("top_logprobs") or ())):
+                read = each.get("bytes")
+                token = str(each.get("token", "")).encode() if read is None else bytes(read)
+                raw[-1].append((token, each.get("logprob")))
     else:
         columns = (found.get("tokens") or (), found.get("token_logprobs") or (), found.get("top_logprobs") or ())
-        raw = [
-            ((_legacy(token), value), [(_legacy(other), logprob) for other, logprob in (top or {}).items()])
-            for token, value, top in zip(*columns, strict=False)
-        ]
+        for token, value, top in zip(*columns, strict=False):
+            raw.append([(_legacy(each), logprob) for each, logprob in ((token, value), *(top or {}).items())])
     positions = []
-    for (taken, own), others in raw:
+    for (taken, own), *others in raw:
         entries: dict[bytes, float] = {}
         for token, value in others:
             if value is not None:  # two tokens may read the same
@@ -341,21 +327,9 @@ def _positions(generation: Generation) -> list[Position]:
     return positions
 
 
-def _entry(item: Mapping[str, Any]) -> _Token:
-    raw = item.get("bytes")
-    return (bytes(raw) if raw is not None else str(item.get("token", "")).encode()), item.get("logprob")
-
-
 def _legacy(token: str) -> bytes:
     """OpenAI writes half a character as ``bytes:\\xe2\\x80``."""
     if not token.startswith("bytes:"):
         return token.encode()
     parts = re.split(r"\\x([0-9a-f]{2})", token.removeprefix("bytes:"))
     return b"".join(bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts))
-
-
-def _tokens_needed(labels: Sequence[str]) -> int:
-    """The longest beginning that two labels share, in bytes (no token is shorter), and one token to tell them apart;
-    at most 16."""
-    known = sorted(_normal(label).encode() for label in labels)
-    return next(n for n in range(1, 17) if n == 16 or all(a[:n] != b[:n] for a, b in itertools.pairwise(known)))

@@ -7,7 +7,6 @@ import contextvars
 import copy
 import re
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -29,6 +28,7 @@ from langchain_dpicl.errors import (
 from langchain_dpicl.private.markers import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.store.base import PrivateStore
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -72,7 +72,7 @@ def acting_principal() -> str | None:
     return _principal.get()
 
 
-class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
+class AnyRelease(Released, Closed, Runnable[Any, Any]):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
@@ -82,8 +82,16 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
 
     budget: Budget
     selector: PoissonExampleSelector
+    store: PrivateStore
+    """The selector's."""
+    mechanism: str
+    """The mechanism that its line counts."""
+    options: Mapping[str, float]
+    """The mechanism's options that somebody chose."""
+    query_key: str
+    """The key under which a question goes in, as far as that is known."""
     line_name: str | None
-    """As the user gave it; None where the budget has one line."""
+    """As the user gave it; None if the budget has one line."""
     return_receipt: bool
     comes_in_pieces: bool = False
     """Whether a stream gives parts of an answer before the whole is made."""
@@ -91,41 +99,23 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
     """The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone."""
     _bound: tuple[object, BudgetLine] | None = None
 
-    @property
-    @abstractmethod
-    def mechanism(self) -> str:
-        """The mechanism that its line counts."""
-
-    @property
-    @abstractmethod
-    def options(self) -> Mapping[str, float]:
-        """The mechanism's options that somebody chose."""
-
-    @property
-    @abstractmethod
-    def query_key(self) -> str:
-        """Under which key a question goes in, as far as that is known."""
+    def _terms(self) -> dict[str, Any]:
+        """What the budget's line must agree with, besides mechanism and rate."""
+        explicit = self.selector.rate_is_explicit
+        return {"rate_is_explicit": explicit, "owners": self.selector.owners, "options": self.options}
 
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use.
 
         It is looked up once, and again if the budget or the selector's rate is another one.
         """
-        selector = self.selector
-        asked = (self.budget, self.line_name, selector.rate, selector.rate_is_explicit, selector.owners)
+        selector, terms = self.selector, self._terms()
+        asked = (self.budget, self.line_name, selector.rate, terms)
         if self._bound is None or self._bound[0] != asked:
             self.budget.watch(selector.store)
-            chosen: dict[str, float] = {} if self.noise is None else {"parameter": self.noise}
-            found = self.budget.line(
-                self.mechanism,
-                selector.rate,
-                name=self.line_name,
-                rate_is_explicit=selector.rate_is_explicit,
-                owners=selector.owners,
-                options=self.options,
-                fingerprint=selector.store.fingerprint,
-                **chosen,
-            )
+            chosen = {} if self.noise is None else {"parameter": self.noise}
+            more = {"name": self.line_name, "fingerprint": selector.store.fingerprint, **terms, **chosen}
+            found = self.budget.line(self.mechanism, selector.rate, **more)
             self._bound = asked, found
         return self._bound[1]
 
@@ -134,6 +124,7 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
 
         From now on, an owner whom the store forgets loses its tickets too. The owners are checked before the budget is
         frozen. From then on the only number of owners that counts is the plan's, whatever the store holds by now.
+        ``stacklevel``: of the user's line, for a warning.
         """
         budget, selector = self.budget, self.selector
         budget.watch(selector.store)
@@ -147,17 +138,10 @@ class AnyRelease(Released, Closed, Runnable[Any, Any], ABC):
                 f"delta={budget.delta:g} is not below 1/owners={1 / owners:g}: "
                 "such a delta would allow one owner's records to be published outright",
                 PrivacyWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=stacklevel,
             )
         if self.line_name is not None:
-            budget.declare(
-                self.line_name,
-                self.mechanism,
-                selector.rate,
-                rate_is_explicit=selector.rate_is_explicit,
-                owners=selector.owners,
-                options=self.options,
-            )
+            budget.declare(self.line_name, self.mechanism, selector.rate, **self._terms())
 
     def _told(self, answer: Any, receipt: Any) -> Any:
         """What a caller gets."""
@@ -248,24 +232,30 @@ def as_tool(
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
 
-    def asked(*alone: str, **values: str) -> Flow[tuple[str, Any]]:
+    def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
         given = {**dict(zip(arguments, alone, strict=False)), **values}
-        said = None
+        said = ""
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
-        except (PrivacyBudgetExceeded, ModelUnavailable) as error:
-            said = SPENT if isinstance(error, PrivacyBudgetExceeded) else UNAVAILABLE
-            said = ABSTAINED if isinstance(error, MembersAbstained) else said
-        if said is not None:
+        except PrivacyBudgetExceeded:
+            said = SPENT
+        except MembersAbstained:
+            said = ABSTAINED
+        except ModelUnavailable:
+            said = UNAVAILABLE
+        if said:
             raise ToolException(said)
-        return _told(answer)
+        receipt = None
+        if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
+            answer, receipt = answer["answer"], answer["receipt"]
+        return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer), receipt
 
     def call(*alone: str, **values: str) -> tuple[str, Any]:
-        return run(asked(*alone, **values))
+        return run(asked(alone, values))
 
     async def acall(*alone: str, **values: str) -> tuple[str, Any]:
-        return await arun(asked(*alone, **values))
+        return await arun(asked(alone, values))
 
     return StructuredTool.from_function(
         call,
@@ -276,13 +266,3 @@ def as_tool(
         response_format="content_and_artifact",
         handle_tool_error=True,
     )
-
-
-def _told(answer: Any) -> tuple[str, Any]:
-    """The answer as text for the agent, and the receipt where there is one."""
-    receipt = None
-    if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
-        answer, receipt = answer["answer"], answer["receipt"]
-    if isinstance(answer, ReleasedKeywords):
-        answer = ", ".join(answer)
-    return str(answer), receipt

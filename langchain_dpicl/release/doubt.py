@@ -1,8 +1,8 @@
 """Doubt about the model, kept for each caller apart.
 
-What makes a caller's next query ask the model a public question first is the outcome of that caller's own release, or
-the time since that caller's own last public question. Neither is looked at for anybody else: what a release said to one
-caller changes nothing that another one gets, pays or is refused.
+A caller's next query asks the model a public question first because of that caller's own release, or of the time since
+that caller's own last public question. Nobody else's doubt is affected: what a release said to one caller changes
+nothing that another one gets, pays or is refused.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ import math
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 
 MOST = 10_000
 """How many callers are remembered: those who asked last, whatever they were answered."""
 
 
+@dataclass(slots=True)
 class Doubt:
     """What one caller has seen of the model."""
 
-    __slots__ = ("answered_at", "suspected")
-
-    def __init__(self) -> None:
-        self.suspected = False
-        self.answered_at = -math.inf
-
-    def is_due(self, seconds: float = math.inf) -> bool:
-        """Whether a release or a public question failed, or none was answered for so many seconds."""
-        return self.suspected or time.monotonic() - self.answered_at > seconds
+    suspected: bool = False
+    answered_at: float = -math.inf
 
     @property
     def never_answered(self) -> bool:
         """Whether no public question was answered so far."""
         return self.answered_at == -math.inf
+
+    def is_due(self, seconds: float = math.inf) -> bool:
+        """Whether a release or a public question failed, or none was answered for so many seconds."""
+        return self.suspected or time.monotonic() - self.answered_at > seconds
 
     def judge(self, answered: bool) -> None:
         """A public question was answered, or not."""
@@ -53,7 +52,7 @@ class Doubts:
         self._lock = threading.Lock()
 
     def asked(self, caller: str) -> Doubt:
-        """A caller's, at the start of each request; "" stands for all callers where they share what they see."""
+        """A caller's, at the start of each request; "" stands for all callers if they share what they see."""
         with self._lock:
             doubt = self._held.setdefault(caller, Doubt())
             self._held.move_to_end(caller)

@@ -1,28 +1,31 @@
-"""The sealed release: `PrivateEnsemble`, `DPAggregate`, and what ``ensemble | DPAggregate(...)`` becomes."""
+"""The sealed release: `DPAggregate`, and the Runnable that ``ensemble | DPAggregate(...)`` becomes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import Budget, Charge, Receipt
+from langchain_dpicl.budget import Budget, Charge, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
-from langchain_dpicl.errors import (
-    InvalidParameter,
-    PrivacyBudgetExceeded,
-    UnsafeConfigurationError,
-)
+from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.markers import Closed
-from langchain_dpicl.release.base import check_budget
-from langchain_dpicl.release.members import Members, MembersRelease
+from langchain_dpicl.private.limits import TimeLimit
+from langchain_dpicl.private.sealing import seal_public
+from langchain_dpicl.private.sharing import public_copy
+from langchain_dpicl.release.base import AnyRelease, check_budget
+from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
 from langchain_dpicl.release.transaction import (
+    Charged,
+    Find,
+    Release,
+    Request,
     charge,
     checked,
     give_up,
@@ -31,107 +34,7 @@ from langchain_dpicl.release.transaction import (
 )
 
 T = TypeVar("T")
-
-
-class _Sealed(Runnable[Any, Any]):
-    """A Runnable that runs only as a part of a sealed release."""
-
-    _refusal: str
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-
-    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-
-    async def atransform(
-        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-        yield
-
-
-class PrivateEnsemble(Members, Closed, _Sealed):
-    """N parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
-
-    Parameters
-    ----------
-    selector
-        Draws the buckets; its ``members`` is N.
-    member
-        Any Runnable (or function, or mapping of Runnables). It gets the caller's input mapping plus ``examples``: a
-        list of mappings, empty for an empty bucket, so that the zero-shot prompt is asked. N calls are made for every
-        release, whatever was sampled. A member that raises, or whose answer is not usable, abstains.
-    max_concurrency
-        How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once: a
-        request that waits in the server is on its call's clock. The embedded model needs no limit.
-    timeout
-        Seconds that one call may take; the member then abstains, and no other call begins in its place before its
-        request has ended at the model. It counts the call's own work, from its own start: never its wait for a thread,
-        for the embedded model's slot, or for a server that asks it to wait (HTTP status 429: the request is repeated,
-        for ten minutes at most). Default "auto": 120 where every model of the member can be ended so (the embedded one,
-        and those of ``langchain-openai``), else None. None: no limit. Raises `InvalidParameter` for a model that
-        computes in this process; a model with an asynchronous call of its own keeps it in ``ainvoke`` and ``abatch``
-        alone. A model with a ``rate_limiter`` takes no limit. The clock cannot tell a call's work from its wait for
-        code that blocks the event loop or holds the interpreter's lock, for an HTTP client's pool of connections that
-        is smaller than ``max_concurrency``, or for public calls of the embedded model: one member can make others late
-        there. What hangs keeps its thread.
-    public
-        The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
-        private text is in them. Any other is refused: every member would find the same owners' documents there.
-    allow_state
-        What members may share although they change it, such as a rate limiter: objects, or names as the refusal shows
-        them. A chain that reads there what another call wrote voids the guarantee; name nothing that holds prompts,
-        examples, answers or facts about them.
-
-    ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
-    `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
-    caches, verbosity and callbacks off. A member that reaches a callback handler, a cache, checkpoints, a memory, a
-    chat history, a graph's store or an `ExemplarStore`, by whatever way, is refused: text would leave there, or members
-    would read each other's. So is a cached function with arguments; one without is called when the ensemble is made,
-    and what it gives is looked into.
-
-    What the member's functions can write (containers, attributes, variables) is compared around two calls on made-up
-    examples, once, before the first charge. What changed is refused, unless ``allow_state`` names it; see the README
-    for state that no check sees. Zero-shot answers, candidates and questions about the model's health are asked of a
-    copy, made with the ensemble, of everything but models, embeddings, public collections and classes: what an app
-    changes in its objects later does not reach them. What cannot be copied is refused.
-
-    The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
-    the values that the member was made with.
-
-    Each call is made on its own, never through ``batch``: there, one private prompt that is refused can fail its
-    neighbours in the same request, and one owner would then move more than one member's answer. Use a model server for
-    which one request does not change the answer to another.
-    """
-
-    _refusal = (
-        "a PrivateEnsemble shows private answers: it runs only inside `ensemble | DPAggregate(...)` "
-        "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
-    )
-
-    def __or__(self, other: Any) -> SealedRelease:  # type: ignore[override]
-        """Fuse with a `DPAggregate`; refuse everything else."""
-        if not isinstance(other, DPAggregate):
-            raise UnsafeConfigurationError(self._refusal)
-        return SealedRelease(self, other)
-
-    def pipe(self, *others: Any, name: str | None = None) -> Any:
-        """``ensemble.pipe(DPAggregate(...), ...)``: as `|`."""
-        if not others:
-            raise UnsafeConfigurationError(self._refusal)
-        sealed = self | others[0]
-        return sealed.pipe(*others[1:], name=name) if len(others) > 1 else sealed
-
-    def __repr__(self) -> str:
-        return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
+Configs = RunnableConfig | list[RunnableConfig] | None
 
 
 class AnswerWithReceipt(TypedDict):
@@ -141,7 +44,7 @@ class AnswerWithReceipt(TypedDict):
     receipt: Receipt
 
 
-class DPAggregate(_Sealed, Generic[T]):
+class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
     """An aggregator bound to a budget: the only way from private answers to a public one.
 
     Parameters
@@ -151,7 +54,7 @@ class DPAggregate(_Sealed, Generic[T]):
     budget
         Counts every release; its plan sets the noise.
     line
-        Which line of the budget counts these releases, where it has several.
+        Which line of the budget counts these releases, if it has several.
     noise
         The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone; a plan sets its own.
     return_receipt
@@ -180,11 +83,14 @@ class DPAggregate(_Sealed, Generic[T]):
         self.noise = noise
         self.return_receipt = bool(return_receipt)
 
+    def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease:
+        return SealedRelease(ensemble, self)
+
     def __repr__(self) -> str:
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-class SealedRelease(MembersRelease):
+class SealedRelease(AnyRelease, Release):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
@@ -196,10 +102,24 @@ class SealedRelease(MembersRelease):
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
-        super().__init__(ensemble, aggregate.aggregator, aggregate.budget, aggregate.line, aggregate.noise)
-        self.return_receipt = aggregate.return_receipt
-        self.name = "SealedRelease"
-        self._use_budget(stacklevel=4)
+        self.ensemble, self.selector, self.store = ensemble, ensemble.selector, ensemble.selector.store
+        self.aggregator, self.budget = aggregate.aggregator, aggregate.budget
+        self.line_name, self.noise, self.return_receipt = aggregate.line, aggregate.noise, aggregate.return_receipt
+        self.mechanism, self.options = self.aggregator.mechanism, self.aggregator.options
+        self.query_key, self.name = self.selector.nearest_to or "input", "SealedRelease"
+        if self.budget.tickets and self.selector.threshold is None:
+            bound = "given if the budget has tickets=True (-1 makes every owner eligible)"
+            raise InvalidParameter("threshold", None, bound)
+        self._randomness: Randomness = SecureRandomness()
+        self._candidates: tuple[Runnable[Any, Any], int, float | None] | None = None  # chain, number, time limit
+        if (calls := self.aggregator.public_calls()) is not None:
+            sealed = seal_public(calls.chain, public=ensemble.public, allow_state=ensemble.allow_state)
+            limit = TimeLimit(sealed, "auto")
+            chain, _ = public_copy(limit.prepared, ensemble.allow_state)
+            self._candidates = chain, calls.count, None if limit.seconds is None else ensemble.timeout
+        gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
+        self._variant = f"{self.aggregator.variant} members={ensemble.members}{ensemble.variant}{gate}"
+        self._use_budget(stacklevel=5)
 
     @property
     def InputType(self) -> Any:
@@ -210,6 +130,83 @@ class SealedRelease(MembersRelease):
     def OutputType(self) -> Any:
         """The release's type, or the answer with its receipt."""
         return AnswerWithReceipt if self.return_receipt else self.aggregator.release_type
+
+    def __repr__(self) -> str:
+        return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"
+
+    # -- the steps of its transaction ----------------------------------------------------------------------------------
+
+    def check(self, values: Any) -> Request:
+        """The member's own checks, and the line of the plan."""
+        asked = self.ensemble.check_request(values)
+        request = self.request(asked, self.line(), asked, self._variant, asked)
+        self.ensemble.doubts.asked(request.caller)
+        return request
+
+    def _health(self, request: Request) -> tuple[bool, str]:
+        """Whether a release would tell that the members fail; and whose doubt about them counts."""
+        return self.aggregator.tells(self.ensemble.members, request.line.parameter), request.caller
+
+    def calls_public(self, request: Request) -> bool:
+        """Whether a query asks for calls, of a model or of an embedding, before its charge."""
+        asks = self._candidates is not None or self.selector.nearest_to is not None
+        return asks or self.ensemble.unproven or self.ensemble.doubtful(*self._health(request))
+
+    def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
+        """The aggregator for this query, and the query's embedding."""
+        values, vector, answers = request.asked, None, ()
+        if self.selector.nearest_to is not None:
+            text = values[self.selector.nearest_to]
+            vector = yield Either(partial(self.store.embed_query, text), partial(self.store.aembed_query, text))
+        if self._candidates is not None:
+            chain, count, timeout = self._candidates
+            answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
+        aggregator = self.aggregator.prepare(values, request.line.options, answers)
+        yield from self.ensemble.check_sharing(values, aggregator)
+        yield from self.ensemble.check_health(values, aggregator, *self._health(request))
+        return aggregator, vector
+
+    def eligible(self, ready: Any) -> Find | None:
+        """Finds the owners near enough to the query."""
+        return None if ready is None or ready[1] is None else partial(self.selector.eligible, ready[1])
+
+    def work(self, charged: Charged) -> Flow[Any]:
+        """Sample, call the members, aggregate."""
+        (aggregator, vector), line, values = charged.ready, charged.request.line, charged.request.asked
+        outputs = yield from self.ensemble.outputs(values, line.rate, aggregator, vector, charged.participants)
+        return (yield partial(aggregator.aggregate, outputs, line.parameter, self._randomness))
+
+    def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
+        """The aggregator says what became of the release."""
+        return self.aggregator.outcome(release), None if release is None else self.aggregator.dump(release), 0
+
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
+        """The release, or `MembersAbstained` if it says so."""
+        yield from ()
+        if self.aggregator.outcome(release) != "released":  # ask a public question before this caller's next charge
+            self.ensemble.doubts.of(charged.request.caller).suspected = True
+        if release is None:
+            raise MembersAbstained
+        return release
+
+    def replay(self, request: Request, known: Replayed) -> Flow[Any]:
+        """The aggregator reads what it wrote."""
+        yield from ()
+        return self.aggregator.load(known.answer, request.asked)
+
+    def unreleased(self, request: Request) -> Flow[tuple[Any, Receipt]] | None:
+        """The public member's answer, if the deployer asked for it."""
+
+        def zero_shot() -> Flow[tuple[Any, Receipt]]:
+            ensemble, values = self.ensemble, request.asked
+            question = ensemble.public_request(values)
+            (output,) = yield ensemble.calls(ensemble.public_member, [question], timeout=ensemble.timeout)
+            answer = None if output is boundary.ABSTAIN else self.aggregator.zero_shot(output, values)
+            if answer is None:
+                raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")
+            return answer, request.line.unreleased_receipt(request.principal)
+
+        return zero_shot() if self.budget.on_exhausted == "zero_shot" else None
 
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
@@ -232,7 +229,7 @@ class SealedRelease(MembersRelease):
     def batch(
         self,
         inputs: list[dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
+        config: Configs = None,
         *,
         return_exceptions: bool = False,
         **kwargs: Any,
@@ -250,7 +247,7 @@ class SealedRelease(MembersRelease):
     async def abatch(
         self,
         inputs: list[dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
+        config: Configs = None,
         *,
         return_exceptions: bool = False,
         **kwargs: Any,
@@ -261,12 +258,7 @@ class SealedRelease(MembersRelease):
         boundary.check_loop()
         return await arun(self._batch(inputs, config, kwargs))
 
-    def _batch(
-        self,
-        inputs: list[dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None,
-        options: Mapping[str, Any],
-    ) -> Flow[list[Any]]:
+    def _batch(self, inputs: list[dict[str, Any]], config: Configs, options: Mapping[str, Any]) -> Flow[list[Any]]:
         """All are checked, all are charged or none, and each is answered in a run of its own."""
         configs = get_config_list(config, len(inputs))
         at_once = ensure_config(configs[0]).get("max_concurrency")
@@ -281,11 +273,11 @@ class SealedRelease(MembersRelease):
             given = inputs, config
             one_by_one = Either(partial(super().batch, *given, **options), partial(super().abatch, *given, **options))
             return list((yield one_by_one))
+        first = list(range(len(inputs)))  # equal queries share a charge: the first of them is released
         seen: dict[int, int] = {}
-        first = [
-            seen.setdefault(id(each.entry), i) if isinstance(each.entry, Charge) else i
-            for i, each in enumerate(entries)
-        ]  # equal queries share a charge: they are released once
+        for i, charged in enumerate(entries):
+            if isinstance(charged.entry, Charge):
+                first[i] = seen.setdefault(id(charged.entry), i)
         settled: dict[int, tuple[Any, Receipt]] = {}
 
         def one(i: int) -> Flow[Any]:
@@ -306,25 +298,17 @@ class SealedRelease(MembersRelease):
             for i in alone:
                 give_up(entries[i])
             raise
-        answers = dict(zip(alone, found, strict=True))
+        released, answers = dict(zip(alone, found, strict=True)), list[Any]()
         for i in range(len(inputs)):
-            if i not in answers:
-                answers[i] = yield from self._traced(one(i), inputs[i], configs[i])
-        return [answers[i] for i in range(len(inputs))]
+            answers.append(released[i] if i in released else (yield from self._traced(one(i), inputs[i], configs[i])))
+        return answers
 
     def _traced(self, flow: Flow[Any], value: Any, config: RunnableConfig) -> Flow[Any]:
         """The flow as a run of its own, for the callbacks of one input of a batch."""
 
-        def here() -> Any:
-            return self._call_with_config(lambda _: run(flow), value, config)
-
-        async def awaited() -> Any:
-            async def settled(_: Any) -> Any:
-                return await arun(flow)
-
-            return await self._acall_with_config(settled, value, config)
-
-        return (yield Either(here, awaited))
-
-    def __repr__(self) -> str:
-        return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"
+        return (
+            yield Either(
+                lambda: self._call_with_config(lambda _: run(flow), value, config),
+                lambda: self._acall_with_config(lambda _: arun(flow), value, config),
+            )
+        )

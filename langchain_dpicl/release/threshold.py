@@ -101,7 +101,7 @@ def release_threshold(
     grid
         Distinct thresholds between -1 and 1, chosen without a look at the store.
     line
-        The budget's line, where it has several.
+        The budget's line, if it has several.
     noise
         eps0, for a `PrivacyBudget.filtered` alone; a plan sets its own.
 
@@ -114,56 +114,36 @@ def release_threshold(
     """
     if not isinstance(store, PrivateStore):
         raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
-    asked, wanted, steps = public_texts("queries", queries), checks.whole("eligible", eligible), _steps(grid)
-    check_budget(budget, noise)
-    if budget.scope != "shared":
-        alone = "every caller meets the threshold: give it a small budget of its own"
-        raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
-    budget.watch(store)
-    released, receipt = run(transact(_Draw(store, budget, line, noise), (asked, wanted, steps)))
-    return ReleasedThreshold(released, wanted, receipt)
-
-
-def _steps(grid: Sequence[float]) -> tuple[float, ...]:
-    """The grid, ascending."""
+    asked, wanted = public_texts("queries", queries), checks.whole("eligible", eligible)
     if isinstance(grid, str) or not isinstance(grid, (Sequence, np.ndarray)) or len(grid) < 2:
         raise InvalidParameter("grid", type(grid).__name__, "a list of at least two thresholds")
     steps = sorted(checks.real(f"grid[{i}]", step, at_least=-1.0, at_most=1.0) for i, step in enumerate(grid))
     if len(set(steps)) != len(steps):
         raise InvalidParameter("grid", f"{len(steps)} thresholds", "thresholds that differ from one another")
-    return tuple(steps)
+    check_budget(budget, noise)
+    if budget.scope != "shared":
+        alone = "every caller meets the threshold: give it a small budget of its own"
+        raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
+    budget.watch(store)
+    released, receipt = run(transact(_Draw(store, budget, line, noise), (asked, wanted, tuple(steps))))
+    return ReleasedThreshold(released, wanted, receipt)
 
 
 class _Draw(Release):
     """The steps of a threshold's release. A request is its queries, the wanted number and the grid."""
 
     def __init__(self, store: PrivateStore, budget: Budget, line_name: str | None, noise: float | None) -> None:
-        self._store = store
-        self.budget = budget
-        self._line_name = line_name
+        self.store, self.budget, self._line_name = store, budget, line_name
         self._chosen: dict[str, Any] = {} if noise is None else {"parameter": noise}
         self._randomness: Randomness = SecureRandomness()
-
-    @property
-    def store(self) -> PrivateStore:
-        """The private exemplars."""
-        return self._store
 
     def check(self, values: tuple[list[str], int, tuple[float, ...]]) -> Request:
         """`PlanMismatch` unless all owners take part in the budget's line."""
         queries, wanted, steps = values
-        store = self._store
-        line = self.budget.line(
-            MECHANISM,
-            1.0,
-            name=self._line_name,
-            rate_is_explicit=True,
-            options={},
-            fingerprint=store.fingerprint,
-            **self._chosen,
-        )
+        about: dict[str, Any] = {"options": {}, "fingerprint": self.store.fingerprint, **self._chosen}
+        line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True, **about)
         content = {"queries": queries, "eligible": wanted, "grid": list(steps)}
-        return self.request(values, line, content, f"{MECHANISM} {store.dimension}", content)
+        return self.request(values, line, content, f"{MECHANISM} {self.store.dimension}", content)
 
     def calls_public(self, request: Request) -> bool:
         """The store's model embeds the queries."""
@@ -172,13 +152,13 @@ class _Draw(Release):
     def prepare(self, request: Request) -> Flow[list[Vectors]]:
         """The queries' embeddings."""
         yield from ()
-        return [self._store.embed_query(text) for text in request.asked[0]]
+        return [self.store.embed_query(text) for text in request.asked[0]]
 
     def eligible(self, ready: Any) -> Find | None:
         """Every owner."""
 
         def everybody() -> Numbers:
-            with self._store.reading() as view:
+            with self.store.reading() as view:
                 return view.numbers
 
         return None if ready is None else everybody
@@ -186,8 +166,9 @@ class _Draw(Release):
     def work(self, charged: Charged) -> Flow[float]:
         """Count the owners, and draw."""
         (_, wanted, steps), eps0 = charged.request.asked, charged.request.line.parameter
-        drawn = partial(_choose, self._store, charged.ready, steps, wanted, eps0, self._randomness)
-        return float(steps[(yield partial(drawn, charged.participants))])
+        who = charged.participants
+        drawn = yield partial(_choose, self.store, charged.ready, steps, wanted, eps0, self._randomness, who)
+        return float(steps[drawn])
 
     def kept(self, charged: Charged, release: float) -> tuple[str, str | None, int]:
         """A threshold is always released."""

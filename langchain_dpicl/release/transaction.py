@@ -71,13 +71,10 @@ class Release(ABC):
     """What a kind of release does in each step of its transaction."""
 
     budget: Budget
+    store: PrivateStore
+    """The private exemplars."""
     units: int = 1
     """How many of its line one release may use at most: an answer's tokens. It takes fewer if fewer are left."""
-
-    @property
-    @abstractmethod
-    def store(self) -> PrivateStore:
-        """The private exemplars."""
 
     @abstractmethod
     def check(self, values: Any) -> Request:
@@ -177,11 +174,17 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
     if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
         return [open_charge]
     pay = partial(line.charging, IN_TRANSACTION, ids, principal)
+
+    def by_owners(find: Sequence[Find | None]) -> Flow[Entries]:
+        """Find each query's eligible owners, and charge them. Private."""
+        owners = yield lambda: [None if each is None else line.ask(release.store, each()) for each in find]
+        return (yield from pay(owners=owners))
+
     if line.tickets is not None:
-        find = [None if each is None else release.eligible(each) for each in ready]
-        found = yield from guarded(_paid(line, release.store, find, pay), (DPICLError,))
+        finds = [None if each is None else release.eligible(each) for each in ready]
+        found = yield from guarded(by_owners(finds), (DPICLError,))
         if isinstance(found, Failed):
-            raise found.error(_not_charged)
+            raise found.error(lambda: LedgerError("the owners of a query could not be charged: nothing was released"))
         return found
     while True:
         try:
@@ -191,21 +194,6 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
             if not left:
                 raise
         units = min(units, left)
-
-
-def _paid(
-    line: BudgetLine, store: PrivateStore, find: Sequence[Find | None], pay: Callable[..., Flow[Entries]]
-) -> Flow[Entries]:
-    """Find each query's eligible owners, and charge them. Private."""
-
-    def eligible() -> list[Any]:
-        return [None if each is None else line.ask(store, each()) for each in find]
-
-    return (yield from pay(owners=(yield eligible)))
-
-
-def _not_charged() -> LedgerError:
-    return LedgerError("the owners of a query could not be charged: nothing was released")
 
 
 def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
@@ -219,9 +207,8 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
             give_up(charged)
         raise found.error()
     outcome, answer, unused = release.kept(charged, found)
-    receipt = request.line.record(
-        entry, outcome, answer, unused=unused, text=request.text
-    )  # no cancellation comes between
+    # No cancellation comes between the work and its record.
+    receipt = request.line.record(entry, outcome, answer, unused=unused, text=request.text)
     return (yield from release.answer(charged, found, receipt)), receipt
 
 

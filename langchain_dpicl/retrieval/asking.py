@@ -22,7 +22,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private.reach import is_named
-from langchain_dpicl.release.sealed import PrivateEnsemble
+from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 Form = Literal["text", "mapping"]

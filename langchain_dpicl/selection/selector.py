@@ -134,8 +134,10 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if threshold is not None:
             threshold = threshold if callable(threshold) else _threshold(threshold)
             nearest_to = "input" if nearest_to is None else nearest_to
+        elif eligible is not None:
+            raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
         self.threshold = threshold
-        crowd = _crowd(threshold, eligible)
+        crowd = None if eligible is None else checks.whole("eligible", eligible)
         self.rate_is_explicit = rate is not None
         self.owners: int | None = None
         """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
@@ -160,12 +162,16 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
             raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
         self.nearest_to = nearest_to
-        if max_exemplars is None:
-            max_exemplars = _cap(expected, nearest_to is not None and threshold is None, self.exemplars_per_owner)
+        if max_exemplars is None:  # max(2 e, e + 4) for e expected exemplars, rounded up
+            if nearest_to is not None and threshold is None:
+                raise InvalidParameter("max_exemplars", None, "given where nearest_to is: how many a member gets")
+            if expected is None:
+                bound = "given where rate is, without eligible: how many a member gets at most, a number that is public"
+                raise InvalidParameter("max_exemplars", None, bound)
+            expected *= self.exemplars_per_owner
+            max_exemplars = max(math.ceil(2 * expected), math.ceil(expected) + 4)
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
-
-    # -- the plan that is to be frozen --------------------------------------------------------------------------------
 
     def choose_rate(self, shots: int) -> None:
         """Propose the rate at which a member sees so many of the owners that the store holds now, on average.
@@ -190,8 +196,6 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             bound = f"members * shots must not exceed the number of owners ({self.owners})"
             raise InvalidParameter("shots", self._shots, bound)
 
-    # -- the query, which is public -----------------------------------------------------------------------------------
-
     def check_query(self, values: Mapping[str, Any]) -> None:
         """Refuse a request without a text to be near to. Raises `InvalidParameter`; never shows the input."""
         if self.nearest_to is None:
@@ -200,15 +204,12 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if not isinstance(text, str):
             raise InvalidParameter("input", sorted(values), f"a mapping with a text under {self.nearest_to!r}")
         if not text.strip():
-            raise InvalidParameter(
-                "input", f"{len(text)} characters", f"a text that is not empty as {self.nearest_to!r}"
-            )
+            bound = f"a text that is not empty as {self.nearest_to!r}"
+            raise InvalidParameter("input", f"{len(text)} characters", bound)
 
     def embed_query(self, values: Mapping[str, Any]) -> Vectors | None:
         """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does."""
         return None if self.nearest_to is None else self.store.embed_query(values[self.nearest_to])
-
-    # -- the private side ---------------------------------------------------------------------------------------------
 
     def eligible(self, query: Vectors) -> Numbers:
         """The owners whom the gate lets through for a query. Private."""
@@ -256,8 +257,6 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             buckets[member].append(exemplar)
         return buckets
 
-    # -- LangChain's selector -----------------------------------------------------------------------------------------
-
     def add_example(self, example: dict[str, str]) -> Any:
         """Add one private exemplar, its own owner, to the store."""
         return self.store.add([example])[0]
@@ -290,24 +289,6 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
 def _threshold(value: object) -> float:
     return checks.real("threshold", value, at_least=-1.0, at_most=1.0)
-
-
-def _crowd(threshold: object, eligible: int | None) -> int | None:
-    """The public estimate of how many owners flip a coin; None if there is none."""
-    if threshold is None and eligible is not None:
-        raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
-    return None if eligible is None else checks.whole("eligible", eligible)
-
-
-def _cap(expected: Fraction | None, blind_nearest: bool, exemplars_per_owner: int) -> int:
-    """The default of ``max_exemplars``, in whole numbers: max(2 e, e + 4) for e expected exemplars, rounded up."""
-    if blind_nearest:
-        raise InvalidParameter("max_exemplars", None, "given where nearest_to is: how many a member gets")
-    if expected is None:
-        bound = "given where rate is, without eligible: how many a member gets at most, a number that is public"
-        raise InvalidParameter("max_exemplars", None, bound)
-    expected *= exemplars_per_owner
-    return max(math.ceil(2 * expected), math.ceil(expected) + 4)
 
 
 def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:

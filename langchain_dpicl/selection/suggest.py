@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
@@ -92,17 +91,35 @@ def suggest_threshold(
     cannot be embedded.
     """
     asked, shown = public_texts("queries", queries), public_texts("texts", texts)
-    slots = _slots(owner_of, len(shown))
+    slots = np.arange(len(shown), dtype=np.int64)  # for each text the position of its owner
+    if owner_of is not None:
+        if isinstance(owner_of, str) or not isinstance(owner_of, Sequence) or len(owner_of) != len(shown):
+            bound = f"a list with one owner for each of {len(shown)} texts"
+            raise InvalidParameter("owner_of", type(owner_of).__name__, bound)
+        places: dict[str, int] = {}
+        for i, owner in enumerate(owner_of):
+            if isinstance(owner, bool) or not isinstance(owner, (str, int)):
+                raise InvalidParameter(f"owner_of[{i}]", type(owner).__name__, "a text or a whole number")
+            slots[i] = places.setdefault(str(owner), len(places))
     held = int(slots.max()) + 1
     crowd = held if owners is None else checks.whole("owners", owners)
-    wanted = _share(share, eligible, None if owners is None else crowd)
+    if (share is None) == (eligible is None):
+        raise InvalidParameter("share", share, "exactly one of share and eligible")
+    if share is not None:
+        wanted = checks.probability("share", share)
+    elif owners is None:
+        raise InvalidParameter("owners", None, "given with eligible: of how many owners that is")
+    else:
+        wanted = checks.whole("eligible", eligible, at_most=crowd) / crowd
     pairs = wanted * len(asked) * held
     if pairs < 1.0:
-        raise InvalidParameter(
-            "share", wanted, f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
-        )
+        bound = f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
+        raise InvalidParameter("share", wanted, bound)
     matrix = vectors.embed(embeddings, shown, progress=False)
-    best = np.stack([_best(matrix, slots, _embedded(embeddings, text, matrix)) for text in asked])
+    best = np.full((len(asked), held), -np.inf, np.float32)  # the similarity of each owner's best text to each query
+    for row, text in zip(best, asked, strict=True):
+        query = vectors.embed_query(embeddings, text, matrix.shape[1])
+        np.maximum.at(row, slots, vectors.inner_products(matrix, np.arange(len(matrix)), query))
     last = min(best.size, math.ceil(pairs - 1e-9))
     nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
     threshold = max(-1.0, math.floor(min(1.0, nearest) * 10**_DIGITS) / 10**_DIGITS)
@@ -122,40 +139,6 @@ def public_texts(name: str, texts: object) -> list[str]:
         if not isinstance(text, str) or not text.strip():
             raise InvalidParameter(f"{name}[{i}]", type(text).__name__, "a text that is not empty")
     return list(texts)
-
-
-def _slots(owner_of: Sequence[str | int] | None, count: int) -> NDArray[np.int64]:
-    """For each text the position of its owner."""
-    if owner_of is None:
-        return np.arange(count, dtype=np.int64)
-    if isinstance(owner_of, str) or not isinstance(owner_of, Sequence) or len(owner_of) != count:
-        raise InvalidParameter("owner_of", type(owner_of).__name__, f"a list with one owner for each of {count} texts")
-    for i, owner in enumerate(owner_of):
-        if isinstance(owner, bool) or not isinstance(owner, (str, int)):
-            raise InvalidParameter(f"owner_of[{i}]", type(owner).__name__, "a text or a whole number")
-    places: dict[str, int] = {}
-    return np.array([places.setdefault(str(owner), len(places)) for owner in owner_of], np.int64)
-
-
-def _share(share: float | None, eligible: int | None, owners: int | None) -> float:
-    if (share is None) == (eligible is None):
-        raise InvalidParameter("share", share, "exactly one of share and eligible")
-    if share is not None:
-        return checks.probability("share", share)
-    if owners is None:
-        raise InvalidParameter("owners", None, "given with eligible: of how many owners that is")
-    return checks.whole("eligible", eligible, at_most=owners) / owners
-
-
-def _embedded(embeddings: Embeddings, text: str, matrix: Vectors) -> Vectors:
-    return vectors.embed_query(embeddings, text, matrix.shape[1])
-
-
-def _best(matrix: Vectors, slots: NDArray[np.int64], query: Vectors) -> NDArray[np.float32]:
-    """The similarity of each owner's best text to the query."""
-    best = np.full(int(slots.max()) + 1, -np.inf, np.float32)
-    np.maximum.at(best, slots, vectors.inner_products(matrix, np.arange(len(matrix)), query))
-    return best
 
 
 class ShareThreshold:

@@ -9,7 +9,7 @@ import pytest
 
 from langchain_dpicl import MembersAbstained, NoisyVote, ReleaseFailed
 from langchain_dpicl.release import transaction
-from langchain_dpicl.release.members import MembersRelease
+from langchain_dpicl.release.sealed import SealedRelease
 from langchain_dpicl.release.transaction import Charged
 
 Patch = pytest.MonkeyPatch
@@ -78,7 +78,7 @@ def within_the_except_block(work: Any) -> Any:
         raise ReleaseFailed from None
 
 
-def a_members_own_answer(self: MembersRelease, charged: Charged) -> Any:
+def a_members_own_answer(self: SealedRelease, charged: Charged) -> Any:
     """The mutant: where no label can be released, what a member said."""
     (aggregator, vector), line = charged.ready, charged.request.line
     outputs = yield from self.ensemble.outputs(charged.request.asked, line.rate, query=vector)  # not encoded
@@ -107,7 +107,7 @@ def test_14_a_private_text_of_a_failed_call_is_caught(
 ) -> None:
     check(sealed_of, budget_of, canary, canary_free)
     if mutant is a_members_own_answer:
-        monkeypatch.setattr(MembersRelease, "work", mutant)
+        monkeypatch.setattr(SealedRelease, "work", mutant)
     else:
         monkeypatch.setattr(transaction, "guarded", mutant)
     with pytest.raises(AssertionError, match=says):

@@ -51,7 +51,7 @@ def check(sealed_of: Callable[..., Any], store: ExemplarStore) -> None:
 
 def a_seed_in_the_release(patch: Patch, seeded: Seeded) -> None:
     """The mutant: the sealed step's generator has a seed."""
-    patch.setattr("langchain_dpicl.release.members.SecureRandomness", lambda: seeded(7))
+    patch.setattr("langchain_dpicl.release.sealed.SecureRandomness", lambda: seeded(7))
 
 
 def a_seed_in_the_selector(patch: Patch, seeded: Seeded) -> None:
