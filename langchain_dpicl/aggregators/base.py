@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from langchain_core.messages import BaseMessage
@@ -16,14 +15,6 @@ from langchain_dpicl.privacy.noise import Randomness
 T = TypeVar("T")
 
 Outcome = Literal["released", "zero-shot fallback", "members abstained"]
-
-
-@dataclass(frozen=True)
-class PublicCalls:
-    """Zero-shot calls that an aggregator wants for each query: they see the query and no private example."""
-
-    chain: Runnable[Any, Any]
-    count: int
 
 
 class Aggregator(ABC, Generic[T]):
@@ -51,8 +42,11 @@ class Aggregator(ABC, Generic[T]):
         """Further public parameters of the mechanism, which the plan freezes."""
         return {}
 
-    def public_calls(self) -> PublicCalls | None:
-        """The zero-shot calls whose answers `prepare` gets; None for none."""
+    def public_calls(self) -> tuple[Runnable[Any, Any], int] | None:
+        """The zero-shot calls whose answers `prepare` gets: a chain, and their number. None for none.
+
+        They see the query and no private example.
+        """
         return None
 
     def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:

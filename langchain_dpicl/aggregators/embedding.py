@@ -14,7 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.base import Aggregator, PublicCalls, text_of
+from langchain_dpicl.aggregators.base import Aggregator, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
@@ -105,8 +105,8 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     def options(self) -> Mapping[str, float]:
         return {"step": 1.0 / STEPS}
 
-    def public_calls(self) -> PublicCalls | None:
-        return None if self._chain is None else PublicCalls(self._chain, self.n_candidates)
+    def public_calls(self) -> tuple[Runnable[Any, Any], int] | None:
+        return None if self._chain is None else (self._chain, self.n_candidates)
 
     def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
         """With the candidates embedded. Raises `ModelUnavailable` if there are none."""

@@ -7,7 +7,7 @@ import copy
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -44,17 +44,6 @@ class Sealed(Runnable[Any, Any]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
         """Refused."""
         raise UnsafeConfigurationError(self._refusal)
-
-    def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-
-    async def atransform(
-        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-        yield
 
 
 class Aggregation(Sealed, Generic[R]):

@@ -113,10 +113,10 @@ class SealedRelease(AnyRelease, Release):
         self._randomness: Randomness = SecureRandomness()
         self._candidates: tuple[Runnable[Any, Any], int, float | None] | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
-            sealed = seal_public(calls.chain, public=ensemble.public, allow_state=ensemble.allow_state)
+            sealed = seal_public(calls[0], public=ensemble.public, allow_state=ensemble.allow_state)
             limit = TimeLimit(sealed, "auto")
             chain, _ = public_copy(limit.prepared, ensemble.allow_state)
-            self._candidates = chain, calls.count, None if limit.seconds is None else ensemble.timeout
+            self._candidates = chain, calls[1], None if limit.seconds is None else ensemble.timeout
         gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
         self._variant = f"{self.aggregator.variant} members={ensemble.members}{ensemble.variant}{gate}"
         self._use_budget(stacklevel=5)
@@ -227,12 +227,7 @@ class SealedRelease(AnyRelease, Release):
         return self._told(*await arun(transact(self, values)))
 
     def batch(
-        self,
-        inputs: list[dict[str, Any]],
-        config: Configs = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
+        self, inputs: list[dict[str, Any]], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
         """n releases, charged together before the first member is called: all n, or none and `PrivacyBudgetExceeded`.
 
@@ -245,12 +240,7 @@ class SealedRelease(AnyRelease, Release):
         return run(self._batch(inputs, config, kwargs))
 
     async def abatch(
-        self,
-        inputs: list[dict[str, Any]],
-        config: Configs = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
+        self, inputs: list[dict[str, Any]], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
         """`batch`, asynchronously."""
         if return_exceptions or not inputs:

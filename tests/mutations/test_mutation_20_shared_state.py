@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl import DPAggregate, NoisyVote, PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
-from langchain_dpicl.release import members as module
+from langchain_dpicl.release import ensemble as module
 
 MEMBERS = 20
 QUESTION = {"input": "why does she cough?"}
