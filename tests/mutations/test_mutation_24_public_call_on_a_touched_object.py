@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import ModelUnavailable
-from langchain_dpicl.release import members as module
+from langchain_dpicl.release import ensemble as module
 
 QUESTION = {"input": "why does she cough?"}
 
