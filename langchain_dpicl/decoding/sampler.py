@@ -22,13 +22,12 @@ from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release.base import check_budget
+from langchain_dpicl.release.base import Configs, check_budget
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.release.transaction import checked, transact
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 
 Input = str | Mapping[str, Any]
-Configs = RunnableConfig | list[RunnableConfig] | None
 
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """Answers of a batch that run at once by default: as many as a pool of threads has."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import Field, create_model
 
 from langchain_dpicl.aggregators import ReleasedKeywords
@@ -32,6 +32,8 @@ from langchain_dpicl.store.base import PrivateStore
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
+
+Configs = RunnableConfig | list[RunnableConfig] | None
 
 _ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _TAKEN = {"self", "config", "run_manager", "callbacks", "args", "kwargs", "model_config"}

@@ -19,7 +19,7 @@ from langchain_dpicl.private import boundary
 from langchain_dpicl.private.limits import TimeLimit
 from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import public_copy
-from langchain_dpicl.release.base import AnyRelease, check_budget
+from langchain_dpicl.release.base import AnyRelease, Configs, check_budget
 from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
 from langchain_dpicl.release.transaction import (
     Charged,
@@ -34,7 +34,6 @@ from langchain_dpicl.release.transaction import (
 )
 
 T = TypeVar("T")
-Configs = RunnableConfig | list[RunnableConfig] | None
 
 
 class AnswerWithReceipt(TypedDict):
