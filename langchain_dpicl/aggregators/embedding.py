@@ -117,8 +117,8 @@ class EmbeddingMean(Aggregator[str | list[float]]):
                 elif self._dimension == 0:
                     texts, units = self._usable(self._texts)
                     if lost := next((text for text in self._texts if text not in texts), None):
-                        where = f"candidates[{self._texts.index(lost)}]"
-                        raise InvalidParameter(where, lost, "a text with a finite, non-zero embedding")
+                        name = f"candidates[{self._texts.index(lost)}]"
+                        raise InvalidParameter(name, lost, "a text with a finite, non-zero embedding")
                     self._units, self._dimension = units, units.shape[1]
             return self
         written = [text for answer in answers if (text := (text_of(answer) or "").strip())]

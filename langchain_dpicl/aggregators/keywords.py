@@ -201,8 +201,8 @@ class _JointEM(Keywords):
             bound._set_domain(text for text in values.values() if isinstance(text, str))
             bound.k = min(self.k, len(bound._spelling))
             if not bound.k:
-                bound_to = "at least one value with a word that is not a stop word"
-                raise InvalidParameter("input", sorted(values), bound_to)
+                needed = "at least one value with a word that is not a stop word"
+                raise InvalidParameter("input", sorted(values), needed)
         return bound
 
     def encode(self, output: object) -> object:

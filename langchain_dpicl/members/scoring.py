@@ -86,7 +86,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
     Raises
     ------
     InvalidParameter
-        From the constructor for bad arguments; from a call where the input lacks the query, an example lacks a key,
+        From the constructor for bad arguments; from a call if the input lacks the query, an example lacks a key,
         or the server returns no log-probabilities. The messages show no text of the input.
     """
 
@@ -175,7 +175,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         return max(scores, key=scores.__getitem__)
 
     def _requests(self, input: dict[str, Any], config: RunnableConfig | None) -> list[dict[str, Any]]:
-        """The calls to the model: one for each prompt, or one for all where the model shares the prefix."""
+        """The calls to the model: one for each prompt, or one for all if the model shares the prefix."""
         if not isinstance(input, Mapping) or self.query_key not in input:
             raise InvalidParameter("query_key", self.query_key, "a key of the input")
         examples = input.get("examples") or []
@@ -295,7 +295,7 @@ def _normal(text: str) -> str:
 
 
 def _positions(generation: Generation) -> list[Position]:
-    """Log-probabilities in either of OpenAI's two shapes; empty where there are none."""
+    """Log-probabilities in either of OpenAI's two shapes; empty if there are none."""
     found: Any = (generation.generation_info or {}).get("logprobs")
     if not found and isinstance(generation, ChatGeneration):
         found = generation.message.response_metadata.get("logprobs")

@@ -72,7 +72,7 @@ class PrivateEnsemble(Closed, Sealed):
         Seconds that one call may take; the member then abstains, and no other call begins in its place before its
         request has ended at the model. It counts the call's own work, from its own start: never its wait for a thread,
         for the embedded model's slot, or for a server that asks it to wait (HTTP status 429: the request is repeated,
-        for ten minutes at most). Default "auto": 120 where every model of the member can be ended so (the embedded one,
+        for ten minutes at most). Default "auto": 120 if every model of the member can be ended so (the embedded one,
         and those of ``langchain-openai``), else None. None: no limit. Raises `InvalidParameter` for a model that
         computes in this process; a model with an asynchronous call of its own keeps it in ``ainvoke`` and ``abatch``
         alone. A model with a ``rate_limiter`` takes no limit. The clock cannot tell a call's work from its wait for

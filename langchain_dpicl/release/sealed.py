@@ -96,7 +96,7 @@ class SealedRelease(AnyRelease, Release):
     boundary. Works with invoke, batch, stream (one chunk) and their async twins, and pipes on as plain LCEL.
 
     Raises `PrivacyBudgetExceeded` when the plan is spent (costs nothing), `InvalidParameter` for a bad request (costs
-    nothing), `UnsafeConfigurationError` where globals would carry private text out (costs nothing), `ModelUnavailable`
+    nothing), `UnsafeConfigurationError` if globals would carry private text out (costs nothing), `ModelUnavailable`
     and `MembersAbstained` when the model is down, `ReleaseFailed` for a fault on the private side (charged).
     """
 

@@ -48,13 +48,13 @@ class Request:
 
     @property
     def caller(self) -> str:
-        """Who sees what comes of it: the principal, or "" where callers share what they see."""
+        """Who sees what comes of it: the principal, or "" if callers share what they see."""
         return self.line.caller(self.principal)
 
 
 @dataclass(frozen=True)
 class Charged:
-    """A request from its charge on. ``ready`` is what the public work gave; None where the ledger has the answer."""
+    """A request from its charge on. ``ready`` is what the public work gave; None if the ledger has the answer."""
 
     request: Request
     ready: Any
@@ -62,7 +62,7 @@ class Charged:
 
     @property
     def participants(self) -> Numbers | None:
-        """The owners who paid, where owners pay. Private, and given once."""
+        """The owners who paid, if owners pay. Private, and given once."""
         paid = self.entry.participants if isinstance(self.entry, Charge) else None
         return None if paid is None else paid.take()
 
@@ -82,7 +82,7 @@ class Release(ABC):
 
     def request(self, asked: Any, line: BudgetLine, content: Mapping[str, Any], variant: str, text: Any) -> Request:
         """A request by the acting principal. ``content`` and ``variant`` decide which requests are equal; ``text`` is
-        what receipts keep where the deployer keeps queries."""
+        what receipts keep if the deployer keeps queries."""
         principal, known = acting_principal(), None
         if self.budget.replay or self.budget.keep_queries:
             known = line.query_id(content, variant, principal)
@@ -145,7 +145,7 @@ def transact(release: Release, values: Any) -> Flow[tuple[Any, Receipt]]:
 
 
 def checked(release: Release, values: Any) -> Request:
-    """Step 1, which blocks where it solves a plan or reads a store's file."""
+    """Step 1, which blocks if it solves a plan or reads a store's file."""
     boundary.check_surroundings()
     release.store.refresh()  # a file that cannot be followed is known before anything is charged
     return release.check(values)

@@ -4,7 +4,9 @@ Each owner flips its own coin (probability ``rate``) and, if in, draws its own m
 its own priority within that member's bucket. Every draw is independent of every other owner, so adding or removing one
 owner changes one member's bucket and nothing else: that is the whole reason why an aggregator only has to survive the
 replacement of one member's output. Therefore nothing here ever chunks the sample, fixes its size or moves an owner
-from one bucket to another, and what is near to a query is looked for within a bucket, once it is drawn.
+from one bucket to another. What is near to a query is looked for within a bucket, after all draws: this moves nothing
+from one bucket to another, and costs no privacy. (The nearest of the whole store, then split, would: without one owner
+another would move up into it.)
 
 The relevance gate keeps this. Whether an owner may flip its coin at all depends on its own exemplars, the query and a
 public threshold, so for a given query the owners that the gate lets through are sampled exactly as above, and all
@@ -77,7 +79,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     max_exemplars
         A public cap on a bucket's size, so that prompts fit the model's context; the owners' own random priorities
         decide who stays. Default: twice the expected size, at least 4 more than it, computed from ``shots`` or from
-        ``rate`` and ``eligible``. Required where ``rate`` is given without ``eligible``: the cap acts on every member,
+        ``rate`` and ``eligible``. Required if ``rate`` is given without ``eligible``: the cap acts on every member,
         so it is never computed from the number of owners in the store, which one owner changes.
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
@@ -97,18 +99,14 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         similar to the query stay, the most similar first, and of an owner's exemplars the most similar ones enter;
         equal ones in the owners' random order.
 
-    Nearness is looked for WITHIN a bucket, after the owners' draws, so it moves nothing from one bucket to another and
-    costs no privacy. (The nearest of the whole store, then split, would: without one owner another would move up into
-    it.) A sampled bucket of a few exemplars has nothing near to offer, so take a higher ``rate`` than without: it finds
-    better exemplars and amplifies less. At rate=1 all owners are split at random into N private collections that are
-    each searched whole, and nothing is amplified. The query's embedding is public, made before the charge by the
-    store's model. A vector counts as its exemplar's own data: a model that embeds a text a little differently beside
-    other texts should have embedded each on its own.
+    With ``nearest_to``, a sampled bucket of a few exemplars has nothing near to offer, so take a higher ``rate`` than
+    without: it finds better exemplars and amplifies less. At rate=1 all owners are split at random into N private
+    collections that are each searched whole, and nothing is amplified. The query's embedding is public, made before the
+    charge by the store's model. A vector counts as its exemplar's own data: a model that embeds a text a little
+    differently beside other texts should have embedded each on its own.
 
     Sampled buckets are private; they are meant for `PrivateEnsemble` alone. As a LangChain ``BaseExampleSelector``, for
     instance in a ``FewShotPromptTemplate`` within the member chain, `select_examples` gives that member's own bucket.
-    Called outside of a sealed release it draws one fresh bucket and warns, since such a selection is private and not
-    accounted.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         self.rate_is_explicit = rate is not None
         self.owners: int | None = None
         """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
-        self.expected_owners: int | None = None  # of one sample, where that was asked for: as public as ``shots``
+        self.expected_owners: int | None = None  # of one sample, if that was asked for: as public as ``shots``
         self._shots = 0
         expected: Fraction | None = None  # exemplars in a bucket
         if shots is not None:
@@ -226,8 +224,8 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     ) -> list[Examples]:
         """N buckets, some perhaps empty, for one release. Private. Cost grows with the number of owners sampled.
 
-        ``rate`` is the plan's q where a budget has fixed it; default: the selector's own. ``query`` is what
-        `embed_query` gave. ``among`` are the owners who may flip a coin, where a budget has asked `eligible` already.
+        ``rate`` is the plan's q if a budget has fixed it; default: the selector's own. ``query`` is what `embed_query`
+        gave. ``among`` are the owners who may flip a coin, if a budget has asked `eligible` already.
         """
         if (query is None) != (self.nearest_to is None):
             raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
@@ -277,7 +275,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     @property
     def shown_rate(self) -> str:
-        """The rate for a ``repr``; empty where it would show the number of owners that the store holds now."""
+        """The rate for a ``repr``; empty if it would show the number of owners that the store holds now."""
         return f", rate={self.rate:.6g}" if self.owners is None else ""
 
     def __repr__(self) -> str:

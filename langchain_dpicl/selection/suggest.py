@@ -82,12 +82,12 @@ def suggest_threshold(
     owners
         How many owners the store has, as a public number. Default: as many as the texts have.
     owner_of
-        The owner of each text, where owners have several: an owner counts once, by its best text. Default: each text
+        The owner of each text, if owners have several: an owner counts once, by its best text. Default: each text
         has its own.
 
     The threshold is rounded down to four digits, and ``share`` and ``eligible`` of the answer are counted at what is
-    answered, so they are at least what was wanted, and more where many texts are equally near. Raises
-    `InvalidParameter`, `ModelUnavailable` where the model fails on a query, and what a store raises on texts that
+    answered, so they are at least what was wanted, and more if many texts are equally near. Raises
+    `InvalidParameter`, `ModelUnavailable` if the model fails on a query, and what a store raises on texts that
     cannot be embedded.
     """
     asked, shown = public_texts("queries", queries), public_texts("texts", texts)
