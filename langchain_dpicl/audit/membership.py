@@ -51,8 +51,8 @@ from tqdm import tqdm
 
 from langchain_dpicl.audit.reading import Known, Readings, read
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
 from langchain_dpicl.decoding.mixing import STEP, IntArray, Settings, base_scores, clipped_terms
-from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots.audit import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness

@@ -18,7 +18,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl.audit.cases import Case, TokenCase
-from langchain_dpicl.decoding.answer import PrivateAnswer, draw_steps, slots_for
+from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, slots_for
+from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
 from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.privacy import Randomness, SecureRandomness
@@ -108,14 +109,12 @@ def owner_world(
     store = ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=2), owner_key="owner", progress=False)
 
     if isinstance(case, TokenCase):
+        model, slots = TwoTokens(case.first), slots_for(_TOKEN.shots, rate, OTHER_OWNERS)
+        exemplars = Exemplars(store, model, DemonstrationTemplate("{output}", "{input}"), _TOKEN.max_tokens)
 
         def token() -> int:
-            slots = slots_for(_TOKEN.shots, rate, OTHER_OWNERS)
-            padding = Demonstration("padding", "")
-            model = TwoTokens(case.first)
-            answer = PrivateAnswer(model, _TOKEN, bound=case.bound, randomness=randomness, slots=slots, padding=padding)
-            options: dict[str, Any] = {"key": lambda each: each, "render": lambda each: str(each["output"])}
-            answer.open(QUERY, partial(draw_steps, store, rate, 1, randomness, **options))
+            answer = PrivateAnswer(model, _TOKEN, case.bound, randomness, slots, exemplars.padding)
+            answer.open(QUERY, partial(exemplars.draw, randomness, rate, QUERY, 1))
             drawn = answer.token([])
             answer.close()
             return drawn

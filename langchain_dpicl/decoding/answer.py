@@ -7,7 +7,7 @@ the demonstrations together. No coin, choice or text depends on another owner's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -15,36 +15,15 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc
 
+from langchain_dpicl.calls.flow import Chunk, Flow
+from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
+from langchain_dpicl.decoding.journal import Journal
 from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession, attempt
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import PrivateStore, StoreView
-
-
-class Keys:
-    """Names one store's exemplars for a model's cache, and drops there what the store forgets.
-
-    The keys hold this object itself, so no other store or sampler has equal ones.
-    """
-
-    def __init__(self, store: PrivateStore, model: LogitsModel) -> None:
-        self._model = model
-        self._forgotten = set[Hashable]()
-        store.on_forget(self._forget)
-
-    def key(self, exemplar: Hashable) -> Hashable:
-        """The key of an exemplar's id."""
-        return (self, exemplar)
-
-    def _forget(self, ids: Sequence[int]) -> None:
-        gone = [self.key(i) for i in ids]
-        self._forgotten.update(gone)
-        self._model.forget(gone)
-
-    def release(self, demonstrations: Iterable[Demonstration]) -> None:
-        """An answer has ended: drop what the store forgot while the answer held it."""
-        if gone := [each.key for each in demonstrations if each.key in self._forgotten]:
-            self._model.forget(gone)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,31 +34,63 @@ class Draw:
     steps: Sequence[Sequence[int]] = ()
 
 
-def draw_steps(
-    store: PrivateStore,
-    rate: float,
-    steps: int,
-    randomness: Randomness,
-    *,
-    key: Callable[[Hashable], Hashable],
-    render: Callable[[dict[str, Any]], str | None],
-) -> Draw:
-    """Draw a fresh Poisson sample of owners for each of so many tokens, with one exemplar for each owner.
+class Exemplars:
+    """One store's exemplars as a model's demonstrations, named for its cache, which drops what the store forgets.
 
-    ``render`` makes an exemplar's text, or None if it cannot be used. It then has no part in any token, which its
-    owner's own data decide.
+    The keys hold this object itself, so no other store or sampler has equal ones.
     """
-    with store.reading() as view:
-        rows = [_one_row_each(view, rate, randomness) for _ in range(steps)]
-        distinct = np.unique(np.concatenate(rows))
-        exemplars, ids = view.read(distinct), view.ids_of(distinct)
-    place: dict[int, int] = {}
-    demonstrations = list[Demonstration]()
-    for row, exemplar, i in zip(distinct.tolist(), exemplars, ids, strict=True):
-        if (text := render(exemplar)) is not None:
-            place[row] = len(demonstrations)
-            demonstrations.append(Demonstration(key(i), text))
-    return Draw(demonstrations, [[place[row] for row in step.tolist() if row in place] for step in rows])
+
+    def __init__(self, store: PrivateStore, model: LogitsModel, template: DemonstrationTemplate, tokens: int) -> None:
+        self._store, self._model, self._template, self._tokens = store, model, template, tokens
+        self._forgotten = set[Hashable]()
+        self.padding = Demonstration((self, "padding"), template.padding)
+        store.on_forget(self._forget)
+
+    def _forget(self, ids: Sequence[int]) -> None:
+        gone = [(self, i) for i in ids]
+        self._forgotten.update(gone)
+        self._model.forget(gone)
+
+    def release(self, demonstrations: Iterable[Demonstration]) -> None:
+        """An answer has ended: drop what the store forgot while the answer held it."""
+        if gone := [each.key for each in demonstrations if each.key in self._forgotten]:
+            self._model.forget(gone)
+
+    def asked(self, input: object) -> tuple[Mapping[str, Any], str]:
+        """A request's values and its shared text, checked: it has what the template names, and fits the context."""
+        values = {self._store.input_key: input} if isinstance(input, str) else input
+        if not isinstance(values, Mapping):
+            raise InvalidParameter("input", type(input).__name__, "a string, or a mapping of names to values")
+        shared = self._template.ask(values)
+        if not self._model.fits(self._template.padding, shared, self._tokens):
+            bound = f"a query that leaves room for {self._tokens} tokens and a demonstration"
+            raise InvalidParameter("input", f"{len(shared)} characters", bound)
+        return values, shared
+
+    def draw(self, randomness: Randomness, rate: float | None, shared: str, steps: int) -> Draw:
+        """Draw a fresh Poisson sample of owners for each of so many tokens, with one exemplar for each owner.
+
+        An exemplar that the template cannot render, or that does not fit the context, has no part in any token, which
+        its owner's own data decide. Without a rate no owner takes part. Private.
+        """
+
+        def shown(exemplar: dict[str, Any]) -> str | None:
+            text = self._template.show(exemplar)
+            return text if self._model.fits(text, shared, self._tokens) else None
+
+        if rate is None:
+            return Draw((), [()] * steps)
+        with self._store.reading() as view:
+            rows = [_one_row_each(view, rate, randomness) for _ in range(steps)]
+            distinct = np.unique(np.concatenate(rows))
+            exemplars, ids = view.read(distinct), view.ids_of(distinct)
+        place: dict[int, int] = {}
+        demonstrations = list[Demonstration]()
+        for row, exemplar, i in zip(distinct.tolist(), exemplars, ids, strict=True):
+            if (text := attempt(shown, exemplar)) is not None:  # an error of one owner must not fail the others' answer
+                place[row] = len(demonstrations)
+                demonstrations.append(Demonstration((self, i), text))
+        return Draw(demonstrations, [[place[row] for row in step.tolist() if row in place] for step in rows])
 
 
 def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> IntArray:
@@ -109,6 +120,15 @@ def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
     return slots
 
 
+def read_rows(model: LogitsModel, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
+    """A session's logits. Raises ValueError if they have another shape than the model must give."""
+    found: Any = np.asarray(session.logits(list(rows), list(released)))
+    if found.shape != (1 + len(rows), model.vocabulary):
+        raise ValueError("the model's logits have another shape")
+    logits: Logits = found if found.dtype.kind == "f" else found.astype(np.float64)
+    return logits
+
+
 class Rows:
     """A model's session whose rows do not fail one another, whatever the model does. Private: ``repr`` shows nothing.
 
@@ -123,8 +143,9 @@ class Rows:
     """
 
     def __init__(self, model: LogitsModel, shared: str, demonstrations: Sequence[Demonstration], steps: int) -> None:
-        self._model, self._shared, self._demonstrations, self._steps = model, shared, demonstrations, steps
-        self._whole = attempt(self._opened, demonstrations)
+        self._demonstrations = demonstrations
+        self._open, self._read = partial(model.session, shared, steps=steps), partial(read_rows, model)
+        self._whole = attempt(self._open, demonstrations)
         self._apart: dict[int | None, LogitsSession] = {}  # a session for each row, and None's for the zero-shot one
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
@@ -138,6 +159,17 @@ class Rows:
         stacked: Logits = np.stack([zero_shot, *(nothing if row is None else row for row in some)])
         return stacked
 
+    def _alone(self, row: int | None, released: Sequence[int]) -> Any:
+        """One row, asked for by itself; None is the zero-shot one."""
+        found = None
+        if self._whole is not None:
+            found = attempt(self._read, self._whole, [] if row is None else [row], released)
+        if found is None:
+            if row not in self._apart:
+                self._apart[row] = self._open([] if row is None else [self._demonstrations[row]])
+            found = self._read(self._apart[row], [] if row is None else [0], released)
+        return found[-1]
+
     def close(self) -> None:
         """Drop every session, each whatever becomes of the others."""
         for session in (self._whole, *self._apart.values()):
@@ -146,27 +178,6 @@ class Rows:
         self._whole, self._demonstrations = None, ()
         self._apart.clear()
 
-    def _opened(self, demonstrations: Sequence[Demonstration]) -> LogitsSession:
-        return self._model.session(self._shared, demonstrations, steps=self._steps)
-
-    def _alone(self, row: int | None, released: Sequence[int]) -> Any:
-        """One row, asked for by itself; None is the zero-shot one."""
-        found = None
-        if self._whole is not None:
-            found = attempt(self._read, self._whole, [] if row is None else [row], released)
-        if found is None:
-            if row not in self._apart:
-                self._apart[row] = self._opened([] if row is None else [self._demonstrations[row]])
-            found = self._read(self._apart[row], [] if row is None else [0], released)
-        return found[-1]
-
-    def _read(self, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
-        found: Any = np.asarray(session.logits(list(rows), list(released)))
-        if found.shape != (1 + len(rows), self._model.vocabulary):
-            raise ValueError("the model's logits have another shape")
-        logits: Logits = found if found.dtype.kind == "f" else found.astype(np.float64)
-        return logits
-
 
 @dataclass(eq=False, repr=False)
 class PrivateAnswer:
@@ -174,8 +185,7 @@ class PrivateAnswer:
 
     Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
     every call has that many rows, filled up with the public ``padding``. A token takes one call, and a further one for
-    every ``slots`` owners that its sample has above that (see `slots_for`). A row that the model cannot answer adds
-    nothing and moves no other (see `Rows`). Only the zero-shot row may fail the answer.
+    every ``slots`` owners that its sample has above that (see `slots_for`).
     """
 
     model: LogitsModel
@@ -188,14 +198,36 @@ class PrivateAnswer:
     _rows: Rows | None = None
     _passed: int = 0
 
+    def written(
+        self, shared: str, units: int, draw: Callable[[str, int], Draw], journal: Journal | None = None
+    ) -> Flow[Writer]:
+        """Draw up to ``units`` tokens, those in the journal included; hand out the text as it becomes certain.
+
+        ``draw`` flips the coins for a shared text and a number of tokens.
+        """
+        writer = Writer(self.model, self.settings.stop)
+        try:
+            for token in () if journal is None else journal.tokens():
+                if piece := writer.add(token):
+                    yield Chunk(piece)
+            if not writer.ended and (left := units - len(writer.tokens)) > 0:
+                yield partial(self.open, shared, partial(draw, shared, left), len(writer.tokens))
+            while not writer.ended and len(writer.tokens) < units:
+                if piece := writer.add((yield partial(self.token, writer.tokens, journal))):
+                    yield Chunk(piece)
+        finally:
+            attempt(boundary.in_private, self.close)
+        writer.finish()
+        return writer
+
     def open(self, shared: str, sample: Callable[[], Draw], passed: int = 0) -> None:
         """Flip the coins of all tokens after the first ``passed``, and open the model's session."""
         self.drawn, self._passed = sample(), passed
         shown = [*self.drawn.demonstrations, *([self.padding] if self.slots else [])]
         self._rows = Rows(self.model, shared, shown, passed + len(self.drawn.steps))
 
-    def token(self, released: Sequence[int]) -> int:
-        """Draw the token after the released ones."""
+    def token(self, released: Sequence[int], journal: Journal | None = None) -> int:
+        """Draw the token after the released ones; the journal has it before it leaves."""
         assert self._rows is not None
         sample = self.drawn.steps[len(released) - self._passed]
         width = self.slots or len(sample)
@@ -205,7 +237,10 @@ class PrivateAnswer:
         one_shot = np.concatenate([logits[1:] for logits in found])[: len(sample)]
         cap, temperature = self.settings.cap, self.settings.temperature
         terms = partial(clipped_terms, bound=self.bound, temperature=temperature, cap=cap)
-        return choose(self.model, self.settings, released, found[0][0], one_shot, terms, self.randomness)
+        token = choose(self.model, self.settings, released, found[0][0], one_shot, terms, self.randomness)
+        if journal is not None:
+            journal.keep(token)
+        return token
 
     def close(self) -> None:
         """Drop the rows."""

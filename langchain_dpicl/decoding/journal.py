@@ -14,18 +14,14 @@ failure that does shows that much to whoever runs the process, each time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.decoding.demonstrations import RECEIPT, from_lines, to_line
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.store.durable import append, lock, read_whole
+from langchain_dpicl.store.durable import LineFile, append, sync_folder
 
 _FORMAT = "dpicl-job-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
@@ -36,7 +32,7 @@ def mark_of(shared: str) -> str:
     return hashlib.sha256(shared.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-class Journal:
+class Journal(LineFile):
     """One job's hold on its files. Set ``is_over`` after the last answer; `close` it in any case.
 
     Parameters
@@ -46,85 +42,53 @@ class Journal:
     digest
         Of everything that decides an answer beside its input; "settings" in both files.
 
-    Raises `InvalidParameter` if another process has the file, if the files are not of a job with this digest (both then
-    stay as they are), and if they cannot be written.
+    Raises `InvalidParameter` as `LineFile` does, and if the files are not of a job with this digest: both then stay as
+    they are.
     """
 
-    name: str
-    """The job's secret name, which makes its questions ones that nobody else can ask."""
-    fault: str | None = None
-    """Why a file could not be written."""
     under_way: str | None = None
     """The mark of the unfinished answer."""
     is_reopened = False
     """Whether that answer has the charge on which its tokens were handed out."""
     is_over = False
     """Whether no answer is unfinished."""
-    _has_header = True
 
     def __init__(self, output: Path, digest: str) -> None:
-        self.output, self.part = output, output.with_name(output.name + ".part")
-        self.name, self._digest = secrets.token_hex(16), digest
-        self.lines: list[dict[str, Any]] = []
+        super().__init__(output.with_name(output.name + ".part"), output, "a file", "job")
         self._tokens: list[int] = []
-        self._descriptor = self._locked()
+        self.name = secrets.token_hex(16)
+        """The job's secret name, which makes its questions ones that nobody else can ask."""
         try:
-            part_rest, output_rest = self._read_journal(), self._read_output()
-            with self.writing():
-                _mend(self._descriptor, part_rest)
-                if output.exists():
-                    with output.open("r+b") as file:
-                        _mend(file.fileno(), output_rest)
+            self._read_journal(digest)
+            self.answers = self._read_output(digest)
+            if self.under_way is None:  # nothing is charged
+                self.lines = []
+            self.mend()
+            if self.under_way is None:
+                self._note(format=_FORMAT, job=self.name, settings=digest, output=str(output))
+                sync_folder(self.path)
         except BaseException:
-            self.close()
+            super().close(remove=self._is_new)
             raise
 
-    def refused(self, bound: str) -> InvalidParameter:
-        """The error of an output that is not within this bound."""
-        return InvalidParameter("output", str(self.output), bound)
+    @property
+    def _is_new(self) -> bool:
+        return not self.lines and _HEAD.startswith(self.torn[: len(_HEAD)])
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Turn a fault of the file system into `InvalidParameter`, and keep its reason as ``fault``."""
-        try:
-            yield
-        except OSError as error:
-            self.fault = error.strerror or type(error).__name__
-        else:
-            return
-        raise self.refused(f"a file that can be written ({self.fault})")
-
-    def _locked(self) -> int:
-        """The journal's descriptor, locked for this process."""
-        while True:
-            with self.writing():
-                if self.output.exists() and not self.output.is_file():
-                    raise self.refused("a plain file")
-                descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-                if not lock(descriptor):
-                    os.close(descriptor)
-                    raise self.refused("a file on which no other job is running")
-                if self.part.exists() and os.path.samestat(os.fstat(descriptor), self.part.stat()):
-                    return descriptor
-                os.close(descriptor)  # the job that had it was over just now
-
-    def _read_journal(self) -> int:
-        """Read the lines of an earlier process; return the bytes of an incomplete last line."""
-        content = read_whole(self._descriptor)
-        if b"\n" not in content and _HEAD.startswith(content[: len(_HEAD)]):  # before the header nothing is charged
-            self._has_header = False
-            return len(content)
-        entries, rest = from_lines(content)
-        header, *steps = entries or [{}]
+    def _read_journal(self, digest: str) -> None:
+        """Read the lines of an earlier process."""
+        header, *steps = from_lines(b"".join(line + b"\n" for line in self.lines))[0] or [{}]
         is_whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
-        if header.get("format") != _FORMAT or not is_whole:
-            raise self.refused(f"a file beside which {self.part.name!r} is an undamaged journal, or is not there")
+        if not self._is_new and (header.get("format") != _FORMAT or not is_whole):
+            raise self.refused(f"a file beside which {self.path.name!r} is an undamaged journal, or is not there")
+        if not steps:
+            return
         if header.get("output") != str(self.output):
             raise self.refused(f"the file with which the job was begun, {header.get('output')!r}: move it back")
-        if header.get("settings") != self._digest:
+        if header.get("settings") != digest:
             raise self.refused(
                 "a file whose job was begun with the same budget, model, template and settings; to give up the answer "
-                f"under way, which stays charged, delete {self.part.name!r}"
+                f"under way, which stays charged, delete {self.path.name!r}"
             )
         self.name = str(header.get("job"))
         for step in steps:
@@ -132,41 +96,43 @@ class Journal:
                 self.under_way, self._tokens = step["answer"], []
             else:
                 self._tokens.append(step["token"])
-        return rest
 
-    def _read_output(self) -> int:
-        """Read FILE; return the bytes of an incomplete last line."""
+    def _read_output(self, digest: str) -> list[dict[str, Any]]:
+        """The lines of FILE, whose incomplete last line is taken away."""
         with self.writing():
+            if self.output.exists() and not self.output.is_file():
+                raise self.refused("a plain file")
             content = self.output.read_bytes() if self.output.exists() else b""
         found, rest = from_lines(content)
-        for number, line in enumerate([*found, {}] if rest and not self._has_header else found, start=1):
+        for number, line in enumerate([*found, {}] if rest and self.under_way is None else found, start=1):
             receipt = line.get(RECEIPT)
-            if not isinstance(receipt, dict) or receipt.get("settings") != self._digest:
+            if not isinstance(receipt, dict) or receipt.get("settings") != digest:
                 raise self.refused(
                     "a new file, or one whose every line is a demonstration made with the same budget, model, template "
                     f"and settings, which line {number} is not"
                 )
-            self.lines.append(line)
-        return rest
+        whole = content[: len(content) - rest]
+        if content:
+            with self.writing(), self.output.open("r+b") as file:
+                if rest:
+                    os.ftruncate(file.fileno(), len(whole))
+                if whole and not whole.endswith(b"\n"):
+                    append(file.fileno(), b"\n")
+        return found
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def begin(self, mark: str) -> None:
         """Note an answer before it is charged or continued; ``mark`` stands for its input."""
-        if not self._has_header:
-            self._note(format=_FORMAT, job=self.name, settings=self._digest, output=str(self.output))
-            _sync_folder(self.part)
-            self._has_header = True
         if mark != self.under_way:
             self._start(mark)
-
-    def _note(self, **entry: Any) -> None:
-        with self.writing():
-            append(self._descriptor, to_line(entry))
 
     def _start(self, mark: str) -> None:
         self._note(answer=mark)
         self.under_way, self._tokens = mark, []
+
+    def _note(self, **entry: Any) -> None:
+        self.write(to_line(entry))
 
     def tokens(self) -> list[int]:
         """The tokens that were handed out of this answer on a reopened charge. On another charge none were."""
@@ -179,41 +145,15 @@ class Journal:
         self._note(token=token)
         self._tokens.append(token)
 
-    def write(self, line: dict[str, Any]) -> None:
+    def add(self, answer: dict[str, Any]) -> None:
         """Append an answer to FILE, durably."""
         with self.writing():
             is_new = not self.output.exists()
             with self.output.open("ab") as file:
-                append(file.fileno(), to_line(line))
+                append(file.fileno(), to_line(answer))
             if is_new:
-                _sync_folder(self.output)
+                sync_folder(self.output)
 
-    def close(self) -> None:
+    def close(self, remove: bool = False) -> None:
         """Release the files. The journal stays if the job is to be continued."""
-        remove = self.is_over or not self._has_header
-        if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
-            self.part.unlink(missing_ok=True)
-        os.close(self._descriptor)
-        if remove and sys.platform == "win32":
-            with contextlib.suppress(OSError):  # another process has just opened it, and will find no answer in it
-                self.part.unlink()
-
-
-def _mend(descriptor: int, rest: int) -> None:
-    """Take so many bytes away from the end of a file, which then ends with a whole line."""
-    content = read_whole(descriptor)
-    whole = content[: len(content) - rest]
-    if rest:
-        os.ftruncate(descriptor, len(whole))
-    if whole and not whole.endswith(b"\n"):
-        append(descriptor, b"\n")
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a new file's name durable, on systems that can flush folders."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        super().close(remove or self.is_over or self.under_way is None)

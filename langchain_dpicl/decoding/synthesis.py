@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,19 +39,18 @@ def synthesize_demonstrations(
 ) -> Demonstrations:
     """Have the sampler write an output for each public input: demonstrations that are public themselves.
 
-    Each output is one private answer, charged and credited as every answer of `DPSampler`; all of them together are
-    (epsilon, delta)-DP by the budget's plan, for data sets that differ in one owner. The pairs are post-processing: any
-    model may see them, in any prompt, any number of times, at no further cost.
+    Each output is one private answer, charged as every answer of `DPSampler`; all of them together are (epsilon,
+    delta)-DP by the budget's plan, for data sets that differ in one owner. The use of the pairs costs nothing more.
 
     Parameters
     ----------
     public_inputs
-        Texts (the store's input key then names them in the pair), or mappings with the keys of the template's query
-        (these keys are kept, and no others). Inputs that read the same make one pair, by one answer. All are checked
-        before anything is charged. Nothing in them may be private.
+        Texts (the store's input key then names them in the pair), or mappings with the keys of the template's query,
+        which alone are kept. Inputs that read the same make one pair. All are checked before anything is charged.
+        Nothing in them may be private.
     output
-        A file that gets each pair with its receipt, as a line of JSON, as soon as it is made (see `Demonstrations`).
-        With it the job can be resumed after any end (see below); it should be on a local disk.
+        A file, on a local disk, that gets each pair with its receipt as soon as it is made (see `Demonstrations`). With
+        it the job can be resumed after any end (see below).
     progress
         Called with each demonstration as it is made; not with those that were in the file.
 
@@ -62,17 +63,16 @@ def synthesize_demonstrations(
         kept, and its receipt's outcome says so.
 
     Resuming a job. A second call with the same sampler, budget and file answers only the inputs without a line in the
-    file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge: a job
-    charges for the tokens of its answers once, whether it was killed or not (`journal` has the proof). A budget with
-    ``replay=False`` does not know earlier queries: such an answer begins again, on a new charge. Without ``output``,
-    it keeps its whole charge, and finished answers are replayed from the ledger.
+    file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge, so no
+    token is charged twice (`journal` has the proof). A budget with ``replay=False`` does not know earlier queries: such
+    an answer begins again, on a new charge, as one does without ``output``.
 
     Raises
     ------
     InvalidParameter
         An input that is not allowed (nothing was charged). An ``output`` that another process is writing, that holds
-        something else, that was begun with another budget, model, template or other settings, or whose unfinished
-        answer is to no input in ``public_inputs``: it then stays as it is.
+        something else, that was begun with other settings, or whose unfinished answer is to no input in
+        ``public_inputs``: it then stays as it is.
     PrivacyBudgetExceeded
         Nothing is left, and there is no demonstration at all.
     ReleaseFailed, ModelUnavailable, LedgerError
@@ -81,15 +81,18 @@ def synthesize_demonstrations(
     if not isinstance(sampler, DPSampler):
         raise InvalidParameter("sampler", type(sampler).__name__, "a DPSampler")
     key = sampler.store.output_key or "output"
-    asked, given = _checked(sampler, public_inputs, key)
-    digest = _digest(sampler, key)
-    journal = None if output is None else Journal(Path(output).expanduser().resolve(), digest)
-    with nullcontext() if journal is None else closing(journal):
-        lines = {} if journal is None else _known(sampler, journal)
-        writer, refused = sampler.for_job(journal), None
-        for shared in _in_order(asked, lines, journal):
+    asked, digest = _checked(sampler, public_inputs, key), _digest(sampler, key)
+    lines, first, journal = dict[str, dict[str, Any]](), list[str](), None
+    with contextlib.ExitStack() as held:
+        if output is not None:
+            journal = held.enter_context(closing(Journal(Path(output).expanduser().resolve(), digest)))
+            lines, first = _resumed(sampler, asked, journal)
+        writer, refused = copy.copy(sampler), None
+        writer.for_job, writer.journal = True, journal
+        for shared in [*first, *(each for each in asked if each not in lines and each not in first)]:
+            kept, _ = asked[shared]
             try:
-                text, receipt = run(transact(writer, asked[shared]))
+                text, receipt = run(transact(writer, kept))
             except PrivacyBudgetExceeded:
                 break
             except ReleaseFailed:
@@ -99,10 +102,9 @@ def synthesize_demonstrations(
                 break
             if shared in lines:
                 continue
-            line = {**asked[shared], key: text.strip(), RECEIPT: {**receipt, "settings": digest}}
-            lines[shared] = line
+            lines[shared] = line = {**kept, key: text.strip(), RECEIPT: {**receipt, "settings": digest}}
             if journal is not None:
-                journal.write(line)
+                journal.add(line)
             if progress is not None:
                 made = Demonstrations.of([line])
                 progress(Made(made[0], made.receipts[0], len(lines.keys() & asked.keys()), len(asked)))
@@ -110,22 +112,17 @@ def synthesize_demonstrations(
             raise refused
         if journal is not None:
             journal.is_over = True
-        answered = [lines[shared] for shared in asked if shared in lines]
-        if not answered:
-            sampler.line().check(1, acting_principal())
-    unanswered = [given[shared] for shared in asked if shared not in lines]
+    answered = [lines[shared] for shared in asked if shared in lines]
+    if not answered:
+        sampler.line().check(1, acting_principal())
+    unanswered = [given for shared, (_, given) in asked.items() if shared not in lines]
     if unanswered:
-        warnings.warn(
-            f"the budget's tokens are spent: {len(unanswered)} of {len(asked)} inputs stay unanswered",
-            PrivacyWarning,
-            stacklevel=2,
-        )
+        said = f"the budget's tokens are spent: {len(unanswered)} of {len(asked)} inputs stay unanswered"
+        warnings.warn(said, PrivacyWarning, stacklevel=2)
     return Demonstrations.of(answered, unanswered)
 
 
-def _checked(
-    sampler: DPSampler, public_inputs: object, output_key: str
-) -> tuple[dict[str, dict[str, Any]], dict[str, Input]]:
+def _checked(sampler: DPSampler, public_inputs: object, output_key: str) -> dict[str, tuple[dict[str, Any], Input]]:
     """By shared text, each distinct input once: the part that the pair keeps, and the input as the caller gave it.
 
     `InvalidParameter` names the position of the first input that is not allowed.
@@ -138,11 +135,10 @@ def _checked(
     if clash := {output_key, RECEIPT} & set(names) or {RECEIPT} & {output_key}:
         bound = "other keys for inputs and output, which a line of the file holds beside the receipt"
         raise InvalidParameter("template", clash.pop(), bound)
-    asked: dict[str, dict[str, Any]] = {}
-    given: dict[str, Input] = {}
+    asked: dict[str, tuple[dict[str, Any], Input]] = {}
     for position, each in enumerate(inputs):
         try:
-            values, shared = sampler.asked(each)
+            values, shared = sampler.exemplars.asked(each)
             kept = {name: values[name] for name in names}
             if not all(isinstance(value, (str, int, float)) for value in kept.values()):
                 raise ValueError
@@ -152,9 +148,8 @@ def _checked(
         except ValueError:
             bound = "texts and numbers, which a line of JSON can hold"
             raise InvalidParameter(f"public_inputs[{position}]", "(not shown)", bound) from None
-        asked.setdefault(shared, kept)
-        given.setdefault(shared, each)
-    return asked, given
+        asked.setdefault(shared, (kept, each))
+    return asked
 
 
 def _digest(sampler: DPSampler, output_key: str) -> str:
@@ -169,24 +164,19 @@ def _digest(sampler: DPSampler, output_key: str) -> str:
     return str(sampler.line().query_id(request, sampler._variant, acting_principal()))
 
 
-def _known(sampler: DPSampler, journal: Journal) -> dict[str, dict[str, Any]]:
-    """The lines of the file, by the shared text of their inputs."""
+def _resumed(sampler: DPSampler, asked: Iterable[str], journal: Journal) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The lines of the file by the shared text of their inputs, and the input of the unfinished answer.
+
+    That one is answered first, even if it has a line: its tokens are charged, and perhaps not recorded in the ledger.
+    """
     try:
-        return {sampler.template.ask(line): line for line in journal.lines}
+        lines = {sampler.template.ask(line): line for line in journal.answers}
     except InvalidParameter:
         raise journal.refused("a file whose every line has the keys that the template's query names") from None
-
-
-def _in_order(asked: Iterable[str], lines: Iterable[str], journal: Journal | None) -> list[str]:
-    """The inputs without a line. The input of the unfinished answer comes first, even if it has a line: its tokens are
-    charged, and perhaps not recorded in the ledger."""
-    missing = [shared for shared in asked if shared not in lines]
-    if journal is None or journal.under_way is None:
-        return missing
     first = [shared for shared in asked if mark_of(shared) == journal.under_way]
-    if not first and journal.under_way not in map(mark_of, lines):
+    if journal.under_way is not None and not first and journal.under_way not in map(mark_of, lines):
         raise journal.refused(
             "a file whose interrupted answer is to one of public_inputs; to give that answer up, which stays charged, "
-            f"delete {journal.part.name!r}"
+            f"delete {journal.path.name!r}"
         )
-    return [*first, *(shared for shared in missing if shared not in first)]
+    return lines, first

@@ -5,11 +5,9 @@ A pass holds members' answers in the open: for data that are public in truth, or
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.private import boundary
-from langchain_dpicl.store.durable import append, lock, read_whole
+from langchain_dpicl.store.durable import LineFile
 
 Pairs = Sequence[tuple[str, str]]
 """Examples of one prompt: (input, output)."""
@@ -27,7 +25,7 @@ Key = tuple[int | str, ...]
 _BAD_HEAD = "a folder of an evaluation: its first line is damaged"
 
 
-class PassFile(dict[Key, Any]):
+class PassFile(dict[Key, Any], LineFile):
     """Entries by key, on disk from the moment they are added (with `add` or `answers`).
 
     The first line holds the settings; each further line is one entry as JSON. A line that a stop left half written is
@@ -39,66 +37,41 @@ class PassFile(dict[Key, Any]):
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.path, self.settings = path, dict(settings)
-        with self._writing():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        self.settings = dict(settings)
+        LineFile.__init__(self, path, path, "a folder", "evaluation", private=True)
         try:
-            if not lock(self._descriptor):
-                raise self._refused("a folder on which no other evaluation is running")
-            self._take_over(read_whole(self._descriptor))
+            self._take_over()
         except BaseException:
             self.close()
             raise
 
-    def _refused(self, bound: str) -> InvalidParameter:
-        return InvalidParameter("output", str(self.path), bound)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn an error of the file system into `InvalidParameter`."""
-        try:
-            yield
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        else:
-            return
-        raise self._refused(f"a folder that can be written ({fault})")
-
-    def _take_over(self, content: bytes) -> None:
+    def _take_over(self) -> None:
         """Read the file; then cut off the line that was not finished, if any."""
         head = json.dumps(self.settings, sort_keys=True)
-        *whole, torn = content.split(b"\n")
-        if whole:
-            found, asked = _parsed(whole[0]), json.loads(head)
+        if self.lines:
+            found, asked = _parsed(self.lines[0]), json.loads(head)
             if not isinstance(found, dict):
-                raise self._refused(_BAD_HEAD)
+                raise self.refused(_BAD_HEAD)
             for name in sorted({*found, *asked}):
                 if found.get(name) != asked.get(name):
                     bound = f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder"
                     raise InvalidParameter(name, asked.get(name), bound)
-        elif not head.encode().startswith(torn):
-            raise self._refused(_BAD_HEAD)
-        for number, line in enumerate(whole[1:], start=2):
+        elif not head.encode().startswith(self.torn):
+            raise self.refused(_BAD_HEAD)
+        for number, line in enumerate(self.lines[1:], start=2):
             match _parsed(line):
                 case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
                     self[tuple(key)] = value
                 case _:
                     bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
-                    raise self._refused(bound)
-        if torn:
-            os.ftruncate(self._descriptor, len(content) - len(torn))
-        if not whole:
-            self._write(head)
-
-    def _write(self, line: str) -> None:
-        with self._writing():
-            append(self._descriptor, (line + "\n").encode("ascii"))
+                    raise self.refused(bound)
+        self.mend()
+        if not self.lines:
+            self.write(head.encode() + b"\n")
 
     def add(self, key: Key, value: Any) -> None:
         """Keep an entry."""
-        self._write(json.dumps([list(key), value]))
+        self.write(json.dumps([list(key), value]).encode() + b"\n")
         self[key] = value
 
     def answers(
@@ -128,10 +101,6 @@ class PassFile(dict[Key, Any]):
             self.add(key, found)
         kept: list[Any] = self[key]
         return kept
-
-    def close(self) -> None:
-        """Release the file."""
-        os.close(self._descriptor)
 
 
 def _parsed(line: bytes) -> Any:

@@ -16,8 +16,8 @@ import numpy as np
 from tqdm import tqdm
 
 from langchain_dpicl.decoding.answer import Writer
+from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
 from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
-from langchain_dpicl.decoding.template import DemonstrationTemplate
 from langchain_dpicl.evaluation.batches import Batches
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray

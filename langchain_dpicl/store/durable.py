@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from langchain_dpicl.errors import InvalidParameter
 
 
 def lock(descriptor: int) -> bool:
@@ -26,16 +31,83 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def read_whole(descriptor: int) -> bytes:
-    """All bytes of an open file."""
-    with open(descriptor, "rb", closefd=False) as file:
-        file.seek(0)
-        return file.read()
-
-
 def append(descriptor: int, content: bytes) -> None:
     """Write at the end of a file, and onto the disk."""
     os.lseek(descriptor, 0, os.SEEK_END)
     while content:
         content = content[os.write(descriptor, content) :]
     os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a new file's name durable, on systems that can flush folders."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class LineFile:
+    """A file of lines that this process alone has. `write` returns when its line is on the disk.
+
+    ``lines`` are the whole lines that it held, and ``torn`` is what follows them: of a `write` that did not return.
+    Only the file's owner may read a ``private`` one, whose folder is made. Errors are `InvalidParameter`, and name
+    ``output`` as a ``kind``. They come if the file cannot be opened or written, and if another process does such
+    ``work`` on it.
+    """
+
+    fault: str | None = None
+    """Why the file system refused to write."""
+
+    def __init__(self, path: Path, output: Path, kind: str, work: str, *, private: bool = False) -> None:
+        self.path, self.output, self._kind = path, output, kind
+        mode = 0o600 if private else 0o666
+        with self.writing():
+            if private:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), mode)
+                if not lock(self._descriptor):
+                    os.close(self._descriptor)
+                    raise self.refused(f"{kind} on which no other {work} is running")
+                if path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat()):
+                    break
+                os.close(self._descriptor)  # the process that had it has just removed it
+            with open(self._descriptor, "rb", closefd=False) as file:
+                *self.lines, self.torn = file.read().split(b"\n")
+
+    def refused(self, bound: str) -> InvalidParameter:
+        """The error of an output that is not within this bound."""
+        return InvalidParameter("output", str(self.output), bound)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn a fault of the file system into `InvalidParameter`, and keep its reason as ``fault``."""
+        try:
+            yield
+        except OSError as error:
+            self.fault = error.strerror or type(error).__name__
+        else:
+            return
+        raise self.refused(f"{self._kind} that can be written ({self.fault})")
+
+    def mend(self) -> None:
+        """Take the torn line away."""
+        with self.writing():
+            os.ftruncate(self._descriptor, sum(len(line) + 1 for line in self.lines))
+
+    def write(self, line: bytes) -> None:
+        """Append a line, which ends with a line break."""
+        with self.writing():
+            append(self._descriptor, line)
+
+    def close(self, remove: bool = False) -> None:
+        """Release the file, and perhaps remove it."""
+        if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        if remove and sys.platform == "win32":
+            with contextlib.suppress(OSError):  # another process has just opened it, and takes it as it is
+                self.path.unlink()

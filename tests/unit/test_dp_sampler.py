@@ -35,10 +35,10 @@ from langchain_dpicl import (
     acting_for,
 )
 from langchain_dpicl.decoding import mixing
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Writer, draw_steps, slots_for
+from langchain_dpicl.decoding.answer import Draw, Exemplars, PrivateAnswer, Writer, slots_for
 from langchain_dpicl.decoding.mixing import Settings, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.decoding.steps import CUT
+from langchain_dpicl.decoding.sampler import CUT
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 Make = Callable[..., DPSampler]
@@ -408,9 +408,9 @@ def test_fallbacks_must_not_hide_a_spent_budget(sampler_of: Make) -> None:
 # -- who takes part ----------------------------------------------------------------------------------------------------
 
 
-def draw_of(store: Any, rate: float, steps: int, randomness: Any, render: Any = None) -> Draw:
-    render = render or (lambda exemplar: exemplar["input"])
-    return draw_steps(store, rate, steps, randomness, key=lambda i: i, render=render)
+def draw_of(store: Any, rate: float, steps: int, randomness: Any) -> Draw:
+    exemplars = Exemplars(store, TableModel(wild, ALPHABET), DemonstrationTemplate("{input}", "{input}"), 1)
+    return exemplars.draw(randomness, rate, "", steps)
 
 
 def test_every_token_has_a_fresh_sample_of_one_exemplar_an_owner(store_of: Any, records: Any, owner_keyed: Any) -> None:
@@ -458,17 +458,17 @@ def test_what_the_store_forgets_the_model_forgets(sampler_of: Make) -> None:
     store = sampler.selector.store
     sampler.invoke("a")
     store.forget("owner-3")
-    assert sampler.model.forgotten == [sampler._keys.key(3)]
+    assert sampler.model.forgotten == [(sampler.exemplars, 3)]
     chunks = sampler.stream("b")
     next(chunks)
     store.forget("owner-5")  # while an answer holds it
     sampler.model.forgotten.clear()
     list(chunks)
-    assert sampler.model.forgotten == [sampler._keys.key(5)]
+    assert sampler.model.forgotten == [(sampler.exemplars, 5)]
     list(sampler.stream("c"))
     assert len(sampler.model.opened[-1]) == 6
     other = sampler_of(store=store)
-    assert other._keys.key(1) != sampler._keys.key(1)
+    assert (other.exemplars, 1) != (sampler.exemplars, 1)
 
 
 # -- sums and rows -----------------------------------------------------------------------------------------------------

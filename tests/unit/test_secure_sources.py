@@ -46,7 +46,8 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.decoding.answer import draw_steps
+from langchain_dpicl.decoding import DemonstrationTemplate
+from langchain_dpicl.decoding.answer import Exemplars
 from langchain_dpicl.privacy import SecureRandomness
 
 ROOT = Path(langchain_dpicl.__file__).parent
@@ -140,9 +141,11 @@ def test_every_token_has_a_fresh_sample_of_owners_and_exemplars(store_of: Any, r
     store, runs = store_of(records(2, 2)), 3000
     each = np.array([0.4, 0.3, 0.3])
     law = runs * np.einsum("a,b,c,d->abcd", each, each, each, each)
+    template = DemonstrationTemplate("{input}", "{input}")
+    exemplars = Exemplars(store, TableModel(lambda *_: [0.0], "a"), template, 1)
     seen = np.zeros((3,) * 4)
     for _ in range(runs):
-        drawn = draw_steps(store, 0.6, 2, secure, key=lambda i: i, render=lambda exemplar: exemplar["input"])
+        drawn = exemplars.draw(secure, 0.6, "", 2)
         outcome = [0] * 4
         for token, rows in enumerate(drawn.steps):
             for row in rows:

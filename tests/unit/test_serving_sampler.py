@@ -17,7 +17,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.cli import main
-from langchain_dpicl.decoding.steps import CUT
+from langchain_dpicl.decoding.sampler import CUT
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving import add_dp_routes
 from langchain_dpicl.serving.app import create_app, plans, warm

@@ -27,7 +27,7 @@ from langchain_dpicl import (
     synthesize_demonstrations,
 )
 from langchain_dpicl.decoding import Made
-from langchain_dpicl.decoding.steps import CUT
+from langchain_dpicl.decoding.sampler import CUT
 
 
 @pytest.fixture

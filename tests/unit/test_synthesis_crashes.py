@@ -23,6 +23,7 @@ from letters import INPUTS, letters, no_more, part_of
 from langchain_dpicl import Demonstrations, DPSampler, InvalidParameter, PrivacyBudget, synthesize_demonstrations
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.decoding import journal
+from langchain_dpicl.store import durable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -199,7 +200,7 @@ def test_an_answer_that_the_ledger_has_is_not_asked_of_the_model_again(sampler_a
     sampler = sampler_at(output.parent)
 
     def job() -> None:
-        journal.Journal.write = die  # type: ignore[method-assign]
+        journal.Journal.add = die  # type: ignore[method-assign]
         synthesize_demonstrations(sampler, ["one"], output=output)
 
     assert in_child(job) == -signal.SIGKILL
@@ -319,7 +320,7 @@ def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening the journal and locking it, the job that had it finished and another began."""
-    output, lock, calls = tmp_path / "out.jsonl", journal.lock, []
+    output, lock, calls = tmp_path / "out.jsonl", durable.lock, []
 
     def late(descriptor: int) -> bool:
         if not calls:
@@ -328,7 +329,7 @@ def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
         calls.append(descriptor)
         return lock(descriptor)
 
-    monkeypatch.setattr(journal, "lock", late)
+    monkeypatch.setattr(durable, "lock", late)
     held = journal.Journal(output, "settings")
     with pytest.raises(InvalidParameter, match="no other job"):
         journal.Journal(output, "settings")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from profiles import repeated_delta
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
-from langchain_dpicl.decoding import DemonstrationTemplate, answer, mixing, steps
+from langchain_dpicl.calls.flow import run
+from langchain_dpicl.decoding import DemonstrationTemplate, answer, mixing
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
 from langchain_dpicl.release.transaction import Request
@@ -53,12 +53,8 @@ def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
 
 def one_answer(sampler: DPSampler) -> str:
     request = Request("?", sampler.line(), None, None, "")
-    private = sampler._private(request.line)
-    tokens: list[int] = []
-    private.open(request.asked, partial(sampler._flip, request, sampler.settings.max_tokens))
-    while len(tokens) < sampler.settings.max_tokens and not set(tokens) & sampler.model.end_tokens:
-        tokens.append(private.token(tokens))
-    return " ".join(map(str, tokens))
+    written = sampler._written(request, sampler.settings.max_tokens, request.line.rate)
+    return " ".join(map(str, run(written).tokens))
 
 
 # -- the cases ---------------------------------------------------------------------------------------------------------
@@ -247,13 +243,13 @@ def shots_counted_in_the_sample(patch: Patch) -> None:
 
 
 def one_sample_for_all_tokens(patch: Patch) -> None:
-    real = answer.draw_steps
+    real = answer.Exemplars.draw
 
-    def once(store: Any, rate: float, count: int, randomness: Any, **rest: Any) -> answer.Draw:
-        drawn = real(store, rate, 1, randomness, **rest)
+    def once(self: answer.Exemplars, randomness: Any, rate: float | None, shared: str, count: int) -> answer.Draw:
+        drawn = real(self, randomness, rate, shared, 1)
         return answer.Draw(drawn.demonstrations, list(drawn.steps) * count)
 
-    patch.setattr(steps, "draw_steps", once)
+    patch.setattr(answer.Exemplars, "draw", once)
 
 
 def every_exemplar_of_an_owner(patch: Patch) -> None:

@@ -1,21 +1,17 @@
 """A :class:`~langchain_dpicl.decoding.model.LogitsModel` on an OpenAI-compatible server that shows every token's
 log-probability.
 
-A token drawn from truncated scores does not have the law that the guarantee assumes. So a server must return the
-log-probability of EVERY token, not of the likeliest few: llama.cpp's server (and
-:func:`langchain_dpicl.local.local_llm`'s) as it is, or vLLM started with ``--max-logprobs -1`` (and ``--logprobs-mode
-raw_logprobs``, its default).
-
-Prompts are sent as token ids, so both must answer ``/tokenize`` and ``/detokenize``. The constructor asks public
-questions. It refuses a server that leaves tokens out, whose probabilities do not add up to 1, or whose answer to a
-prompt depends on earlier requests.
+The guarantee assumes a draw from the whole distribution. So a server must return the log-probability of EVERY token,
+not of the likeliest few: llama.cpp's server (and :func:`langchain_dpicl.local.local_llm`'s) as it is, or vLLM started
+with ``--max-logprobs -1`` (and ``--logprobs-mode raw_logprobs``, its default). Prompts are sent as token ids, so the
+server must answer ``/tokenize`` and ``/detokenize``.
 
 Each step reads whole prompts, one at a time. A row of 262,144 log-probabilities is 26 MB of JSON: two to four seconds
 on two cores. Use this backend for checks, and with small vocabularies or fast links.
 
 A row depends on its own prompt alone, as far as the server keeps requests apart. The requests ask it not to reuse what
-it cached for others (``cache_prompt``, ``cache_salt``). A server that computes requests of several clients in one batch
-may move the last digits of a row; give the sampler a server of its own.
+it cached for others. A server that computes requests of several clients in one batch may move the last digits of a
+row; give the sampler a server of its own.
 
 A demonstration that the server refuses, or answers without all tokens, adds nothing to the token. The public prompt is
 then asked again, and fails the answer if the server is down: otherwise all later rows would fail because of one. So a
@@ -58,12 +54,13 @@ class ServerLogits(NotCopied):
     timeout
         Seconds that a request may take.
 
-    Nothing is kept between answers, so there is nothing to forget here. The server may keep prompts.
+    Nothing is kept between answers here. The server may keep prompts.
 
     Raises
     ------
     InvalidParameter
-        A parameter outside its bounds, or a server that does not show the whole distribution.
+        A parameter outside its bounds, or a server that does not show the whole distribution: public questions of the
+        constructor find a token missing, or probabilities that do not add up to 1.
     ModelUnavailable
         A server that does not answer, or not as a completion server does. Names no prompt.
     UnsafeConfigurationError

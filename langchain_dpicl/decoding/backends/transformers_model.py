@@ -4,15 +4,13 @@ What a row depends on
 ---------------------
 *An owner's row depends on that owner's demonstration and on public text alone, to the last bit*, for one machine, one
 version of torch and one number of threads. Floating-point sums depend on how a product is laid out: with two threads, a
-row of a batch of five changes with its place in the batch (measured, torch 2.13 on a CPU), so one owner's presence
-would show in the last digits of another's row. Therefore:
+row of a batch of five changes with its place in the batch (measured, torch 2.13 on a CPU). Therefore:
 
 - Every row is read alone, always in the same two pieces: the demonstration (with the tokeniser's first token), then
-  the shared text with the released tokens. A state that was kept, made again, or made by another answer is the same
-  numbers. On a CPU this costs little: a piece of fifty tokens keeps the cores as busy as a batch.
+  the shared text with the released tokens. A state has the same numbers whenever it is made. On a CPU this costs
+  little: a piece of fifty tokens keeps the cores as busy as a batch.
 - The output layer, which is slow for single rows, gets blocks of eight rows, padded with zeros. A test at loading shows
   whether a row of such a block depends, bit by bit, on its place or on the other rows; if so, the blocks have one row.
-- A row that cannot be read leaves zeros at its place in a block, and is NaN in the end.
 
 Speed comes from the kept states (a demonstration is read once, for all queries and tokens), the zero-shot state that
 grows by one token at a time, the output layer at the last position only, and packed weights (`loading.pack`).
@@ -140,11 +138,7 @@ class TransformersLogits(NotCopied):
 
 
 class StateCache(NotCopied):
-    """Private states by demonstration: the last used ones, up to ``memory_bytes`` in all. Threads may share it.
-
-    A state that is larger than the bound is not kept. A demonstration with another text under the same key is another
-    one. States leave with their exemplar (`forget`).
-    """
+    """Private states by demonstration (key and text): the last used ones, up to ``memory_bytes`` in all."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
@@ -162,7 +156,7 @@ class StateCache(NotCopied):
             return self._entries[place][0]
 
     def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
-        """Keep a state of so many bytes; the least recently used ones make room."""
+        """Keep a state of so many bytes, if that is within the bound; the least recently used ones make room."""
         place = (demonstration.key, demonstration.text)
         with self._lock:
             self._drop(place)
@@ -228,10 +222,7 @@ class _Session(NotCopied):
 
 
 class Network:
-    """A loaded model in evaluation mode, and its tokeniser: tokens and a state to a vector, vectors to scores.
-
-    ``packed`` lays its weights out anew, which alters the model.
-    """
+    """A loaded model, and its tokeniser. ``packed`` lays its weights out anew, which alters the model."""
 
     def __init__(self, model: Any, tokenizer: Any, threads: int | None, *, packed: bool = False) -> None:
         if not callable(getattr(model, "get_output_embeddings", None)) or not hasattr(model, "config"):
@@ -279,8 +270,7 @@ class Network:
     def read(self, tokens: list[int], cache: Any) -> tuple[Any, Any]:
         """The vector after these tokens, and the state then. ``cache`` itself is left as it was.
 
-        Raises `ValueError` for a token without an embedding, before an accelerator sees it: after such an error an
-        accelerator answers no caller any more.
+        Raises `ValueError` for a token without an embedding: an accelerator that sees one answers no caller any more.
         """
         import torch
 
@@ -305,13 +295,9 @@ class Network:
         nothing = torch.zeros_like(vectors[0])
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
-            blocks = []
-            for start in range(0, len(rows), self._block):
-                some = rows[start : start + self._block]
-                block = rows.new_zeros((self._block, rows.shape[1]))
-                block[: len(some)] = some
-                blocks.append(self._head(block)[: len(some)])
-            rows = torch.cat(blocks)
+            pad = torch.nn.functional.pad
+            blocks = [(len(some), pad(some, (0, 0, 0, self._block - len(some)))) for some in rows.split(self._block)]
+            rows = torch.cat([self._head(block)[:count] for count, block in blocks])
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
         result[[vector is None for vector in vectors]] = np.nan
         return result
@@ -328,8 +314,7 @@ class Network:
     def _take_apart(self, size: int) -> int:
         """Separate the output layer if the model only applies it; return the number of scores.
 
-        A probe of public tokens, read at once and in two pieces, decides that the model can be used at all. ``size`` is
-        the number of tokens that the configuration knows.
+        A probe of public tokens (of ``size`` known ones), read at once and in two pieces, shows if the model is usable.
         """
         import torch
 
