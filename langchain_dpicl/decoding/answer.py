@@ -196,7 +196,6 @@ class PrivateAnswer:
     padding: Demonstration
     drawn: Draw = Draw()
     _rows: Rows | None = None
-    _passed: int = 0
 
     def written(
         self, shared: str, units: int, draw: Callable[[str, int], Draw], journal: Journal | None = None
@@ -222,22 +221,23 @@ class PrivateAnswer:
 
     def open(self, shared: str, sample: Callable[[], Draw], passed: int = 0) -> None:
         """Flip the coins of all tokens after the first ``passed``, and open the model's session."""
-        self.drawn, self._passed = sample(), passed
+        drawn = sample()
+        self.drawn = Draw(drawn.demonstrations, [*[()] * passed, *drawn.steps])
         shown = [*self.drawn.demonstrations, *([self.padding] if self.slots else [])]
-        self._rows = Rows(self.model, shared, shown, passed + len(self.drawn.steps))
+        self._rows = Rows(self.model, shared, shown, len(self.drawn.steps))
 
     def token(self, released: Sequence[int], journal: Journal | None = None) -> int:
         """Draw the token after the released ones; the journal has it before it leaves."""
         assert self._rows is not None
-        sample = self.drawn.steps[len(released) - self._passed]
+        sample = self.drawn.steps[len(released)]
         width = self.slots or len(sample)
         calls = max(1, -(-len(sample) // max(1, width)))
         filled = [*sample, *[len(self.drawn.demonstrations)] * (calls * width - len(sample))]
         found = [self._rows.logits(filled[i * width : (i + 1) * width], released) for i in range(calls)]
         one_shot = np.concatenate([logits[1:] for logits in found])[: len(sample)]
-        cap, temperature = self.settings.cap, self.settings.temperature
-        terms = partial(clipped_terms, bound=self.bound, temperature=temperature, cap=cap)
-        token = choose(self.model, self.settings, released, found[0][0], one_shot, terms, self.randomness)
+        settings = self.settings
+        terms = partial(clipped_terms, bound=self.bound, temperature=settings.temperature, cap=settings.cap)
+        token = choose(self.model, settings, released, found[0][0], one_shot, terms, self.randomness)
         if journal is not None:
             journal.keep(token)
         return token
@@ -259,9 +259,8 @@ class Writer:
     def __init__(self, model: LogitsModel, stop: Sequence[str]) -> None:
         self.tokens: list[int] = []
         self.ended = False
-        self.text = ""
-        self.rest = ""
-        """The end of the text, from `finish`."""
+        self.text = self.rest = ""
+        """The text that was given out; its end, from `finish`."""
         self._model, self._stop = model, stop
 
     def add(self, token: int) -> str:

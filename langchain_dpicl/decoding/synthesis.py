@@ -81,7 +81,14 @@ def synthesize_demonstrations(
     if not isinstance(sampler, DPSampler):
         raise InvalidParameter("sampler", type(sampler).__name__, "a DPSampler")
     key = sampler.store.output_key or "output"
-    asked, digest = _checked(sampler, public_inputs, key), _digest(sampler, key)
+    asked, budget, template = _checked(sampler, public_inputs, key), sampler.budget, sampler.template
+    request = {
+        "budget": budget.name,
+        "principal": acting_principal() if budget.scope == "per_principal" else None,
+        "template": [template.demonstration, template.query],
+        "output": key,
+    }
+    digest = str(sampler.line().query_id(request, sampler._variant, acting_principal()))
     lines, first, journal = dict[str, dict[str, Any]](), list[str](), None
     with contextlib.ExitStack() as held:
         if output is not None:
@@ -150,18 +157,6 @@ def _checked(sampler: DPSampler, public_inputs: object, output_key: str) -> dict
             raise InvalidParameter(f"public_inputs[{position}]", "(not shown)", bound) from None
         asked.setdefault(shared, (kept, each))
     return asked
-
-
-def _digest(sampler: DPSampler, output_key: str) -> str:
-    """A keyed hash of all that decides an answer beside its input."""
-    budget, template = sampler.budget, sampler.template
-    request = {
-        "budget": budget.name,
-        "principal": acting_principal() if budget.scope == "per_principal" else None,
-        "template": [template.demonstration, template.query],
-        "output": output_key,
-    }
-    return str(sampler.line().query_id(request, sampler._variant, acting_principal()))
 
 
 def _resumed(sampler: DPSampler, asked: Iterable[str], journal: Journal) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -296,8 +296,10 @@ class Network:
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
             pad = torch.nn.functional.pad
-            blocks = [(len(some), pad(some, (0, 0, 0, self._block - len(some)))) for some in rows.split(self._block)]
-            rows = torch.cat([self._head(block)[:count] for count, block in blocks])
+            blocks = torch.split(rows, self._block)
+            rows = torch.cat(
+                [self._head(pad(some, (0, 0, 0, self._block - len(some))))[: len(some)] for some in blocks]
+            )
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
         result[[vector is None for vector in vectors]] = np.nan
         return result
