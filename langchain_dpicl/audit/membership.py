@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,19 +124,18 @@ def run_membership(
 ) -> list[MembershipResult]:
     """Attack a one-shot prompt, a mixture without clipping, and the mixture of a plan for each epsilon.
 
-    Of the public ``rows``, each an owner's, ``against + 1`` are drawn. ``trials`` of them take the member's place one
-    after the other, the rest being non-members. A data set has ``owners`` owners: the member, and others who each show
-    one of ``others`` further rows. The rate is ``shots / owners``, kappa is ``shots``, and a plan counts ``max_tokens``
-    tokens for each of the ``against + 1`` queries: all that the attacker sees in a trial. Against each plan the member
-    takes part at the rate, as promised, and once more in every token, for which the plan promises nothing: that tells
-    the effect of the sample from that of the bound on the range.
+    Each of the public ``rows`` is an owner's. ``against + 1`` of them are drawn, and ``trials`` of these take the
+    member's place in turn. A data set has ``owners`` owners: the member, and others who each show one of ``others``
+    further rows. The rate is ``shots / owners``, and kappa is ``shots``. A plan counts all that the attacker sees in a
+    trial: ``max_tokens`` tokens for each of the ``against + 1`` queries. Against each plan the member takes part at the
+    rate, as promised, and then in every token, for which the plan promises nothing: the difference is the sample's.
 
-    The time goes into reading ``trials + others`` demonstrations before ``against + 1`` outputs each. Every trial is
-    then played ``plays`` times with fresh coins and tokens; each play has all of the plan's tokens to itself.
+    Reading ``trials + others`` demonstrations before ``against + 1`` outputs each takes the time. Every trial is played
+    ``plays`` times with fresh coins and tokens; each play has all of the plan's tokens to itself.
 
     Raises `InvalidParameter` for a parameter outside its bounds, for demonstrations and queries that do not fit the
     model's context, and for a template whose demonstration does not begin with its query; `InvalidRecords` for too few
-    rows, or one that the template cannot render or that has no output; `InfeasiblePlan` if no range reaches an epsilon.
+    rows, or one without an output or that the template cannot render; `InfeasiblePlan` if no range reaches an epsilon.
     """
     against = whole("against", against)
     trials = whole("trials", trials, at_most=against + 1)
@@ -200,33 +199,32 @@ def attack(
     randomness: Randomness,
 ) -> list[MembershipResult]:
     """Every attack on every way to answer; the first ``crowd.first`` records take the member's place in turn."""
-    results: list[MembershipResult] = []
 
-    def add(name: str, scores: Callable[[int], AttackScores], times: int = 1, **facts: Any) -> None:
-        trials = [[scores(member) for _ in range(times)] for member in range(crowd.first)]
+    def ways() -> Iterator[tuple[str, Mixture | None, dict[str, Any]]]:
+        facts: dict[str, Any] = {"epsilon": None, "range_bound": None, "participation": 1.0, "bound": None}
+        yield "one-shot prompt, not private", None, facts
+        yield "mixture without clipping, not private", Mixture(readings, _NO_BOUND, 1.0, kappa), facts
+        for epsilon, line in plans:
+            bound = line.parameter
+            distance = PLDAccountant().delta([line.line(bound)], 0.0)
+            proved = min(auc_bound(epsilon, delta), auc_bound(0.0, min(1.0, distance)))
+            facts, mixture = {**facts, "epsilon": epsilon, "range_bound": bound}, Mixture(readings, bound, cap, kappa)
+            yield f"epsilon {epsilon:g}", mixture, {**facts, "participation": crowd.rate, "bound": proved}
+            yield f"B of epsilon {epsilon:g}, member in every sample", mixture, facts
+
+    results: list[MembershipResult] = []
+    for name, mixture, facts in ways():
+        if mixture is None:
+            trials = [[prompt_scores(readings, member)] for member in range(crowd.first)]
+        else:
+            given = facts["participation"], crowd, randomness
+            trials = [[mixture.scores(member, *given) for _ in range(plays)] for member in range(crowd.first)]
         for kind in trials[0][0]:
             won = np.stack([np.mean([wins(s[kind], i) for s in played], axis=0) for i, played in enumerate(trials)])
             auc, low, high = interval(won, randomness)
-            about = {"epsilon": None, "range_bound": None, "participation": 1.0, **facts}
-            about["bound"] = about.get("bound") if kind == ATTACKS[-1] else None
-            counts = {"trials": crowd.first, "against": readings.records - 1, "plays": times}
-            results.append(MembershipResult(name, kind, auc=auc, low=low, high=high, **about, **counts))
-
-    def mix(name: str, mixture: Mixture, participation: float = 1.0, **facts: Any) -> None:
-        def scores(member: int) -> AttackScores:
-            return mixture.scores(member, participation, crowd, randomness)
-
-        add(name, scores, plays, participation=participation, **facts)
-
-    add("one-shot prompt, not private", lambda member: prompt_scores(readings, member))
-    mix("mixture without clipping, not private", Mixture(readings, _NO_BOUND, 1.0, kappa))
-    for epsilon, line in plans:
-        bound = line.parameter
-        distance = PLDAccountant().delta([line.line(bound)], 0.0)
-        proved = min(auc_bound(epsilon, delta), auc_bound(0.0, min(1.0, distance)))
-        facts, mixture = {"epsilon": epsilon, "range_bound": bound}, Mixture(readings, bound, cap, kappa)
-        mix(f"epsilon {epsilon:g}", mixture, crowd.rate, bound=proved, **facts)
-        mix(f"B of epsilon {epsilon:g}, member in every sample", mixture, **facts)
+            about = {**facts, "auc": auc, "low": low, "high": high} | ({} if kind == TOKENS else {"bound": None})
+            counts = {"trials": crowd.first, "against": readings.records - 1, "plays": len(trials[0])}
+            results.append(MembershipResult(name, kind, **about, **counts))
     return results
 
 

@@ -78,29 +78,26 @@ class TeacherForcing:
 
     def logits(self, shown: str, which: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """(record, its (tokens, vocabulary) logits) for each of these records; "" is no demonstration."""
-        for start in range(0, len(which), _BATCH):
-            batch = which[start : start + _BATCH]
-            yield from zip(batch, self._read(shown, batch), strict=True)
-
-    def _read(self, shown: str, batch: Sequence[int]) -> list[Logits]:
-        """Padding stands on the right, where no token of a causal model sees it."""
         import torch
 
         network = self._network
         before = [*network.first, *network.tokens(shown)]
-        texts = [[*self._asked[i], *self._outputs[i][:-1]] for i in batch]
-        width, first = max(map(len, texts)), min(len(self._asked[i]) for i in batch)
-        with network.working():
-            cache: Any = network.read(before, None)[1] if before else None
-            if cache is not None:
-                cache.batch_repeat_interleave(len(batch))
-            ids = torch.zeros((len(batch), width), dtype=torch.long, device=network.model.device)
-            for row, text in zip(ids, texts, strict=True):
-                row[: len(text)] = torch.tensor(text)
-            out = network.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=width - first + 1)
-            found: Logits = out.logits.to("cpu", torch.float32).numpy()
-        starts = [len(self._asked[i]) - first for i in batch]
-        return [row[start : start + len(self._outputs[i])] for row, start, i in zip(found, starts, batch, strict=True)]
+        for start in range(0, len(which), _BATCH):
+            batch = which[start : start + _BATCH]
+            texts = [torch.tensor([*self._asked[i], *self._outputs[i][:-1]], dtype=torch.long) for i in batch]
+            # Padding stands on the right, where no token of a causal model sees it.
+            ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(network.model.device)
+            first = min(len(self._asked[i]) for i in batch)
+            with network.working():
+                cache: Any = network.read(before, None)[1] if before else None
+                if cache is not None:
+                    cache.batch_repeat_interleave(len(batch))
+                kept = ids.shape[1] - first + 1
+                out = network.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=kept)
+                found: Logits = out.logits.to("cpu", torch.float32).numpy()
+            for i, row in zip(batch, found, strict=True):
+                place = len(self._asked[i]) - first
+                yield i, row[place : place + len(self._outputs[i])]
 
 
 def read(
