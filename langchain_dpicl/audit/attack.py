@@ -111,9 +111,9 @@ def audit(
     requests = {name: LineRequest(name, rate, releases, options=delta0 if name == "ptr" else {}) for name in names}
     lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
     count = releases * len(lines)
-    effort: dict[str, Any] = {"rate": rate, "releases": count, "delta": delta, "trials": trials}
-    effort |= {"confidence": confidence, "unanimous": canary == "owner", "members": members}
-    cases = [CASES[name](Setting(line.parameter, options=line.options, **effort)) for name, line in lines.items()]
+    effort: dict[str, Any] = {"rate": rate, "delta": delta, "trials": trials, "confidence": confidence}
+    attacked = {**effort, "releases": count, "unanimous": canary == "owner", "members": members}
+    cases = [CASES[name](Setting(line.parameter, options=line.options, **attacked)) for name, line in lines.items()]
     # Of a plan each line shows its first case; of one mechanism, all are tried.
     choices = [[many[0] for many in cases]] if mechanism == PLAN else [[case] for case in cases[0]]
 
@@ -157,18 +157,15 @@ def audit(
         canary=canary,
         case="; ".join(case.words for case in choices[best]),
         epsilon=epsilon,
-        delta=delta,
-        rate=rate,
         releases=releases,
         parameters=noise,
         members={name: case.members for name, case in zip(lines, choices[best], strict=True) if case.members},
         lower_bound=bound,
-        confidence=confidence,
         direction=region.direction,
         event=f"the log-likelihood ratio{together} is {side} {region.threshold:.4g}",
-        trials=trials,
         true_positives=hits,
         false_positives=misfires,
+        **effort,
     )
 
 
@@ -182,18 +179,14 @@ def table(results: Sequence[AuditResult]) -> str:
     rows = [_HEAD]
     for result in results:
         noise = [f"{name} {value:.4g}" for name, value in result.parameters.items()]
-        rows.append(
-            (
-                result.mechanism,
-                noise[0] if len(noise) == 1 else f"{len(noise)} lines",
-                f"{result.epsilon:.4g}",
-                f"{result.lower_bound:.3f}",
-                f"{result.lower_bound / result.epsilon:.0%}",
-                f"owner {'removed' if result.direction == 'remove' else 'added'}",
-                f"{result.true_positives}/{result.false_positives}",
-                str(result.trials),
-            )
+        shown = noise[0] if len(noise) == 1 else f"{len(noise)} lines"
+        claim, bound = f"{result.epsilon:.4g}", f"{result.lower_bound:.3f}"
+        share, owner = (
+            f"{result.lower_bound / result.epsilon:.0%}",
+            "removed" if result.direction == "remove" else "added",
         )
+        counts = f"{result.true_positives}/{result.false_positives}", str(result.trials)
+        rows.append((result.mechanism, shown, claim, bound, share, f"owner {owner}", *counts))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))

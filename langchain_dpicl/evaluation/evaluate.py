@@ -18,7 +18,7 @@ from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, read_labels
 from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
 from langchain_dpicl.evaluation.plan import CostPoint, EvaluationPlan, Sampler, cost_curve, tokens_of
-from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.evaluation.texts import Author, TextStudy
 from langchain_dpicl.privacy.checks import whole
@@ -224,7 +224,7 @@ class Evaluation:
         """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
         from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
         from langchain_dpicl.decoding.mixing import Settings
-        from langchain_dpicl.evaluation.tokens import Decoder
+        from langchain_dpicl.evaluation.batches import Decoder
         from langchain_dpicl.local import local_embeddings
 
         shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())
@@ -252,7 +252,8 @@ class Evaluation:
                 if epsilon is not None:  # a plan counts an answer to each query, or each demonstration
                     releases = len(inputs) if method == "online" else len(shown)
                     facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": releases}
-                score = Score.of_texts(method, epsilon, [kept["texts"]], references, embeddings, facts)
+                values = text_values([kept["texts"]], references, embeddings)
+                score = Score(method, epsilon, values, 1, len(references), facts)
                 found += [score] if top_k == self.top_k else []
                 found += [replace(score, study="top_k")] if method == "online" and top_k in varied else []
         return found

@@ -66,23 +66,14 @@ class Score:
         """The measure's mean."""
         return self.values[measure].mean
 
-    @classmethod
-    def of_texts(
-        cls,
-        method: str,
-        epsilon: float | None,
-        runs: Sequence[Sequence[str]],
-        references: Sequence[Sequence[str]],
-        embeddings: Embeddings,
-        facts: Mapping[str, float],
-        study: str = "",
-    ) -> Score:
-        """The score of texts by run and query, against the queries' references: `text_measures` and ``meaning``."""
-        texts, wide = [text for run in runs for text in run], [*references] * len(runs)
-        measures = {**text_measures(texts, wide), "meaning": meaning_scores(texts, wide, embeddings)}
-        shape = (len(runs), len(references))
-        values = {name: Value.of(np.reshape(found, shape)) for name, found in measures.items()}
-        return cls(method, epsilon, values, *shape, facts, study)
+
+def text_values(
+    runs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], embeddings: Embeddings
+) -> dict[str, Value]:
+    """Return `text_measures` and ``meaning`` of texts by run and query, against the queries' references."""
+    texts, wide = [text for run in runs for text in run], [*references] * len(runs)
+    measures = {**text_measures(texts, wide), "meaning": meaning_scores(texts, wide, embeddings)}
+    return {name: Value.of(np.reshape(found, (len(runs), -1))) for name, found in measures.items()}
 
 
 def meaning_scores(

@@ -57,18 +57,16 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
     zeros = [_find(main, name, None) for name in ("zero-shot", "zero-shot calibrated")]
     zero = max((each for each in zeros if each), key=lambda s: s.mean(measure), default=None)
-    first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} "
-    first += f"{best.mean(measure):.1f}"
-    apart = []
-    for other, words in (
-        (_find(main, best.method, None), "its aggregate without noise"),
-        (zero, zero.method if zero else ""),
-    ):
+    level, apart = best.mean(measure), []
+    for other in (_find(main, best.method, None), zero):
         if other:
-            points = best.mean(measure) - other.mean(measure)
+            words = other.method if other is zero else "its aggregate without noise"
+            points = level - other.mean(measure)
             side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
             apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
-    said = [f"{', '.join([first, ' and '.join(apart)] if apart else [first])}."]
+    compared = f", {' and '.join(apart)}" if apart else ""
+    first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} {level:.1f}"
+    said = [f"{first}{compared}."]
     if zero is None:
         return said
     floor = zero.mean(measure)
@@ -108,24 +106,12 @@ def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> 
     for score in main:
         base = _find(main, score.method, None) if score.epsilon is not None else None
         facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
-        rows.append(
-            [
-                score.method,
-                words_of(score, private).removeprefix("epsilon "),
-                *(_cell(score.values[name]) for name in measures),
-                _difference(score, base, measure),
-                f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else "",
-                ", ".join(f"{name} {number(value)}" for name, value in facts.items()),
-            ]
-        )
-    head = [
-        "method",
-        "epsilon",
-        *(MEASURES[name] for name in measures),
-        "against no noise",
-        "changed by noise",
-        "public numbers",
-    ]
+        cells = [words_of(score, private).removeprefix("epsilon "), *(_cell(score.values[name]) for name in measures)]
+        flipped = f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else ""
+        numbers = ", ".join(f"{name} {number(value)}" for name, value in facts.items())
+        rows.append([score.method, *cells, _difference(score, base, measure), flipped, numbers])
+    head = ["method", "epsilon", *(MEASURES[name] for name in measures)]
+    head += ["against no noise", "changed by noise", "public numbers"]
     errors = [s.values[measure].error for s in main]
     note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
     if known := [error for error in errors if math.isfinite(error)]:

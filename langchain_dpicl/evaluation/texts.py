@@ -19,7 +19,7 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import Key, Pairs, PassFile, ask_members, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan
-from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.tasks import GenerationTask
 from langchain_dpicl.members.downstream import keywords_to_answer
 from langchain_dpicl.privacy.mechanisms import default_delta0
@@ -95,8 +95,8 @@ class TextStudy:
     def _score(
         self, method: str, epsilon: float | None, runs: Runs, facts: dict[str, float] | None = None, study: str = ""
     ) -> Score:
-        references = [row.references for row in self.queries]
-        return Score.of_texts(method, epsilon, runs, references, self.embeddings, facts or {}, study)
+        values = text_values(runs, [row.references for row in self.queries], self.embeddings)
+        return Score(method, epsilon, values, len(runs), len(self.queries), facts or {}, study)
 
     @property
     def _samples(self) -> range:

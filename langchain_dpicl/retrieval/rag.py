@@ -92,27 +92,24 @@ def wrap_rag(
         N, the number of copies.
     rate, shots
         As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
-        question finds ``eligible``. Without ``eligible``: a rate of 1/10 of all owners, beyond which the noise grows as
-        fast as the rate, but between ``documents`` and 8 * ``documents`` owners in a bucket: among eight times as many
-        documents as it gets, a member finds near ones. The budget's plan keeps the rate from its first release on,
-        however the collection grows or shrinks. A higher rate finds nearer documents for more noise. At rate=1 every
-        document lies in some member's bucket and nothing is amplified: for the largest collections, or many members.
+        question finds ``eligible``. Without ``eligible``: a rate of 1/10, beyond which the noise grows as fast as it,
+        but between 1 and 8 owners in a bucket for each of the ``documents``, so that a member finds near ones. The
+        budget's plan keeps the rate from its first release on, however the collection changes. A higher rate finds
+        nearer documents for more noise. At rate=1 every document lies in a bucket and nothing is amplified: for the
+        largest collections, or many members.
     documents
-        How many documents a member gets, at most. Default: the ``k`` of the retrievers that it replaces, else 4.
+        The most documents that a member gets. Default: the ``k`` of the retrievers that it replaces, else 4.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
-        take part in an answer. With a budget of ``tickets=True`` an owner pays only for the questions that its
-        documents are near to. How similar texts are depends on the embedding model: the default suits
-        all-MiniLM-L6-v2, and `suggest_threshold` finds another's. None for no gate.
+        take part in an answer. With a budget of ``tickets=True`` an owner pays only for these questions. The default
+        suits all-MiniLM-L6-v2; `suggest_threshold` finds another embedding model's. None for no gate.
     eligible
         As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate.
     asks
         What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
-        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed if they do not show it, as for a chain that
-        begins with a function.
+        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed for others, such as a function.
     question_key
-        The key of the question, a text, in the mapping that the chain takes, and in requests that are mappings.
-        Documents are near to this text.
+        The key of the question, a text, in mappings that the chain takes and in requests. Documents are near to it.
     documents_key
         For a chain without a retriever: the key under which its input gets the list of LangChain documents.
     owner_key
@@ -121,8 +118,8 @@ def wrap_rag(
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
-    chain in the form that it takes, from `DPRetriever` and `as_tool` too. If that is a mapping, further keys reach it
-    as the caller gave them, and a request without those that its first steps need is refused and costs nothing. The
+    chain in the form that it takes, from `DPRetriever` and `as_tool` too. A chain that takes a mapping gets the
+    caller's further keys, and a request without those that its first steps need is refused and costs nothing. The
     caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
     of n charges n together.
 
@@ -130,20 +127,19 @@ def wrap_rag(
     ``replay=False``: on one line the second would answer an equal question with the first one's release.
 
     Promise. All documents of an owner lie in one bucket, drawn by the owner's own coins, and a member searches its own
-    bucket alone: without an owner one member's input differs, and what the aggregator promises for one member's
-    output is the promise here. Whether an owner takes part at all is decided by its own documents, the question and the
-    public threshold.
+    bucket alone. So without an owner one member's input differs, and the aggregator's promise for one member's output
+    holds here. An owner's own documents, the question and the public threshold decide whether the owner takes part.
 
     Raises
     ------
     UnsafeConfigurationError
         The chain reaches documents that could not be replaced, in a function, a tool or an object: a retriever, a
         vector store, a document, a LangChain or LangGraph store, a function that names the class of a retriever or of
-        a vector store. Or a memory or a chat history, through which members would read what others wrote. Or a
+        a vector store. (Not seen: collections of other kinds, such as a database's client or a list of texts, and what
+        a function computes.) Or a memory or a chat history, through which members would read what others wrote. Or a
         retriever of the chain or the source has search settings that the release would not carry out
         (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound arguments): a filter may be what keeps
-        one reader from another's documents. (Not seen: collections of other kinds, such as a database's client or a
-        list of texts, and what a function computes.)
+        one reader from another's documents.
     InvalidParameter
         A chain without a retriever and without ``documents_key``; ``asks`` is needed or is not what the chain takes; a
         chain that is a release already.

@@ -14,7 +14,7 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, rows, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import evaluate, tokens
+from langchain_dpicl.evaluation import batches, evaluate
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
 from langchain_dpicl.evaluation.passes import PassFile
@@ -180,7 +180,7 @@ def test_an_instance_whose_embeddings_are_not_needed_writes_no_candidates(tmp_pa
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
-class StubDecoder(tokens.Decoder):
+class StubDecoder(batches.Decoder):
     """Counts the texts that are decoded, by name, top_k and delta."""
 
     decoded: list[tuple[Any, ...]]
@@ -203,7 +203,7 @@ class StubDecoder(tokens.Decoder):
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     heard: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(tokens, "Decoder", type("Stub", (StubDecoder,), {"decoded": heard}))
+    monkeypatch.setattr(batches, "Decoder", type("Stub", (StubDecoder,), {"decoded": heard}))
     return heard
 
 

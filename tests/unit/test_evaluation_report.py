@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.pictures import pictures
 from langchain_dpicl.evaluation.plan import CostPoint, EvaluationPlan, cost_curve
-from langchain_dpicl.evaluation.report import write_index, write_report
+from langchain_dpicl.evaluation.report import pictures, write_index, write_report
 from langchain_dpicl.evaluation.scores import Score, Value
 from langchain_dpicl.evaluation.tables import findings, main_table, papers_table
 from langchain_dpicl.evaluation.tasks import TASKS

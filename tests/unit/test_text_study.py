@@ -18,7 +18,7 @@ from langchain_dpicl.evaluation import plan as plan_module
 from langchain_dpicl.evaluation.data import Row
 from langchain_dpicl.evaluation.passes import PassFile, key_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan
-from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
 from langchain_dpicl.evaluation.texts import Author, TextStudy
 from langchain_dpicl.privacy.mechanisms import LineRequest, default_delta0
@@ -356,15 +356,16 @@ def test_prompts_are_scored_by_run_and_query(tmp_path: Path) -> None:
         assert list(scores) == ["zero-shot", "2-shot", *(["public 2-shot"] if public else []), "member"]
         assert scores["zero-shot"].values["rouge1"].mean == 50.0
         assert scores["zero-shot"].values["rouge1"].deviation == pytest.approx(np.std([100, 0], ddof=1))
-        assert scores["member"].runs == 8
+        assert (scores["member"].runs, scores["member"].queries, scores["member"].epsilon) == (8, 1, None)
         assert scores["member"].values["rouge1"].mean == pytest.approx(100 * 6 / 8)
         file.close()
 
 
 def test_the_best_reference_counts_and_every_measure_is_there() -> None:
     references, runs = [["cat dog", "sun"], ["rain"]], [["sun", "rain"], ["owl", "rain"]]
-    score = Score.of_texts("m", 2.0, runs, references, WordEmbeddings(WORDS), {"sigma": 1.0})
-    assert list(score.values) == ["rouge1", "rouge2", "rougeL", "bleu", "levenshtein", "meaning"]
+    values = text_values(runs, references, WordEmbeddings(WORDS))
+    assert list(values) == ["rouge1", "rouge2", "rougeL", "bleu", "levenshtein", "meaning"]
     for name in ("rouge1", "rougeL", "meaning"):
-        assert score.values[name].mean == pytest.approx(75.0), name
-    assert (score.runs, score.queries, score.epsilon, score.facts) == (2, 2, 2.0, {"sigma": 1.0})
+        assert values[name].mean == pytest.approx(75.0), name
+        assert values[name].deviation == pytest.approx(np.std([100, 50], ddof=1)), "two runs"
+        assert values[name].error == pytest.approx(np.std([50, 100], ddof=1) / np.sqrt(2)), "two queries"
