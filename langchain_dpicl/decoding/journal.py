@@ -33,7 +33,7 @@ def mark_of(shared: str) -> str:
 
 
 class Journal(LineFile):
-    """One job's hold on its files. Set ``is_over`` after the last answer; `close` it in any case.
+    """One job's hold on its files. Set ``under_way`` to None after the last answer; `close` it in any case.
 
     Parameters
     ----------
@@ -47,19 +47,19 @@ class Journal(LineFile):
     """
 
     under_way: str | None = None
-    """The mark of the unfinished answer."""
+    """The mark of the unfinished answer; None if there is none."""
     is_reopened = False
     """Whether that answer has the charge on which its tokens were handed out."""
-    is_over = False
-    """Whether no answer is unfinished."""
 
     def __init__(self, output: Path, digest: str) -> None:
         super().__init__(output.with_name(output.name + ".part"), output, "a file", "job")
         self._tokens: list[int] = []
         self.name = secrets.token_hex(16)
         """The job's secret name, which makes its questions ones that nobody else can ask."""
+        is_new = not self.lines and _HEAD.startswith(self.torn[: len(_HEAD)])
         try:
-            self._read_journal(digest)
+            if not is_new:
+                self._read_journal(digest)
             self.answers = self._read_output(digest)
             if self.under_way is None:  # nothing is charged
                 self.lines = []
@@ -68,18 +68,14 @@ class Journal(LineFile):
                 self._note(format=_FORMAT, job=self.name, settings=digest, output=str(output))
                 sync_folder(self.path)
         except BaseException:
-            super().close(remove=self._is_new)
+            super().close(remove=is_new)
             raise
-
-    @property
-    def _is_new(self) -> bool:
-        return not self.lines and _HEAD.startswith(self.torn[: len(_HEAD)])
 
     def _read_journal(self, digest: str) -> None:
         """Read the lines of an earlier process."""
         header, *steps = from_lines(b"".join(line + b"\n" for line in self.lines))[0] or [{}]
         is_whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
-        if not self._is_new and (header.get("format") != _FORMAT or not is_whole):
+        if header.get("format") != _FORMAT or not is_whole:
             raise self.refused(f"a file beside which {self.path.name!r} is an undamaged journal, or is not there")
         if not steps:
             return
@@ -156,4 +152,4 @@ class Journal(LineFile):
 
     def close(self, remove: bool = False) -> None:
         """Release the files. The journal stays if the job is to be continued."""
-        super().close(remove or self.is_over or self.under_way is None)
+        super().close(remove or self.under_way is None)

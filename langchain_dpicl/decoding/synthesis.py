@@ -118,7 +118,7 @@ def synthesize_demonstrations(
         if refused is not None:
             raise refused
         if journal is not None:
-            journal.is_over = True
+            journal.under_way = None
     answered = [lines[shared] for shared in asked if shared in lines]
     if not answered:
         sampler.line().check(1, acting_principal())

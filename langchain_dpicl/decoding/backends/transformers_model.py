@@ -295,11 +295,9 @@ class Network:
         nothing = torch.zeros_like(vectors[0])
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
-            pad = torch.nn.functional.pad
-            blocks = torch.split(rows, self._block)
-            rows = torch.cat(
-                [self._head(pad(some, (0, 0, 0, self._block - len(some))))[: len(some)] for some in blocks]
-            )
+            pad, count = torch.nn.functional.pad, self._block
+            blocks = torch.split(rows, count)
+            rows = torch.cat([self._head(pad(some, (0, 0, 0, count - len(some))))[: len(some)] for some in blocks])
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
         result[[vector is None for vector in vectors]] = np.nan
         return result
