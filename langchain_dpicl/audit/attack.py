@@ -25,9 +25,6 @@ from langchain_dpicl.privacy.profile import Direction
 
 Canary = Literal["outputs", "owner"]
 
-_Attempt = Sequence[tuple[Case, Sequence[Callable[[], Any]]]]
-"""For each line its case, and one release of it with the owner and without."""
-
 PLAN = "plan"
 """All mechanisms in one plan, a line each."""
 
@@ -128,10 +125,13 @@ def audit(
         total=2 * (trials + first * len(attempts)), desc=mechanism, unit="trial", disable=None, file=sys.stderr
     ) as bar:
 
-        def statistics(attempt: _Attempt, size: int) -> tuple[FloatArray, FloatArray]:
+        def statistics(
+            attempt: Sequence[tuple[Case, Sequence[Callable[[], Any]]]], size: int
+        ) -> tuple[FloatArray, FloatArray]:
             """For each trial the sum of all releases' log-likelihood ratios, with the owner and without.
 
-            A ratio is that of one release, the owner having taken part with the plan's rate.
+            The attempt has for each line its case, and one release of it with the owner and without. A ratio is that of
+            one release, the owner having taken part with the plan's rate.
             """
             sums = np.zeros((2, size))
             for i in range(size):

@@ -108,40 +108,32 @@ def write_index(folder: Path) -> Path:
     about = "Made from the `results.json` and the `notes.md` of each folder."
     parts = ["# Results", about, "\n".join(links)]
     for each in found:
-        parts += _section(each)
+        try:
+            results = json.loads((each / "results.json").read_text("utf-8"))
+            written = {name: each / name for name in ("table.md", "results.json", "notes.md") if (each / name).exists()}
+            notes, table = (written[n].read_text("utf-8") if n in written else "" for n in ("notes.md", "table.md"))
+        except (OSError, ValueError) as failure:
+            raise InvalidParameter("folder", str(each), f"results that can be read ({failure})") from None
+        if not isinstance(results, dict) or not isinstance(results.get("settings"), dict):
+            raise InvalidParameter("folder", str(each), "a results.json with settings, as an evaluation writes it")
+        settings = {k: tables.number(v) for k, v in results["settings"].items() if v not in (None, "", [])}
+        shown = results.get("pictures", sorted(path.name for path in each.glob("*.png")))
+        links = [f"[{name}]({each.name}/{name})" for name in written if name != "notes.md"]
+        parts += [
+            f"## {each.name}",
+            results.get("measured") or "; ".join(f"{name} {value}" for name, value in settings.items()),
+            results.get("finding", ""),
+            results.get("table") or table,
+            results.get("papers", ""),
+            notes,
+            *(f"![{each.name}: {Path(n).stem}]({each.name}/{n})" for n in shown if (each / n).exists()),
+            _command(results["settings"]),
+            f"All tables and numbers: {', '.join(links)}.",
+        ]
     path = folder / "README.md"
     with _writing(folder):
         _write(path, parts)
     return path
-
-
-def _section(folder: Path) -> list[str]:
-    try:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        files = {
-            name: (folder / name).read_text("utf-8") for name in ("notes.md", "table.md") if (folder / name).exists()
-        }
-    except (OSError, ValueError) as failure:
-        raise InvalidParameter("folder", str(folder), f"results that can be read ({failure})") from None
-    if not isinstance(results, dict) or not isinstance(results.get("settings"), dict):
-        raise InvalidParameter("folder", str(folder), "a results.json with settings, as an evaluation writes it")
-    settings = results["settings"]
-    numbers = "; ".join(
-        f"{name} {tables.number(value)}" for name, value in settings.items() if value not in (None, "", [])
-    )
-    shown = results.get("pictures", sorted(path.name for path in folder.glob("*.png")))
-    links = [f"[{name}]({folder.name}/{name})" for name in ("table.md", "results.json") if (folder / name).exists()]
-    return [
-        f"## {folder.name}",
-        results.get("measured") or numbers,
-        results.get("finding", ""),
-        results.get("table") or files.get("table.md", ""),
-        results.get("papers", ""),
-        files.get("notes.md", ""),
-        *(f"![{folder.name}: {Path(n).stem}]({folder.name}/{n})" for n in shown if (folder / n).exists()),
-        _command(settings),
-        f"All tables and numbers: {', '.join(links)}.",
-    ]
 
 
 def _counted(counts: Sequence[int], one: str, many: str) -> str:

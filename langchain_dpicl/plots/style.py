@@ -28,10 +28,18 @@ def new_figure(path: str | Path, width: float, height: float) -> Any:
 def save_figure(figure: Any, path: str | Path) -> None:
     """Give all axes a light grid and plain numbers, and write the file.
 
-    Raises `InvalidParameter` if the file cannot be written.
+    Logarithmic axes are labelled 0.5, 1, 2, 5, 10 instead of by powers of ten; over three decades and more, by powers
+    alone. Ticks at given values stay. Raises `InvalidParameter` if the file cannot be written.
     """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
     for axes in figure.axes:
-        _plain_logarithms(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
+                low, high = axis.get_view_interval()
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+                axis.set_minor_locator(NullLocator())
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -52,18 +60,3 @@ def whole_numbers(axis: Any) -> None:
 def plain(value: float) -> str:
     """Return a number to three digits, or whole with thousands separated."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _plain_logarithms(axes: Any) -> None:
-    """Label logarithmic axes 0.5, 1, 2, 5, 10 instead of powers of ten; over three decades and more, powers alone.
-
-    Ticks at given values stay.
-    """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-
-    for axis in (axes.xaxis, axes.yaxis):
-        if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
-            low, high = axis.get_view_interval()
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
-            axis.set_minor_locator(NullLocator())

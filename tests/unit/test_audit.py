@@ -137,18 +137,18 @@ Sample = Callable[..., list[Any]]
 
 def everybody(real: Sample) -> Sample:
     """No coin at all: the rate is accounted for, and never drawn."""
-    return lambda self, rate=None, query=None: real(self, 1.0, query)
+    return lambda self, rate=None, query=None, among=None: real(self, 1.0, query, among)
 
 
 def fixed_size(real: Sample) -> Sample:
     """A sample of so many owners, each in a random bucket, where the plan says "each with its own coin"."""
 
-    def sample(self: PoissonExampleSelector, rate: float | None = None, query: Any = None) -> list[Any]:
+    def sample(self: PoissonExampleSelector, rate: float | None = None, query: Any = None, *among: Any) -> list[Any]:
         chosen = np.random.default_rng().permutation(self.store.owner_count)[:5]
         kept = self._randomness
         self._randomness = Fixed(chosen)
         try:
-            return real(self, rate, query)
+            return real(self, rate, query, *among)
         finally:
             self._randomness = kept
 
@@ -169,8 +169,8 @@ class Fixed(BlockRandomness):
 def in_two_members(real: Sample) -> Sample:
     """Each owner in its own bucket, and in the next."""
 
-    def sample(self: PoissonExampleSelector, rate: float | None = None, query: Any = None) -> list[Any]:
-        buckets = real(self, rate, query)
+    def sample(self: PoissonExampleSelector, rate: float | None = None, query: Any = None, *among: Any) -> list[Any]:
+        buckets = real(self, rate, query, *among)
         shown = [list(bucket) for bucket in buckets]
         for i, bucket in enumerate(buckets):
             bucket.extend(shown[i - 1])
