@@ -66,7 +66,8 @@ class DPSampler(AnyRelease, Release):
         How demonstrations and queries read; default: the store's keys with their values (`DemonstrationTemplate.of`).
     max_tokens, min_tokens
         The length of an answer: before ``min_tokens``, no token that ends it (an end token, or one that makes a
-        ``stop``) is a candidate. Small models without a demonstration often end at once.
+        ``stop``) is a candidate. Small models without a demonstration often end at once, and within B no demonstration
+        can make likely what they find unlikely.
     top_k
         How many candidates a token has.
     shots
@@ -92,7 +93,8 @@ class DPSampler(AnyRelease, Release):
 
     A demonstration that does not fit the context, or that the template cannot render, has no part in any token. One on
     which the model fails adds nothing to this token. Only the zero-shot prompt, which is public, may fail an answer.
-    Equal queries are answered from the ledger, and errors before the charge cost nothing.
+    Equal queries are answered from the ledger, callers are named with `acting_for`, and errors before the charge cost
+    nothing.
     """
 
     mechanism = "tokens"
@@ -243,7 +245,7 @@ class DPSampler(AnyRelease, Release):
 
         The first error is raised when the answers under way have ended, and no other begins. What was answered by then
         stays charged: asked again, it is replayed at no cost (unless ``replay=False``). With ``return_exceptions=True``
-        every input has its answer or its error.
+        every input has its answer or its error, `PrivacyBudgetExceeded` if nothing was left for it.
         """
         return run(self._batch(inputs, config, return_exceptions))
 

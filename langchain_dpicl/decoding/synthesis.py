@@ -65,7 +65,7 @@ def synthesize_demonstrations(
     Resuming a job. A second call with the same sampler, budget and file answers only the inputs without a line in the
     file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge, so no
     token is charged twice (`journal` has the proof). A budget with ``replay=False`` does not know earlier queries: such
-    an answer begins again, on a new charge, as one does without ``output``.
+    an answer begins again, on a new charge, as one does without ``output``; finished ones are replayed from the ledger.
 
     Raises
     ------

@@ -138,7 +138,7 @@ class TransformersLogits(NotCopied):
 
 
 class StateCache(NotCopied):
-    """Private states by demonstration (key and text): the last used ones, up to ``memory_bytes`` in all."""
+    """Private states by demonstration (key and text), for any thread: the last used, up to ``memory_bytes`` in all."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
