@@ -145,12 +145,14 @@ class BaseBudget(Closed):
         A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
         remembers the budget, and a `PrivacyWarning` names others that were opened on the same data.
         """
+        if store in self._watched:
+            return
+        key = self._ledger.key("fingerprint_key")  # if this fails, the store is not watched yet
         with self._lock:
             if store in self._watched:
                 return
             self._watched.add(store)
             self._to_remember.append(store)
-        key = self._ledger.key("fingerprint_key")
         store.on_owner_forgotten(key, self._forget if self.tickets else None, self._ledger.forget_prints)
 
     def _forget(self, mark: bytes) -> None:
@@ -160,8 +162,7 @@ class BaseBudget(Closed):
 
     def _remember(self) -> None:
         """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
-        with self._lock:
-            stores, self._to_remember = self._to_remember, []
+        stores = list(self._to_remember)
         if not stores or (place := self._ledger.place) is None:
             return
         plans = self._ledger.plans()
@@ -172,6 +173,8 @@ class BaseBudget(Closed):
         if (self.name, mine.generation) not in {(act.name, act.generation) for act in self._ledger.acts()}:
             here = {each: "this ledger" if each.ledger == opened.ledger else each.url for each in others}
             names |= {f"{each.name!r} in {where}" for each, where in here.items()}
+        with self._lock:  # now they have
+            self._to_remember = [store for store in self._to_remember if store not in stores]
         if names:
             level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
             while frame.f_back is not None and frame.f_globals["__name__"].startswith(_LIBRARIES):

@@ -207,7 +207,9 @@ class Database:
                 if getattr(error, "orig", None) is not None and sql.sqlstate(error) in {"40001", "40P01"}:
                     raise TryAgain from None  # the server says that it was rolled back
                 if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
-                    raise  # it was rolled back
+                    driver: Any = connection.connection.driver_connection
+                    driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
+                    raise
                 _drop_if_broken(connection, error)
                 if kind != "charge" and _may_work_again(error):
                     raise TryAgain from None  # reading or noting the same twice changes nothing

@@ -220,7 +220,9 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
         if not key.line:
             if read_filter(connection, count.plan_id) != mark.before or mark.before == mark.state:
                 return None
-            write_filter(connection, count.plan_id, str(mark.state))
+            state = f"{mark.state} "  # the same state in other bytes, so that its grant is not withdrawn any more
+            write_filter(connection, count.plan_id, state)
+            witness.settle(mark, state)
             return 0
         if count.spent < mark.low:
             raise rolled_back(key, count.spent, mark.low)

@@ -328,7 +328,7 @@ class Witness(Database):
         """
         mark = _read(connection, key)
         if mark is None:
-            mark = _insert(connection, Mark(key, UNLIMITED))
+            mark = _insert(connection, Mark(key, UNLIMITED, before=before, state=before))
         elif before != mark.state:
             if before == mark.before:
                 raise Behind(mark)

@@ -166,7 +166,7 @@ class Call:
     def wait_after_error(self, error: BaseException) -> float | None:
         """The same for a refusal that a client raised; None for every other error."""
         cause: BaseException | None = error
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # reading an error's attributes may raise anything
             for _ in range(4):  # an integration wraps its SDK's error
                 if not isinstance(cause, Exception):
                     break

@@ -42,7 +42,7 @@ AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """Answers of a batch that run at once by default: as many as a pool of threads has."""
 
 
-class DPSampler(AnyRelease, Release):
+class DPSampler(AnyRelease, Release):  # type: ignore[override]
     """Writes an answer whose every token is drawn privately from the mixed logits of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
@@ -157,7 +157,7 @@ class DPSampler(AnyRelease, Release):
             stop=tuple(map(str, stops)),
         )
         self.model, self.selector, self.budget, self.template = model, selector, budget, template
-        self.store, self.query_key = selector.store, selector.store.input_key  # a string goes in under this key
+        self.query_key = selector.store.input_key  # a string goes in under this key
         self.units, self.pad, self.slots = self.settings.max_tokens, bool(pad), slots
         self.line_name, self.return_receipt, self.name = line, bool(return_receipt), "DPSampler"
         self._randomness, self._doubts = SecureRandomness(), Doubts()

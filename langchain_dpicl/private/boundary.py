@@ -147,6 +147,12 @@ def probe(
 _left_behind: set[asyncio.Task[None]] = set()  # keeps them alive until they end
 
 
+def _forget(task: asyncio.Task[None]) -> None:
+    """Take note of how a task ended: what nobody took note of, asyncio writes into the log."""
+    _left_behind.discard(task)
+    _ = task.cancelled() or task.exception()
+
+
 @dataclass(eq=False, repr=False)
 class _Round:
     """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
@@ -211,8 +217,10 @@ class _Round:
         call = Call(self.calls)
 
         def work() -> None:
-            clean_context().copy().run(immediate, self._call(i, call))
-            self.ended.put(i)
+            try:
+                clean_context().copy().run(immediate, self._call(i, call))
+            finally:
+                self.ended.put(i)
 
         if self.in_loop:
             self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
@@ -234,6 +242,8 @@ class _Round:
             for task in tasks:
                 task.cancel()
             raise
+        for task in done:
+            _forget(task)
         return [tasks[task] for task in done]
 
     def _end(self, i: int, call: Call) -> bool:
@@ -246,7 +256,7 @@ class _Round:
             self.tasks[i].cancel()
         elif time.monotonic() - call.closed_at > _GRACE and not self.tasks[i].done():
             _left_behind.add(self.tasks[i])
-            self.tasks[i].add_done_callback(_left_behind.discard)
+            self.tasks[i].add_done_callback(_forget)
             return True
         return False
 

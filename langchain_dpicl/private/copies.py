@@ -142,6 +142,11 @@ class _Copier:
             return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
         if isinstance(item, ModuleType):
             return item if reach.is_library(item.__name__) else self._module(vars(item))
+        if isinstance(item, BaseModel):  # a user's `__reduce__` must not decide what is shared
+            made = self._put(item, object.__new__(kind))
+            for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
+                object.__setattr__(made, name, self.of(getattr(item, name, None)))
+            return made
         return self._instance(item)
 
     def _function(self, item: FunctionType) -> Any:
@@ -179,7 +184,7 @@ class _Copier:
     def _instance(self, item: Any) -> Any:
         """As `copy.deepcopy`, but with `of` for what the object, a container for instance, holds."""
         kind = type(item)
-        if hasattr(kind, "__deepcopy__") and not issubclass(kind, BaseModel):
+        if hasattr(kind, "__deepcopy__"):
             return item.__deepcopy__(self._made)
         reduce = copyreg.dispatch_table.get(kind)
         reduced = item.__reduce_ex__(4) if reduce is None else reduce(item)

@@ -130,8 +130,10 @@ def seal(
             )
         if why:
             raise UnsafeConfigurationError(f"the chain reaches a {_name(part)}{why}")
-        name = getattr(part, "__name__", _name(part)) if is_cached(part) else None
-        if name is not None and not any(allowed is part or allowed == name for allowed in allow_state):
+        if not is_cached(part):
+            continue
+        name = getattr(part, "__name__", None) or _name(part)
+        if not any(allowed is part or allowed == name for allowed in allow_state):
             if not takes_nothing(part):
                 raise UnsafeConfigurationError(
                     f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one "

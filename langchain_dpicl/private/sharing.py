@@ -39,7 +39,7 @@ from langchain_dpicl.private.copies import LOCKS, copied
 from langchain_dpicl.private.markers import Closed
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
-_CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType, enum.Enum)
+_CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType)
 _SHAREABLE = ("logging.Logger", "logging.Manager", "random.Random")
 """By name: logs of private calls are dropped, and what a generator draws is chance."""
 
@@ -150,11 +150,12 @@ class Snapshot:
                 self._add([value], found, f"{kind.__name__}.{attribute}")
 
     def _class(self, kind: type) -> None:
-        if reach.is_library(kind.__module__) or issubclass(kind, enum.Enum):
+        if reach.is_library(kind.__module__):
             return
         label = kind.__qualname__
         self._add([*kind.__mro__[1:], type(kind)], label, label)
-        described = ("__", "_abc_", "model_") if issubclass(kind, BaseModel) else ("__", "_abc_")
+        described: tuple[str, ...] = ("__", "_abc_", "model_") if issubclass(kind, BaseModel) else ("__", "_abc_")
+        described += ("_",) if issubclass(kind, enum.Enum) else ()  # its own tables grow as flags are combined
         own = {
             name: value
             for name, value in vars(kind).items()

@@ -84,8 +84,6 @@ class AnyRelease(Released, Closed, Runnable[Any, Any]):
 
     budget: Budget
     selector: PoissonExampleSelector
-    store: PrivateStore
-    """The selector's."""
     mechanism: str
     """The mechanism that its line counts."""
     options: Mapping[str, float]
@@ -101,6 +99,11 @@ class AnyRelease(Released, Closed, Runnable[Any, Any]):
     """The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone."""
     _bound: tuple[object, BudgetLine] | None = None
 
+    @property
+    def store(self) -> PrivateStore:
+        """The selector's."""
+        return self.selector.store
+
     def _terms(self) -> dict[str, Any]:
         """What the budget's line must agree with, besides mechanism and rate."""
         explicit = self.selector.rate_is_explicit
@@ -109,10 +112,10 @@ class AnyRelease(Released, Closed, Runnable[Any, Any]):
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use.
 
-        It is looked up once, and again if the budget or the selector's rate is another one.
+        It is looked up once, and again if the budget, the store or the selector's rate is another one.
         """
         selector, terms = self.selector, self._terms()
-        asked = (self.budget, self.line_name, selector.rate, terms)
+        asked = (self.budget, selector.store, self.line_name, selector.rate, terms)
         if self._bound is None or self._bound[0] != asked:
             self.budget.watch(selector.store)
             chosen = {} if self.noise is None else {"parameter": self.noise}

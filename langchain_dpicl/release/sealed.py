@@ -89,7 +89,7 @@ class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-class SealedRelease(AnyRelease, Release):
+class SealedRelease(AnyRelease, Release):  # type: ignore[override]
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
@@ -101,7 +101,7 @@ class SealedRelease(AnyRelease, Release):
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
-        self.ensemble, self.selector, self.store = ensemble, ensemble.selector, ensemble.selector.store
+        self.ensemble, self.selector = ensemble, ensemble.selector
         self.aggregator, self.budget = aggregate.aggregator, aggregate.budget
         self.line_name, self.noise, self.return_receipt = aggregate.line, aggregate.noise, aggregate.return_receipt
         self.mechanism, self.options = self.aggregator.mechanism, self.aggregator.options

@@ -167,11 +167,20 @@ class PrivateStore(PrivateRecords, ABC):
         """
         for watcher in list(self._watchers):
             watcher(ids)
+        tell: list[Callable[[], object]] = []
         for key, marks, prints in list(self._owner_watchers):
             if marks is not None and identity is not None:
-                marks(owner_mark(key, identity, named=is_named))
+                tell.append(partial(marks, owner_mark(key, identity, named=is_named)))
             if prints is not None:
-                prints([sketch_hash(key, part) for part in parts], partial(self.fingerprint, key))
+                tell.append(partial(prints, [sketch_hash(key, part) for part in parts], partial(self.fingerprint, key)))
+        failed: Exception | None = None
+        for told in tell:  # a ledger that cannot be written keeps no other one from hearing of it
+            try:
+                told()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.

@@ -247,7 +247,7 @@ class ExemplarStore(MemoryStore):
         return self._follow(self._files.values())
 
     def _follow(self, files: Iterable[SharedFile]) -> bool:
-        behind = [file for file in files if file.is_behind()]
+        behind = [file for file in list(files) if file.is_behind()]
         changed = False
         with self.lock if behind else contextlib.nullcontext():
             for file in behind:

@@ -20,6 +20,7 @@ from langchain_dpicl.privacy import MECHANISMS, Randomness
 from langchain_dpicl.privacy.profile import DIRECTIONS
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.vectors import Vectors
 
 MEMBERS, SIGMA = 2, 0.7
@@ -87,11 +88,13 @@ def check_selector(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) 
 class Redrawing(PoissonExampleSelector):
     """A mutant's way in: the product's own `sample`, over a generator whose draws `redrawn` replaces."""
 
-    def sample(self, rate: float | None = None, query: Vectors | None = None) -> list[Examples]:
+    def sample(
+        self, rate: float | None = None, query: Vectors | None = None, among: Numbers | None = None
+    ) -> list[Examples]:
         secure = self._randomness
         self._randomness = self.redrawn(secure)
         try:
-            return super().sample(rate, query)
+            return super().sample(rate, query, among)
         finally:
             self._randomness = secure
 

@@ -577,3 +577,32 @@ async def test_an_input_that_cannot_be_copied_is_refused_and_costs_nothing(way: 
     with pytest.raises(InvalidParameter, match="copied"):
         await ask(way, sealed, {"input": "a film", "lock": threading.Lock()})
     assert sealed.budget.spent() == 0
+
+
+SECRET = "an owner said this"
+
+
+class Late(Exception):
+    """An SDK's error that reads its body when somebody asks for its code, and is interrupted."""
+
+    @property
+    def code(self) -> int:
+        raise KeyboardInterrupt(SECRET)
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+async def test_an_error_whose_attributes_raise_ends_one_call_and_is_not_logged(
+    timeout: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def member(values: dict[str, Any]) -> int:
+        if values["i"] == 1:
+            raise Late(SECRET)
+        return int(values["i"])
+
+    requests: Any = [({"i": i}, []) for i in range(3)]
+    chain = RunnableLambda(member)
+    here = await asyncio.to_thread(boundary.run_private, chain, requests, max_concurrency=1, timeout=timeout)
+    awaited = await boundary.arun_private(chain, requests, max_concurrency=1, timeout=timeout)
+    assert here == awaited == [0, ABSTAIN, 2]
+    gc.collect()
+    assert SECRET not in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import enum
 import functools
 import io
 import itertools
@@ -30,6 +31,7 @@ from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
 from langchain_dpicl import EmbeddingMean, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.private.copies import copied
+from langchain_dpicl.private.sealing import seal
 from langchain_dpicl.private.sharing import Snapshot, refuse_changes
 
 QUESTION = {"input": "a witty, seductive movie"}
@@ -603,3 +605,57 @@ def test_a_snapshot_keeps_no_text() -> None:
     before = Snapshot(RunnableLambda(writing(kept, list.append)))
     assert "a text" not in repr(list(before.places.values()))
     refuse_changes(before, Snapshot(RunnableLambda(writing(kept, list.append))))
+
+
+# -- what a class says of its own copies, and where state hides --------------------------------------------------------
+
+
+class Registered(BaseModel):
+    """A user's object that is pickled by its name."""
+
+    notes: list[str] = []
+
+    def __reduce__(self) -> Any:
+        return (lambda: REGISTERED), ()
+
+
+class SaysItsName(BaseModel):
+    notes: list[str] = []
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return "SaysItsName"
+
+
+REGISTERED = Registered()
+
+
+@pytest.mark.parametrize("held", [REGISTERED, SaysItsName()])
+def test_a_pydantic_objects_own_reduction_does_not_decide_what_a_public_copy_shares(held: Any) -> None:
+    made = copied(RunnableLambda(lambda _: list(held.notes)))
+    held.notes.append("a secret")
+    assert made.invoke("a public question") == []
+    held.notes.clear()
+
+
+class Mode(enum.Enum):
+    FAST: ClassVar[Any] = ["a list"]
+
+    def note(self, text: str) -> str:
+        self.seen = getattr(self, "seen", "") + text
+        return self.seen
+
+
+@pytest.mark.parametrize("step", [lambda text: Mode.FAST.note(text), lambda text: Mode.FAST.value.append(text)])
+def test_state_in_a_member_of_an_enumeration_is_found(step: Any) -> None:
+    chain = RunnableLambda(step)
+    before = Snapshot(chain)
+    chain.invoke("one")
+    with pytest.raises(UnsafeConfigurationError, match="Mode"):
+        refuse_changes(before, Snapshot(chain))
+
+
+def test_a_cached_function_without_a_name_is_refused() -> None:
+    cache = functools.cache(lambda text: text)
+    cache.__name__ = None  # type: ignore[attr-defined]
+    with pytest.raises(UnsafeConfigurationError, match="cached function"):
+        seal(RunnableLambda(lambda text: cache(str(text))))

@@ -1,0 +1,202 @@
+"""Faults between a ledger and its witness, or between a store and its ledgers: nothing is lost, and work goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from langchain_dpicl import (
+    DPAggregate,
+    ExemplarStore,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudget,
+    PrivateEnsemble,
+)
+from langchain_dpicl.budget import database, opening
+from langchain_dpicl.errors import LedgerError
+
+ROWS = [{"input": f"text {i}", "output": "Positive", "owner": f"owner {i}"} for i in range(6)]
+
+
+def fill_the_disk(budget: Any, times: int = 1) -> None:
+    """Let the next COMMIT of the budget's ledger fail, certainly rolled back."""
+    left = [None] * times
+
+    def fail(connection: Any) -> None:
+        if left:
+            left.pop()
+            connection.connection.driver_connection.rollback()
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise OperationalError("COMMIT", {}, error)
+
+    sa.event.listen(budget._ledger._engine, "commit", fail)
+
+
+def filtered(ledger_url: str) -> tuple[Any, Any]:
+    budget = PrivacyBudget.filtered(3, 1e-5, ledger_url, "f")
+    return budget, budget.line("vote", 0.5, parameter=6.0)
+
+
+def with_tickets(ledger_url: str, store: ExemplarStore) -> tuple[Any, Callable[[], Any]]:
+    budget = PrivacyBudget(3, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
+    line: Any = budget.line("vote", 0.5, rate_is_explicit=True, fingerprint=store.fingerprint)
+
+    def pay() -> Any:
+        with store.reading() as view:
+            return line.charge(owners=[line.ask(store, view.numbers)])[0]
+
+    return budget, pay
+
+
+@pytest.mark.parametrize("kind", ["filter", "tickets"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_commit_on_a_full_disk_can_be_tried_again(kind: str, before: int, ledger_url: str, store_of: Any) -> None:
+    """Also the very first one, before which the witness knows no state."""
+    if kind == "filter":
+        budget, line = filtered(ledger_url)
+        charge: Callable[[], Any] = lambda: line.charge()[0]  # noqa: E731
+    else:
+        budget, charge = with_tickets(ledger_url, store_of(ROWS))
+    for _ in range(before):
+        charge()
+    fill_the_disk(budget)
+    with pytest.raises(LedgerError, match="disk is full"):
+        charge()
+    assert charge().number == before + 1
+    budget.close()
+    assert charge().number == before + 2
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_grant_is_withdrawn_around_another_workers_repair(
+    moment: str, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker's COMMIT is rolled back; another meets the grant that it left, and repairs the ledger."""
+    (first, mine), (second, others) = filtered(ledger_url), filtered(ledger_url)
+    mine.charge()
+    others.charge()
+    fill_the_disk(first)
+    rolled_back, go, done = threading.Event(), threading.Event(), threading.Event()
+    withdraw, settle = first._ledger._permits.withdraw, opening.settle
+
+    def late(*given: Any) -> None:
+        rolled_back.set()
+        go.wait(10)
+        withdraw(*given)
+        done.set()
+
+    def repair(*given: Any) -> Any:
+        if moment == "after":
+            found = settle(*given)
+        go.set()
+        assert done.wait(10)
+        return found if moment == "after" else settle(*given)
+
+    monkeypatch.setattr(first._ledger._permits, "withdraw", late)
+    monkeypatch.setattr(opening, "settle", repair)
+    failed: list[str] = []
+
+    def charge(line: Any) -> None:
+        try:
+            line.charge()
+        except LedgerError as error:
+            failed.append(str(error))
+
+    worker = threading.Thread(target=charge, args=(mine,))
+    worker.start()
+    assert rolled_back.wait(10)
+    charge(others)  # it may fail, once
+    go.set()
+    worker.join()
+    monkeypatch.setattr(opening, "settle", settle)
+    known = mine.charge()[0].number
+    assert [others.charge()[0].number, mine.charge()[0].number] == [known + 1, known + 2]
+    first.close()
+    second.close()
+    assert filtered(ledger_url)[1].charge()[0].number == known + 3
+
+
+def test_a_commit_that_finds_the_witness_busy_leaves_no_lock(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.3)
+    line: Any = PrivacyBudget(3, 1e-5, 50, ledger=ledger_url, name="b").line("vote", 0.5, rate_is_explicit=True)
+    line.charge()
+    witness = f"{ledger_url.removeprefix('sqlite:///')}.witness"
+    reader = sqlite3.connect(witness, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM dpicl_marks").fetchall()
+    with pytest.raises(LedgerError):
+        line.charge()
+    reader.execute("COMMIT")
+    other = sqlite3.connect(witness, timeout=0.5)
+    assert other.execute("SELECT count(*) FROM dpicl_marks").fetchone() == (1,)
+    assert line.charge()[0].number == 2
+
+
+# -- forgetting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_watched_if_the_ledger_fails_at_first(
+    ledger_url: str, store_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, budget = store_of(ROWS), PrivacyBudget(3, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
+
+    def down(*_: Any) -> Any:
+        raise LedgerError("down for a moment")
+
+    def use() -> None:
+        budget.watch(store)
+        budget.line("vote", 0.5, rate_is_explicit=True, fingerprint=store.fingerprint)
+
+    for name in ("key", "plans"):
+        with monkeypatch.context() as patch:
+            patch.setattr(budget._ledger, name, down)
+            with pytest.raises(LedgerError, match="down"):
+                use()
+    use()
+    assert [other.name for other in store.budgets] == ["b"]
+    held = len(budget._ledger.find_plan("b").marks)
+    store.forget("owner 1")
+    assert len(budget._ledger.find_plan("b").marks) == held - 1
+
+
+def test_a_ledger_that_is_gone_keeps_no_other_one_from_hearing_of_a_forgotten_owner(
+    tmp_path: Path, store_of: Any
+) -> None:
+    store = store_of(ROWS)
+    gone = PrivacyBudget(3, 1e-5, 5, ledger=f"sqlite:///{tmp_path / 'a.db'}", name="a")
+    gone.watch(store)
+    gone.line("vote", 0.5, rate_is_explicit=True, fingerprint=store.fingerprint)
+    budget = PrivacyBudget(3, 1e-5, 5, ledger=f"sqlite:///{tmp_path / 'b.db'}", name="b", tickets=True)
+    budget.watch(store)
+    with pytest.warns(UserWarning, match="other budgets"):
+        budget.line("vote", 0.5, rate_is_explicit=True, fingerprint=store.fingerprint)
+    held = len(budget._ledger.find_plan("b").marks)
+    (tmp_path / "a.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(LedgerError):
+        store.forget("owner 1")
+    assert len(budget._ledger.find_plan("b").marks) == held - 1
+
+
+def test_a_store_that_replaces_another_is_followed(ledger_url: str, tmp_path: Path, store_of: Any) -> None:
+    store = store_of(ROWS)
+    store.save(tmp_path / "store.npz")
+    budget = PrivacyBudget(1000, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
+    selector = PoissonExampleSelector(store, members=2, rate=1.0, threshold=-1, max_exemplars=6)
+    ensemble = PrivateEnsemble(selector, lambda _: "Positive")
+    release = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
+    release.invoke({"input": "one"})
+    selector.store = ExemplarStore.load(tmp_path / "store.npz", store.embeddings)
+    release.invoke({"input": "two"})
+    assert release.store is selector.store
+    held = len(budget._ledger.find_plan("b").marks)
+    selector.store.forget("owner 1")
+    assert len(budget._ledger.find_plan("b").marks) == held - 1
