@@ -192,22 +192,26 @@ class _Round:
 
     async def _finish(self) -> None:
         """Begin what waits and wait for all that is under way. End each call that is overdue."""
-        starved = math.inf
+        starved, look_at = math.inf, 0.0
+        limited = self.calls.seconds < math.inf or self.calls.outer is not None
         while self.waiting or self.under_way:
             while self.waiting and len(self.under_way) < self.max_concurrency and self._start(self.waiting[0]):
                 self.waiting.popleft()
             starved = math.inf if self.under_way else min(starved, time.monotonic() + threads.STARVED)
-            if time.monotonic() > starved:
+            now = time.monotonic()
+            if now > starved:
                 return  # those that wait abstain
-            seconds = None
+            if limited and now >= look_at and self.under_way:
+                left = min(call.left() for call in self.under_way.values())
+                look_at = now + min(max(left, 0.01), 1.0, self.calls.seconds)
+            seconds = look_at - now if limited else None
             if self.waiting and len(self.under_way) < self.max_concurrency:
                 seconds = 0.05
-            elif self.calls.seconds < math.inf or self.calls.outer is not None:
-                left = min(call.left() for call in self.under_way.values())
-                seconds = min(max(left, 0.01), 1.0, self.calls.seconds)
             for i in await self._wait(seconds):
                 if self.under_way.pop(i, None) is not None:  # not too late
                     self.outputs[i] = self.found.pop(i, ABSTAIN)
+            if not limited or time.monotonic() < look_at:
+                continue
             for i, call in list(self.under_way.items()):
                 if call.overdue() and i not in self.found and self._end(i, call):  # one that has ended is closed, too
                     del self.under_way[i]

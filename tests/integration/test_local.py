@@ -55,7 +55,7 @@ def log_probabilities(group: list[str], **settings: Any) -> list[Any]:
     return [generation[0].generation_info["logprobs"]["content"] for generation in result.generations]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("settings", [{}, {"shared_prefix": True}])
+@pytest.mark.parametrize("settings", [{}, pytest.param({"shared_prefix": True}, marks=pytest.mark.slow)])
 def test_log_probabilities_are_bit_identical_whatever_runs_before_or_beside(settings: dict[str, Any]) -> None:
     groups = prompts(random.Random(0))
     alone = [log_probabilities(group, **settings) for group in groups]

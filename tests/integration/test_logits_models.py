@@ -199,6 +199,7 @@ def test_a_row_is_bit_identical_beside_any_others(
     assert np.array_equal(found[[0, 3]], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("embedded", [SMALL], indirect=True)
 def test_transformers_and_the_embedded_server_agree_as_far_as_quantised_kernels_do(

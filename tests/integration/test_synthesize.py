@@ -49,6 +49,7 @@ def wait_for(process: subprocess.Popen[str], part: Path, least: int) -> list[int
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_an_answer_loses_no_token_and_pays_for_none_twice(tmp_path: Path) -> None:
     secret = "CANARY-mrs-alder"
     notes = [{"input": f"a note on {i} {secret}", "output": f"It is about {i}."} for i in range(6)]
