@@ -158,12 +158,14 @@ def charge(release: Release, requests: Sequence[Request], at_once: int | None = 
     known: Sequence[Replayed | None] = [None] * len(requests)
     if release.calls_public(requests[0]):
         known = line.ahead(ids, principal)
-    answered: Entries = [answer for answer in known if answer is not None]
+    answered = [answer for answer in known if answer is not None]
+    if len(answered) == len(requests):  # there is nothing to charge
+        return [Charged(request, None, answer) for request, answer in zip(requests, answered, strict=True)]
     fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
-    made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once)) if fresh else []
+    made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once))
     rest = iter(made)
     ready = [None if answer is not None else next(rest) for answer in known]
-    entries = (yield from _charged(release, requests, ready)) if fresh else answered
+    entries = yield from _charged(release, requests, ready)
     return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
 
 
