@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from abc import abstractmethod
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from itertools import accumulate
+from operator import mul
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from langchain_dpicl.aggregators.base import Aggregator, Outcome, text_of
-from langchain_dpicl.aggregators.joint_em import sample_sequence
-from langchain_dpicl.aggregators.words import Words
+from langchain_dpicl.aggregators.base import Aggregator, Outcome, Words, text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import MECHANISMS, checks
-from langchain_dpicl.privacy.noise import Randomness, choose_exponential
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential, choose_weighted, random_below
 
 
 class ReleasedKeywords(list[str]):
@@ -67,12 +68,15 @@ class Keywords(Aggregator[ReleasedKeywords]):
     ) -> Keywords:
         """k words of a public domain, ranked, by ONE joint exponential mechanism.
 
-        Mechanism. Count for each word of the domain the members that use it; release a sequence s of k different words
-        with probability proportional to exp(eps0 u / 4), where u = -max_i (c_(i) - c_{s_i}) compares the count of the
-        i-th word with the i-th largest count. The sampler is exact (`joint_em.sample_sequence`).
+        Mechanism. Count for each word of the domain the members that use it: c_(1) >= c_(2) >= ... Release a sequence s
+        of k different words with probability proportional to exp(-eps0 l(s) / 4), where the loss
+        l(s) = max_i (c_(i) - c_{s_i}) compares the count of the i-th word with the i-th largest count. The sampler is
+        exact (`sample_sequence`).
 
-        Neighbours and range. One member's output replaced by any other: every count moves by at most 1, so c_(i) and
-        c_{s_i} may move apart by 2, and u by at most 2 either way: eps0-bounded range.
+        Neighbours and range. One member's output replaced by any other: every count moves by at most 1. c_(i) and
+        c_{s_i} may move in opposite directions, so l(s) moves by at most 2 EITHER WAY, log-probabilities before
+        normalisation by at most eps0 / 2 either way, and their differences between sequences by at most eps0:
+        eps0-bounded range.
 
         Parameters
         ----------
@@ -89,7 +93,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
         Equal counts everywhere, also if all members fail, release a uniformly random sequence: the release cannot
         show that the members fail, so the ensemble asks the member a public question from time to time first.
 
-        Source: Gillenwater et al. 2022; Wu et al. 2024, section 4.2, with the sensitivity corrected.
+        Source: Gillenwater, Joseph, Munoz Medina and Ribero 2022, "A joint exponential mechanism for differentially
+        private top-k"; its use for keywords, Wu et al. 2024, section 4.2, with the sensitivity corrected.
         """
         return _JointEM(domain, k, words)
 
@@ -158,9 +163,6 @@ class Keywords(Aggregator[ReleasedKeywords]):
     def release_type(self) -> Any:
         return list[str]
 
-    @abstractmethod
-    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords: ...
-
 
 class _JointEM(Keywords):
     mechanism = "joint-em"
@@ -223,6 +225,105 @@ class _JointEM(Keywords):
     def __repr__(self) -> str:
         domain = repr("query") if self.domain == "query" else f"<{len(self._spelling)} words>"
         return f"Keywords.joint_em({domain}, k={self.k})"
+
+
+class Levels(NamedTuple):
+    """PRIVATE: what the counts say about losses.
+
+    ``order`` holds the tokens by falling count, ``losses`` every attainable loss, rising from 0, and ``reach[a, i]``
+    the number of tokens that position i (from 0) may hold if the loss is to stay within ``losses[a]``.
+    """
+
+    order: NDArray[np.int64]
+    losses: NDArray[np.int64]
+    reach: NDArray[np.int64]
+
+
+def sample_sequence(counts: NDArray[np.int64], k: int, eps0: float, randomness: Randomness) -> NDArray[np.int64]:
+    """Release k distinct indices of ``counts``, ranked: eps0-bounded range when one member's output is replaced.
+
+    ``counts[j]`` says how many members named token j, over a PUBLIC list of tokens, those that nobody named included.
+    The law is that of `Keywords.joint_em`. The sampler is our own: counts are small integers, so the d tokens are
+    grouped by count, in time about d + k * (attainable losses), and no float decides anything.
+
+    Why its law is that one. Let n_i(l) = #{j : c_j >= c_(i) - l}: position i may hold any of the n_i(l) top tokens if
+    the loss is to stay within l. It does not fall with i or l, and n_i(l) >= i.
+
+    1. Filling positions in order, A(l) = prod_i (n_i(l) - (i-1)) sequences have a loss <= l: the i-1 tokens used so far
+       are among the n_i(l). So B(l) = A(l) - A(l-1) have a loss of exactly l, and the loss is drawn with weight B(l)
+       exp(-eps0 l / 4).
+    2. Given l, let i be the first position whose own loss is exactly l. Positions r < i have n_r(l-1) - (r-1) choices
+       each. Position i has e_i(l) = n_i(l) - n_i(l-1), the tokens of count c_(i) - l; none is used yet, since the
+       positions before it hold counts > c_(r) - l >= c_(i) - l. Positions r > i have n_r(l) - (r-1), since all used
+       tokens are among the n_i(l) <= n_r(l). The product of these is the weight of i; the weights add up to B(l).
+    3. Given l and i, each position draws uniformly among its choices, so every sequence is drawn once with equal
+       chances. Tokens sit in slots by falling count, and each drawn token trades places with the slot of its rank. Used
+       tokens then fill the first slots, and trades stay inside prefixes that later positions contain: position r draws
+       among the slots r, ..., n_r, and position i among n_i(l-1) + 1, ..., n_i(l), which no trade has touched.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or not counts.size or counts.min() < 0:
+        raise InvalidParameter("counts", "(not shown)", "a vector of whole numbers >= 0, at least one")
+    k = checks.whole("k", k, at_most=counts.size)
+    rate = checks.positive("eps0", eps0) / 4.0
+
+    levels = loss_levels(counts, k)
+    level = choose_exponential(sequence_counts(levels.reach), levels.losses.tolist(), rate, randomness)
+    before, within = neighbouring_reach(levels.reach, level)
+    first = choose_weighted(first_position_weights(before, within), randomness)
+
+    lows = [*range(first), before[first], *range(first + 1, k)]
+    highs = before[:first] + within[first:]
+    moved: dict[int, int] = {}  # the slots that do not hold their own token any more
+    drawn = []
+    for rank, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        slot = low + random_below(high - low, randomness)
+        drawn.append(moved.get(slot, slot))
+        moved[slot] = moved.get(rank, rank)
+    return levels.order[drawn]
+
+
+def loss_levels(counts: NDArray[np.int64], k: int) -> Levels:
+    """PRIVATE: the attainable losses of k positions, and what each position may hold within them."""
+    deficits = (counts.max() - counts).astype(np.int64)
+    span = int(deficits.max())
+    # NumPy sorts up to 16 bits by radix.
+    narrow = deficits.astype(np.uint8 if span < 1 << 8 else np.uint16 if span < 1 << 16 else np.int64)
+    order = np.argsort(narrow, kind="stable")
+    ranked = deficits[order]
+    sizes = np.append(np.flatnonzero(np.diff(ranked)) + 1, ranked.size)
+    values = ranked[sizes - 1]
+    tops = ranked[:k]
+    differences = np.subtract.outer(values, np.unique(tops)).ravel()
+    losses = np.unique(differences[differences >= 0])
+    groups = np.searchsorted(values, np.add.outer(losses, tops), side="right") - 1
+    return Levels(order, losses, sizes[groups])
+
+
+def sequence_counts(reach: NDArray[np.int64]) -> list[int]:
+    """B(l) for every attainable loss: the exact number of sequences with exactly this loss."""
+    choices = reach - np.arange(reach.shape[1])
+    at_once = 62 // int(choices.max()).bit_length()  # factors whose product fits into 62 bits
+    blocks = np.multiply.reduceat(choices, np.arange(0, reach.shape[1], at_once), axis=1)
+    within = [math.prod(row) for row in blocks.tolist()]
+    return [here - before for before, here in zip([0, *within], within, strict=False)]
+
+
+def neighbouring_reach(reach: NDArray[np.int64], level: int) -> tuple[list[int], list[int]]:
+    """n_i(l-1) and n_i(l) of every position, for the loss of this level. Below a loss of 0 there is nothing."""
+    before = reach[level - 1].tolist() if level else [0] * reach.shape[1]
+    return before, reach[level].tolist()
+
+
+def first_position_weights(before: Sequence[int], within: Sequence[int]) -> list[int]:
+    """For every position i, the number of sequences of loss exactly l in which i is the first with a loss of l.
+
+    At l = 0 that is position 1 always, and the factor n_1(-1) = 0 says so.
+    """
+    k = len(within)
+    left = list(accumulate((before[r] - r for r in range(k - 1)), mul, initial=1))
+    right = list(accumulate((within[r] - r for r in range(k - 1, 0, -1)), mul, initial=1))[::-1]
+    return [left[i] * (within[i] - before[i]) * right[i] for i in range(k)]
 
 
 class _ProposeTestRelease(Keywords):

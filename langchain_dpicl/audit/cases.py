@@ -18,7 +18,7 @@ from langchain_core.embeddings import Embeddings
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote
-from langchain_dpicl.aggregators.joint_em import loss_levels, sequence_counts
+from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
 from langchain_dpicl.audit.bounds import expected_bounds
 from langchain_dpicl.privacy.losses import FloatArray
 

@@ -26,7 +26,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.aggregators.joint_em import sample_sequence
+from langchain_dpicl.aggregators.keywords import sample_sequence
 from langchain_dpicl.privacy import SecureRandomness
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

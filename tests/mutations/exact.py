@@ -22,7 +22,7 @@ import pytest
 from branching import Coins, Tree
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators import joint_em, keywords
+from langchain_dpicl.aggregators import keywords
 from langchain_dpicl.decoding import mixing
 from langchain_dpicl.privacy.profile import Direction, Profile
 
@@ -86,10 +86,10 @@ def law(run: Callable[[Branching], Hashable], kind: type[Branching] = Branching)
         return tree.choose([1 / bound] * bound)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (joint_em, keywords, mixing):
+        for module in (keywords, mixing):
             patch.setattr(module, "choose_exponential", choose_exponential)
-        patch.setattr(joint_em, "choose_weighted", choose_weighted)
-        patch.setattr(joint_em, "random_below", random_below)
+        patch.setattr(keywords, "choose_weighted", choose_weighted)
+        patch.setattr(keywords, "random_below", random_below)
         while True:
             outcome = run(randomness)
             found[outcome] += tree.weight

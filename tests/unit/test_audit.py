@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl import cli
 from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
-from langchain_dpicl.aggregators.joint_em import sample_sequence
+from langchain_dpicl.aggregators.keywords import sample_sequence
 from langchain_dpicl.audit import worlds
 from langchain_dpicl.audit.attack import ATTACKED, audit
 from langchain_dpicl.audit.cases import CASES, MemberCase, Setting

@@ -1,4 +1,4 @@
-"""`aggregators/joint_em.py`: the sampler has exactly the law of the mechanism, and the law keeps its range.
+"""`aggregators/keywords.py`, the joint exponential mechanism: the sampler has its law exactly, which keeps its range.
 
 `exact_law` runs `sample_sequence` along every path of its random choices and adds up the paths' exact probabilities:
 what it returns is the law of the code, not an estimate. `test_sampling.py` shows that each choice has its law.
@@ -24,8 +24,8 @@ from joint_em_oracle import DIGITS, Algorithm5, enumerate_distribution, sequence
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 
-from langchain_dpicl.aggregators import joint_em
-from langchain_dpicl.aggregators.joint_em import (
+from langchain_dpicl.aggregators import keywords
+from langchain_dpicl.aggregators.keywords import (
     first_position_weights,
     loss_levels,
     neighbouring_reach,
@@ -44,7 +44,7 @@ Mutant = dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     for name, change in mutant.items():
-        patch.setattr(joint_em, name, change(getattr(joint_em, name)))
+        patch.setattr(keywords, name, change(getattr(keywords, name)))
 
 
 class Path:
@@ -103,7 +103,7 @@ def exact_law(counts: Sequence[int], k: int, eps0: float, mutant: Mutant | None 
     path, array = Path(), np.array(counts, np.int64)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("choose_weighted", "random_below", "choose_exponential"):
-            patch.setattr(joint_em, name, getattr(path, name))
+            patch.setattr(keywords, name, getattr(path, name))
         mutate(patch, mutant or {})
         more = True
         while more:

@@ -1,4 +1,4 @@
-"""`aggregators/words.py`: what a word is, by public settings alone."""
+"""`Words` of `aggregators/base.py`: what a word is, by public settings alone."""
 
 from __future__ import annotations
 
