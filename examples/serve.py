@@ -24,7 +24,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.demo.inbox import DEMO_CONTENT_FREE, DEMO_LABELS, demo_inbox
 from langchain_dpicl.local import local_embeddings, local_llm
-from langchain_dpicl.serving.keys import new_key
+from langchain_dpicl.serving.guards import new_key
 
 KEYS = {"front-desk": new_key(), "night-shift": new_key()}  # yours come from where you keep secrets
 

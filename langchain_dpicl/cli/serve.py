@@ -45,7 +45,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan, freeze it, and listen; or make a key."""
-    from langchain_dpicl.serving.keys import check_name, hash_of, new_key
+    from langchain_dpicl.serving.guards import check_name, hash_of, new_key
 
     if options.new_key is not None:
         name, key = check_name(options.new_key), new_key()
@@ -59,9 +59,8 @@ def run(options: argparse.Namespace) -> int:
         import uvicorn
     except ImportError:
         sys.exit("dpicl serve needs pip install 'langchain-dpicl[serve]'")
-    from langchain_dpicl.serving.app import ENVIRONMENT, create_app, freeze, plans
+    from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
-    from langchain_dpicl.serving.protocol import TimedProtocol
 
     replaced = {k: v for k, v in chosen(options, "host", "port", "workers").items() if v is not None}
     settings = read(options.config, **replaced)

@@ -1,36 +1,58 @@
-"""The application of ``dpicl serve``: routes, keys, page; and the plan that is fixed before any worker starts."""
+"""What `dpicl serve` runs: the application and its page, the plans fixed before any worker starts, a clock for heads.
+
+The page at ``/`` is one HTML file without a build step. Its style and script are inline and named by their hashes in
+the content security policy, so nothing else runs on it, and nothing on it reaches another origin.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import html
 import json
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving.config import Configuration, read
-from langchain_dpicl.serving.failures import failure_of
-from langchain_dpicl.serving.keys import ApiKeys
-from langchain_dpicl.serving.page import add_page
+from langchain_dpicl.serving.guards import ApiKeys, failure_of
 from langchain_dpicl.serving.routes import add_dp_routes
-from langchain_dpicl.serving.state import by_budget, unit_of
+from langchain_dpicl.serving.service import by_budget, unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
 ENVIRONMENT = "DPICL_SERVE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
+    "img-src data:; "  # its icon
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 
 
 def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None) -> FastAPI:
@@ -149,3 +171,113 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
                 }
         found.append({**facts, "tickets": tickets, "frozen": is_frozen, "lines": list(lines.values())})
     return found
+
+
+def add_page(
+    app: Starlette,
+    *,
+    api: str,
+    path: str = "/",
+    title: str = "Private answers",
+    input_key: str = "input",
+    needs_key: bool = True,
+    line: str | None = None,
+) -> None:
+    """Add the page to a FastAPI or Starlette app, outside of its OpenAPI document.
+
+    Parameters
+    ----------
+    api
+        The path of `add_dp_routes`: the page asks ``{api}/invoke`` and reads ``{api}/budget`` and ``{api}/history``.
+    path, title
+        The page's path and heading.
+    input_key
+        The key under which the chain expects the question.
+    needs_key
+        Whether the page asks for a key and sends it as ``Authorization: Bearer``. The key stays in the page's memory,
+        or until the tab is closed if the user says so.
+    line
+        The budget's line that these answers are charged to, if it has several: the page says when it is spent.
+
+    The page itself holds nothing private and is given to everybody.
+    """
+    for name, value in (("api", api), ("path", path)):
+        if not isinstance(value, str) or not re.fullmatch(r"/(?!/)[^\s?#\\{}]*", value):
+            raise InvalidParameter(name, value, 'a path on this server such as "/classify"')
+    for name, value in (("title", title), ("input_key", input_key)):
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidParameter(name, value, "a non-empty string")
+    if line is not None and not isinstance(line, str):
+        raise InvalidParameter("line", line, "a line of the budget, or None")
+    from starlette.responses import HTMLResponse
+
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
+    allowed = {}
+    for tag in ("script", "style"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        allowed[tag] = f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    headers = {"Content-Security-Policy": _POLICY.format(**allowed), **_HEADERS}
+
+    async def page(request: Request) -> Response:
+        """Fill in title and settings. Neither can add a tag, or replace the other."""
+        below = str(request.scope.get("root_path", "")).rstrip("/")  # the prefix of a proxy or an outer app
+        data = json.dumps({**settings, "api": f"{below}{settings['api']}"})
+        data = data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
+        values = {"title": html.escape(title), "settings": data}
+        text = re.sub(r"\{\{(title|settings)\}\}", lambda place: values[place[1]], template)
+        return HTMLResponse(text, headers=headers)
+
+    app.add_route(path, page, methods=["GET"], include_in_schema=False)
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection whose next request has no whole head within ``header_seconds``.
+
+    The clock starts when the connection is made, and again when an answer is sent; a whole head stops it, and no byte
+    before does. The unread rest of a refused request's body counts as part of the next head. A body that is read has
+    `Limits.body_seconds`.
+    """
+
+    def __init__(self, *args: Any, header_seconds: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._header_seconds = header_seconds
+        self._clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock if the head is whole: a cycle of request and answer has begun."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start the clock for the next head, unless that has come already."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._clock is None:
+            self._clock = self.loop.call_later(self._header_seconds, self._expire)
+
+    def _expire(self) -> None:
+        """Close once the answer is sent; if the client does not take that either, close at once."""
+        self._clock = self.loop.call_later(self._header_seconds, self.transport.abort)
+        self.transport.close()
+
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None

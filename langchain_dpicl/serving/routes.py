@@ -10,8 +10,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.release.base import AnyRelease, acting_for, releases_in
-from langchain_dpicl.serving.failures import ErrorAnswer, Failure, failure_of
-from langchain_dpicl.serving.limits import Limits, read_body, read_json
+from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Limits, failure_of, read_body, read_json
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -145,8 +144,15 @@ def _declare(
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
 
-    from langchain_dpicl.serving.service import EventStream, Service
-    from langchain_dpicl.serving.state import MOST, BudgetState, History, budget_state, release_history
+    from langchain_dpicl.serving.service import (
+        MOST,
+        BudgetState,
+        EventStream,
+        History,
+        Service,
+        budget_state,
+        release_history,
+    )
 
     service = Service(runnable, releases, path, limits)
     One, Many = service.one, service.many

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from langchain_dpicl.serving.keys import hash_of, new_key
+from langchain_dpicl.serving.guards import hash_of, new_key
 
 CHAIN = """
 import time

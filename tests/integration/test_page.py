@@ -1,4 +1,4 @@
-"""`serving/page.py`: the page in a real browser against real routes, and what its response says without one.
+"""The page of `serving/app.py` in a real browser against real routes, and what its response says without one.
 
 After every test in the browser: no request went to another origin, and the console is silent but for the statuses of
 requests that the test asked for. Chains vote at epsilon 1000, where noise differs from zero with a probability below
@@ -26,7 +26,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.serving.page import add_page
+from langchain_dpicl.serving.app import add_page
 
 fastapi = pytest.importorskip("fastapi")
 

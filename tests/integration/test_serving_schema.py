@@ -22,7 +22,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.serving.app import create_app
 from langchain_dpicl.serving.config import Configuration
-from langchain_dpicl.serving.keys import hash_of, new_key
+from langchain_dpicl.serving.guards import hash_of, new_key
 
 EXAMPLES = 10
 

@@ -21,7 +21,7 @@ from langserve import RemoteRunnable
 from ways import WAYS, ask
 
 from langchain_dpicl import PrivacyBudget
-from langchain_dpicl.serving.keys import hash_of, new_key
+from langchain_dpicl.serving.guards import hash_of, new_key
 
 WORD = "abcdefghijklmnopqrst"
 TOKENS = len(WORD) + 1

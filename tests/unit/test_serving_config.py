@@ -17,10 +17,9 @@ from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, loca
 from langchain_dpicl.cli import main
 from langchain_dpicl.release.base import acting_for, releases_in
 from langchain_dpicl.serving import app as serving_app
-from langchain_dpicl.serving.app import create_app, freeze, plans
+from langchain_dpicl.serving.app import TimedProtocol, create_app, freeze, plans
 from langchain_dpicl.serving.config import read
-from langchain_dpicl.serving.keys import hash_of, new_key
-from langchain_dpicl.serving.protocol import TimedProtocol
+from langchain_dpicl.serving.guards import hash_of, new_key
 
 KEY = new_key()
 ACCESS = {"keys": {"mobile": hash_of(KEY)}}

@@ -1,4 +1,4 @@
-"""`serving.limits` and `serving.keys`: what a request may take, and whose it is."""
+"""`serving.guards`: what a request may take, and whose it is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from langchain_dpicl import InvalidParameter
-from langchain_dpicl.serving.failures import Failure
-from langchain_dpicl.serving.keys import ApiKeys, hash_of, new_key
-from langchain_dpicl.serving.limits import MAX_DEPTH, Limits, Slots, read_body, read_json
+from langchain_dpicl.serving.guards import (
+    MAX_DEPTH,
+    ApiKeys,
+    Failure,
+    Limits,
+    Slots,
+    hash_of,
+    new_key,
+    read_body,
+    read_json,
+)
 
 
 def request_of(messages: Callable[[], Any], **headers: str) -> Request:
@@ -168,10 +176,11 @@ def test_a_key_is_known_by_its_hash_alone() -> None:
     assert key != other
     assert len(key) >= 43, "256 bits"
     keys = ApiKeys({"alice": hash_of(key), "bob": hash_of(other)})
-    assert keys.name_of(key) == "alice"
-    assert keys.name_of(other) == "bob"
+    assert keys.principal(request_of(lambda: None, authorization=f"Bearer {key}")) == "alice"
+    assert keys.principal(request_of(lambda: None, authorization=f"Bearer {other}")) == "bob"
     for wrong in ("", key[:-1], key + "x", hash_of(key), "alice", key.upper()):
-        assert keys.name_of(wrong) is None
+        with pytest.raises(HTTPException):
+            keys.principal(request_of(lambda: None, authorization=f"Bearer {wrong}"))
     assert key not in repr(vars(keys))
 
 

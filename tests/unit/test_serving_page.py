@@ -1,4 +1,4 @@
-"""`serving/page.py` without a browser: what its response says and holds (the rest: `integration/test_page.py`)."""
+"""The page of `serving/app.py` without a browser: what its response says (the rest: `integration/test_page.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import InvalidParameter
-from langchain_dpicl.serving.page import add_page
+from langchain_dpicl.serving.app import add_page
 
 fastapi = pytest.importorskip("fastapi")
 

@@ -1,4 +1,4 @@
-"""`serving.protocol`, on real sockets: who does not send a request's head is closed, and stops nobody else."""
+"""The clock of `serving.app`, on real sockets: who does not send a request's head is closed, and stops nobody else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from langchain_dpicl.serving.protocol import TimedProtocol
+from langchain_dpicl.serving.app import TimedProtocol
 
 SECONDS = 0.6
 

@@ -1,4 +1,4 @@
-"""`serving/state.py`: what a served chain says of its budget, to whom, and what it never says."""
+"""`serving/service.py`: what a served chain says of its budget, to whom, and what it never says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableLambda, RunnableSequence
 from langchain_dpicl import InvalidParameter, NoisyVote, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
 from langchain_dpicl.release.base import acting_for, releases_in
 from langchain_dpicl.release.sealed import DPAggregate
-from langchain_dpicl.serving.state import budget_state, release_history
+from langchain_dpicl.serving.service import budget_state, release_history
 
 Make = Callable[..., Any]
 
