@@ -1,4 +1,4 @@
-"""`store/postgres`: what is forgotten, by which name a collection is known, and what faults show."""
+"""`store/postgres.py`: what is forgotten, by which name a collection is known, and what faults show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`store/postgres`: the same store as on FAISS, for many workers: what goes in, and what a reading sees."""
+"""`store/postgres.py`: the same store as on FAISS, for many workers: what goes in, and what a reading sees."""
 
 from __future__ import annotations
 

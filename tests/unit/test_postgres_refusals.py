@@ -1,4 +1,4 @@
-"""`store/postgres` without a server: what is refused before anything is connected to, and what importing it loads.
+"""`store/postgres.py` without a server: what is refused before anything is connected to, and what importing it loads.
 
 With one: ``tests/integration/test_postgres_*.py``.
 """

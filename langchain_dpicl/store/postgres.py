@@ -21,20 +21,105 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from langchain_dpicl.errors import InvalidRecords, StoreError
-from langchain_dpicl.store.base import PrivateStore, StoreView
+from langchain_dpicl.store import tables
+from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.owners import Owners, decoded
-from langchain_dpicl.store.postgres import collection as tables
-from langchain_dpicl.store.postgres.collection import Collection, PostgresView
-from langchain_dpicl.store.postgres.connections import Connections
-from langchain_dpicl.store.records import Batch, RecordKeys, check_records
+from langchain_dpicl.store.owners import Owners, decoded, owner_mark
+from langchain_dpicl.store.records import Batch, RecordKeys, check_records, unpack
+from langchain_dpicl.store.tables import Collection
 from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
+    from langchain_dpicl.store.sql import AskServer, Connections
+
 _BATCH = 10_000
+_NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
+
+
+class PostgresView(StoreView):
+    """A collection at one moment, in one transaction. A row is an exemplar's id.
+
+    The numbers are all below ``end``, with those of forgotten owners.
+    """
+
+    def __init__(self, collection: Collection, ask: AskServer, end: int) -> None:
+        self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
+        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
+        self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
+
+    def eligible(self, query: Vectors, threshold: float) -> Numbers:
+        """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
+        wanted = (
+            f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
+            f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
+        )
+        return self._packed(">i8", wanted, query.tolist(), float(np.float32(threshold))).astype(np.int64)
+
+    def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
+        """Their exemplars' ids and the positions, by position, then id."""
+        wanted = (
+            "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
+            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
+        )
+        pairs = self._packed(">i8", wanted, tables.as_array(owners)).astype(np.int64).reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
+        """The inner product of each of these rows' vectors with a query's, as `eligible` computes it."""
+        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
+        found = self._packed(">f4", wanted, query.tolist(), tables.as_array(rows)).astype(np.float32)
+        _check_all(len(found), rows)
+        return found
+
+    def read(self, rows: Numbers) -> list[dict[str, Any]]:
+        found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", tables.as_array(rows))
+        _check_all(len(found), rows)
+        return [unpack(content) for (content,) in found]
+
+    def ids_of(self, rows: Numbers) -> list[int]:
+        """They are the rows."""
+        return [int(row) for row in rows]
+
+    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
+        its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"
+        query = (
+            f"SELECT position - 1, digest IS NULL, CASE WHEN digest IS NULL THEN name ELSE ({its_own} LIMIT 1) END "
+            f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
+        )
+        marks = [b""] * len(owners)
+        for position, is_named, identity in self._ask(query, tables.as_array(owners)):
+            marks[position] = owner_mark(key, identity, named=is_named)
+        return marks
+
+    def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
+        """Numbers that the server has packed into one value."""
+        packed: bytes | None = self._ask(query, *values)[0][0]
+        return np.frombuffer(packed or b"", dtype=kind)
+
+
+def _check_all(found: int, rows: Numbers) -> None:
+    if found != len(rows):
+        raise StoreError("rows of one reading of the store were used in another")
+
+
+@contextmanager
+def _connected(url: str, name: str) -> Iterator[Connections]:
+    """Connections for a collection of this name, which stay open unless the ``with`` block fails."""
+    from langchain_dpicl.store.sql import Connections
+
+    tables.check_name(name)
+    connections = Connections(url)
+    try:
+        yield connections
+    except BaseException:
+        connections.close()
+        raise
 
 
 class PostgresExemplarStore(PrivateStore):
@@ -79,20 +164,15 @@ class PostgresExemplarStore(PrivateStore):
         The rest is as in `ExemplarStore.from_records`, `InvalidRecords` too. Raises `StoreError` for a collection that
         has content already, for a server without pgvector, and for a database that cannot be used.
         """
-        tables.check_name(name)
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)
-        connections = Connections(url)
-        try:
+        with _connected(url, name) as connections:
             connections.run(tables.check_free, name)  # before anything is embedded
             matrix = batch.embed(embeddings, vectors, None, progress)
             dimension = matrix.shape[1]
             if dimension > tables.MOST_DIMENSIONS:
                 raise InvalidRecords(f"embeddings have {dimension} dimensions, pgvector holds {tables.MOST_DIMENSIONS}")
             store = cls(embeddings, connections, connections.run(tables.make, name, dimension, keys, batch, matrix))
-        except BaseException:
-            connections.close()
-            raise
         store._tidy()
         return store
 
@@ -113,23 +193,18 @@ class PostgresExemplarStore(PrivateStore):
         the collection's dimension. Raises `StoreError` if something differs, there is no such collection, or the
         database cannot be used, and `ModelUnavailable` if the model fails.
         """
-        tables.check_name(name)
-        connections = Connections(url)
-        try:
+        with _connected(url, name) as connections:
             found = connections.run(tables.find, name)
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
             store = cls(embeddings, connections, found)
-            for key, made, given in zip(
-                found.keys._fields, found.keys, (input_key, output_key, owner_key), strict=True
+            for given, (key, made) in zip(
+                (input_key, output_key, owner_key), found.keys._asdict().items(), strict=True
             ):
                 if given not in (None, made):
                     raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
             if embeddings is not None:  # a command that forgets has none
                 store.embed_query("word")
-        except BaseException:
-            connections.close()
-            raise
         return store
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:

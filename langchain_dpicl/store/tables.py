@@ -1,4 +1,4 @@
-"""A collection on PostgreSQL: its tables, the changes to them, and a view of one moment.
+"""A collection on PostgreSQL: its tables, and the changes to them.
 
 A row in ``dpicl_collections`` and three tables of its own. Names, texts and their hashes are bytes: no encoding or
 collation makes two owners equal. They are kept out of the planner's statistics, which are copies that forgetting would
@@ -18,18 +18,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Numbers, StoreView
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.owners import encoded, owner_mark
-from langchain_dpicl.store.postgres.connections import AskServer
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, unpack
+from langchain_dpicl.store.owners import encoded
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys
 from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
-    from langchain_dpicl.store.postgres.connections import Connection
+    from langchain_dpicl.store.sql import Connection
 
 MOST_DIMENSIONS = 16_000  # of pgvector's type ``vector``
 _MAKING = 0x6470_6963_6C  # the advisory lock under which collections are made
@@ -38,7 +36,6 @@ _BESIDE_THE_TEXT = 1900
 one, whenever a query goes over all of them."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-_NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
 
 
 class Collection:
@@ -174,7 +171,7 @@ def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vecto
     next_id, next_number, _ = _hold(connection, into)
     ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
     taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
-    if batch.ids is not None and connection.execute(taken, [_array(ids)]).fetchall():
+    if batch.ids is not None and connection.execute(taken, [as_array(ids)]).fetchall():
         raise InvalidRecords(NOT_UNIQUE)
     names = batch.names(ids)
     distinct = list(dict.fromkeys(names))
@@ -245,7 +242,7 @@ def delete(
     return entry, (ids, identity, digest is None, parts)
 
 
-def _array(numbers: Numbers) -> str:
+def as_array(numbers: Numbers) -> str:
     """Numbers as a value that is cast to ``bigint[]``."""
     return "{" + ",".join(map(str, numbers.tolist())) + "}"
 
@@ -253,69 +250,3 @@ def _array(numbers: Numbers) -> str:
 def _digest_of(content: bytes) -> bytes:
     """The server's ``sha256(content)``."""
     return hashlib.sha256(content).digest()
-
-
-class PostgresView(StoreView):
-    """A collection at one moment, in one transaction. A row is an exemplar's id.
-
-    The numbers are all below ``end``, with those of forgotten owners.
-    """
-
-    def __init__(self, collection: Collection, ask: AskServer, end: int) -> None:
-        self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
-        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
-        self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
-
-    def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
-        wanted = (
-            f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
-            f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
-        )
-        return self._packed(">i8", wanted, query.tolist(), float(np.float32(threshold))).astype(np.int64)
-
-    def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
-        """Their exemplars' ids and the positions, by position, then id."""
-        wanted = (
-            "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
-            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
-        )
-        pairs = self._packed(">i8", wanted, _array(owners)).astype(np.int64).reshape(-1, 2)
-        return pairs[:, 0].copy(), pairs[:, 1].copy()
-
-    def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
-        """The inner product of each of these rows' vectors with a query's, as `eligible` computes it."""
-        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
-        found = self._packed(">f4", wanted, query.tolist(), _array(rows)).astype(np.float32)
-        _check_all(len(found), rows)
-        return found
-
-    def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", _array(rows))
-        _check_all(len(found), rows)
-        return [unpack(content) for (content,) in found]
-
-    def ids_of(self, rows: Numbers) -> list[int]:
-        """They are the rows."""
-        return [int(row) for row in rows]
-
-    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"
-        query = (
-            f"SELECT position - 1, digest IS NULL, CASE WHEN digest IS NULL THEN name ELSE ({its_own} LIMIT 1) END "
-            f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
-        )
-        marks = [b""] * len(owners)
-        for position, is_named, identity in self._ask(query, _array(owners)):
-            marks[position] = owner_mark(key, identity, named=is_named)
-        return marks
-
-    def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
-        """Numbers that the server has packed into one value."""
-        packed: bytes | None = self._ask(query, *values)[0][0]
-        return np.frombuffer(packed or b"", dtype=kind)
-
-
-def _check_all(found: int, rows: Numbers) -> None:
-    if found != len(rows):
-        raise StoreError("rows of one reading of the store were used in another")
