@@ -21,7 +21,7 @@ from langchain_dpicl.budget.stored import ReleaseRow
 from langchain_dpicl.budget.tickets import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PrivacyPlan, checks
-from langchain_dpicl.private.markers import Closed
+from langchain_dpicl.private import Closed
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.file import OpenedBudget
 

@@ -13,10 +13,11 @@ import contextlib
 import contextvars
 import email.utils
 import math
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 PATIENCE = 600.0
 """Seconds that one call waits in all for servers that refuse it with the status 429."""
@@ -30,17 +31,6 @@ _LONGEST_WAIT = 60.0
 
 class Overdue(BaseException):
     """The call's time is over. No `Exception`: a member's retries and fallbacks must not go on with it."""
-
-
-class Flight(Protocol):
-    """One request of a call under way."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-
-    def abort(self) -> None:
-        """End it now, whatever its reader does."""
 
 
 class Calls:
@@ -132,6 +122,7 @@ class Call:
                     call.flights.add(flight)
                     call._set_clock()
             if late or flight.over:  # another thread may close the call meanwhile
+                flight.end(clean=True)
                 self.end(flight)
                 raise Overdue
 
@@ -177,6 +168,43 @@ class Call:
                         return self.wait_after(getattr(response, "headers", None))
                 cause = cause.__cause__
         return None
+
+
+class Flight:
+    """One request of a call under way, from its first byte until its answer is read or given up.
+
+    ``leave`` is called once it is over. Making one raises `Overdue` if the call's time is over.
+    """
+
+    def __init__(self, call: Call, leave: Callable[..., object] | None) -> None:
+        self.call = call
+        self._leave = leave
+        self.wire: Any = None  # the connection that carries it
+        self._ended = threading.Lock()  # its reader, or the thread that closes the call, takes it once
+        call.begin(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended. Nothing more may be read of it then."""
+        return self._ended.locked()
+
+    def check(self) -> None:
+        """Raise `Overdue` if the call's time is over."""
+        if self.call.overdue():
+            raise Overdue
+
+    def abort(self) -> None:
+        """Close the connection under the reader's hands, and end the flight."""
+        self.end(clean=False)
+        with contextlib.suppress(Exception):
+            self.wire.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def end(self, *, clean: bool) -> None:
+        """It is over; ``clean`` if the server has finished it."""
+        if self._ended.acquire(blocking=False):
+            self.call.end(self)
+            if self._leave is not None:
+                self._leave(self.call, clean=clean)
 
 
 def _retry_after(headers: Any) -> float | None:

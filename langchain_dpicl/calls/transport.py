@@ -21,58 +21,106 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import socket
+import os
 import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, ClassVar
 
-from langchain_dpicl.calls.clock import Call, Overdue, current
+from langchain_dpicl.calls import threads
+from langchain_dpicl.calls.clock import Call, Flight, Overdue, current
 from langchain_dpicl.calls.flow import immediate
-from langchain_dpicl.calls.gate import SlotGate
 
 _LIBRARIES = ("httpx", "httpx2")
 _NEVER = 1e6  # seconds: a socket takes no time limit of any length
 
 
-class _Flight:
-    """One request under way, from its first byte until its answer is read or given up."""
+class SlotGate:
+    """The slot of a model that serves this process alone. Private calls get it in the order in which they ask.
 
-    def __init__(self, call: Call, gate: SlotGate | None) -> None:
-        self.call = call
-        self._gate = gate
-        self.wire: Any = None  # the connection that carries it
-        self._ended = threading.Lock()  # its reader, or the thread that closes the call, takes it once
+    Parameters
+    ----------
+    settle
+        Returns when the slot is free at the model itself. It is asked after a request whose answer was not read to its
+        end.
+    """
+
+    _all: ClassVar[weakref.WeakSet[SlotGate]] = weakref.WeakSet()
+
+    def __init__(self, settle: Callable[[], object]) -> None:
+        self._settle = settle
+        self._all.add(self)
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody has the slot, and nobody waits: this is so in a process that was just forked."""
+        self._lock = threading.Lock()
+        self._line: deque[tuple[Call, Future[None]]] = deque()
+        self._taken = False
+        self._holder: Call | None = None
+        self._requests = 0  # of the holder, under way
+        self._clean = True  # whether the server has finished the holder's other requests
+
+    def join(self, call: Call) -> Future[None]:
+        """A request of a call begins. Done once the call has the slot: its further requests then queue as its work."""
+        ticket: Future[None] = Future()
+        with self._lock:
+            if self._taken and call is not self._holder:
+                self._line.append((call, ticket))
+                return ticket
+            self._take(call)
+        ticket.set_result(None)
+        return ticket
+
+    def give_back(self, call: Call, ticket: Future[None]) -> None:
+        """The request will not be made, whether the call has got the slot or not."""
+        if not ticket.cancel():
+            self.leave(call, clean=True)
+
+    def leave(self, call: Call, *, clean: bool) -> None:
+        """A request is over; ``clean`` if the server has finished it. After a call's last, the next has the slot."""
+        with self._lock:
+            if call is not self._holder:  # `reset` after a fork
+                return
+            self._requests -= 1
+            self._clean = self._clean and clean
+            if self._requests:
+                return
+            self._holder, clean, self._clean = None, self._clean, True
+        pass_on = functools.partial(self._pass_on, clean)
+        if clean or not threads.start(pass_on):
+            pass_on()
+
+    def _pass_on(self, clean: bool) -> None:
         try:
-            call.begin(self)
-        except Overdue:
-            self.end(clean=True)
-            raise
+            if not clean:
+                self._settle()
+        finally:
+            with self._lock:
+                self._taken = False
+                while self._line and not self._taken:
+                    call, ticket = self._line.popleft()
+                    if ticket.set_running_or_notify_cancel():
+                        self._take(call)
+                        ticket.set_result(None)
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended. Nothing more may be read of it then."""
-        return self._ended.locked()
-
-    def check(self) -> None:
-        """Raise `Overdue` if the call's time is over."""
-        if self.call.overdue():
-            raise Overdue
-
-    def abort(self) -> None:
-        """Close the connection under the reader's hands, and end the flight."""
-        self.end(clean=False)
-        with contextlib.suppress(Exception):
-            self.wire.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-    def end(self, *, clean: bool) -> None:
-        """It is over; ``clean`` if the server has finished it."""
-        if self._ended.acquire(blocking=False):
-            self.call.end(self)
-            if self._gate is not None:
-                self._gate.leave(self.call, clean=clean)
+    def _take(self, call: Call) -> None:
+        self._taken, self._holder = True, call
+        self._requests += 1
 
 
-_sent: contextvars.ContextVar[_Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
+def _reset_all() -> None:
+    for gate in SlotGate._all:
+        gate.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)
+
+
+_sent: contextvars.ContextVar[Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
 """The request that is being sent in this context."""
 
 
@@ -112,7 +160,7 @@ class _Before(_Around):
                     except BaseException:
                         self._gate.give_back(call, ticket)
                         raise
-            flight = _Flight(call, self._gate)
+            flight = Flight(call, None if self._gate is None else self._gate.leave)
             limits: dict[str, float] = {}  # no step of the request outlasts the call
             if (left := max(call.left(), 0.001)) <= _NEVER:
                 for step in ("connect", "read", "write", "pool"):
@@ -156,7 +204,7 @@ def _timed(base: type[Any]) -> type[Any]:
     """An answer's body on a call's clock, for a library's class of streams."""
 
     class Timed(base):  # type: ignore[misc]
-        def __init__(self, inner: Any, flight: _Flight) -> None:
+        def __init__(self, inner: Any, flight: Flight) -> None:
             self._inner, self._flight, self._whole = inner, flight, False
 
         @contextlib.contextmanager

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.calls.gate import SlotGate
-from langchain_dpicl.calls.transport import install
+from langchain_dpicl.calls.transport import SlotGate, install
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, require, sha256_of
 

@@ -26,8 +26,7 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import reach
-from langchain_dpicl.private.markers import Closed
+from langchain_dpicl.private import Closed, reach
 
 _ATOMS = (
     str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,

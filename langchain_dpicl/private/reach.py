@@ -36,7 +36,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
 
-from langchain_dpicl.private.markers import Closed
+from langchain_dpicl.private import Closed
 
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)

@@ -1,26 +1,35 @@
-"""Sealing a chain: a copy without anything of its own that would show what it is given or carry it to another call."""
+"""A chain made ready for private calls: sealed, and with a time limit that can be kept.
+
+`seal` copies it without anything of its own that would show what it is given or carry it to another call. `TimeLimit`
+finds what it calls, as far as a call can be ended: the models, and releases within the chain.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import wait
+from typing import Any, Literal
 
 from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.language_models import BaseLanguageModel
+from langchain_core.language_models import LLM, BaseChatModel, BaseLanguageModel, BaseLLM
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
+from langchain_dpicl.calls import threads
+from langchain_dpicl.calls.transport import install, is_client
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.private.markers import OwnBucket, PrivateRecords, Released
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.private import OwnBucket, PrivateRecords, Released
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
@@ -59,24 +68,22 @@ def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     """
     seen: dict[int, Any] = {}
 
+    def changes(held: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: made for key, part in held.items() if (made := of(part)) is not part}
+
     def of(value: Any) -> Any:
         if id(value) in seen:
             return seen[id(value)]
         if isinstance(value, Runnable):
             seen[id(value)] = value  # a chain may refer to itself
             fields = type(value).model_fields if isinstance(value, BaseModel) else getattr(value, "__dict__", {})
-            held = {name: getattr(value, name) for name in list(fields)}
-            made = {name: of(part) for name, part in held.items()}
-            changes = {name: part for name, part in made.items() if part is not held[name]}
-            seen[id(value)] = copied = _changed(value, changes)
-            seen[id(value)] = finish(copied)
+            seen[id(value)] = finish(_changed(value, changes({name: getattr(value, name) for name in list(fields)})))
             return seen[id(value)]
-        if type(value) in (list, tuple):
-            items = type(value)(map(of, value))
-            return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
         if type(value) is dict:
-            entries = {key: of(item) for key, item in value.items()}
-            return entries if any(entries[key] is not value[key] for key in value) else value
+            return {**value, **changed} if (changed := changes(value)) else value
+        if type(value) in (list, tuple):
+            held = dict(enumerate(value))
+            return type(value)({**held, **changed}.values()) if (changed := changes(held)) else value
         return value
 
     return of(value)
@@ -178,7 +185,7 @@ def check_public(public: object) -> tuple[object, ...]:
 
 def _check_collections(chain: object, public: Sequence[object]) -> None:
     """Raises if a chain reaches documents that are not called public, or a class that opens a collection."""
-    known = {id(part) for part in reachable(list(public))} if public else set()
+    known = {id(part) for part in reachable(public)}
     found = list(reachable(chain))
     collections = [part for part in found if _is_collection(part)]
     allowed = [
@@ -240,3 +247,136 @@ def _openings(part: Any) -> dict[str, Any]:
     elif "config" in names and isinstance(config := part.config, Mapping) and config.get("callbacks"):
         found["config"] = {key: item for key, item in config.items() if key != "callbacks"}
     return found
+
+
+# -- its time limit ----------------------------------------------------------------------------------------------------
+
+
+DEFAULT_TIMEOUT = 120.0
+
+Timeout = float | Literal["auto"] | None
+
+_OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai.llms.base.BaseOpenAI")
+
+
+class TimeLimit:
+    """How long one call of a chain may take, and whether that can be kept.
+
+    Puts the clients of models whose calls can be ended under the clock.
+
+    Parameters
+    ----------
+    chain
+        A sealed chain. Call `prepared` in its place.
+    timeout
+        Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT` if it can be kept everywhere, else None.
+
+    Raises `InvalidParameter` if ``timeout`` is given and cannot be kept at all.
+    """
+
+    def __init__(self, chain: Runnable[Any, Any], timeout: Timeout) -> None:
+        never: list[str] = []  # models whose calls cannot be ended
+        in_loop: list[str] = []  # those whose calls can be ended in an event loop alone
+        for item in reachable(chain):
+            name, is_model = type(item).__name__, is_one(item, BaseLanguageModel)
+            if is_model and getattr(item, "rate_limiter", None) is not None:
+                never.append(f"a {name} with a rate_limiter (whose waiting is on its clock)")
+            elif is_named(item, _OPENAI) and (clients := _clients_of(item)):
+                for client in clients:
+                    install(client)
+            elif is_model and not inspect.isclass(item):
+                (in_loop if _is_async(item) else never).append(name)
+            elif is_one(item, Released) and not inspect.isclass(item):
+                ensemble = getattr(getattr(item, "release", item), "ensemble", None)
+                if getattr(ensemble, "timeout", None) is None:
+                    never.append(f"a {name} without a timeout")
+        self._in_sync = sorted({*never, *in_loop})
+        self.seconds: float | None = None
+        if timeout == "auto":
+            self.seconds = None if self._in_sync else DEFAULT_TIMEOUT
+        elif timeout is not None:
+            self.seconds = checks.positive("timeout", timeout)
+            if never:
+                raise _cannot_end(timeout, never[0], "timeout=None, or a model behind a server")
+        self.prepared: Runnable[Any, Any] = rebuilt(chain, _in_own_threads)
+
+    def check_sync(self) -> None:
+        """Raise `InvalidParameter` if a call can be ended in an event loop alone."""
+        if self.seconds is not None and self._in_sync:
+            raise _cannot_end(self.seconds, self._in_sync[0], "timeout=None, or ainvoke and abatch")
+
+
+def _cannot_end(timeout: object, model: str, instead: str) -> InvalidParameter:
+    bound = (
+        f"a call of {model} cannot be ended at the model, so that the next member's call would wait behind it: "
+        f"use {instead}"
+    )
+    return InvalidParameter("timeout", timeout, bound)
+
+
+def _clients_of(model: Any) -> list[Any]:
+    """The HTTP clients of an OpenAI model; empty if they cannot all be reached."""
+    found = [
+        getattr(getattr(resource, "_client", None), "_client", None)
+        for name in ("client", "async_client")
+        if (resource := getattr(model, name, None)) is not None
+    ]
+    return found if all(map(is_client, found)) else []
+
+
+def _is_async(model: Any) -> bool:
+    """Whether the model has an asynchronous call of its own, and not its synchronous one in a thread."""
+    if is_one(model, LLM) and type(model)._agenerate is LLM._agenerate:
+        return type(model)._acall is not LLM._acall
+    defaults: tuple[Any, ...] = (None, BaseChatModel._agenerate, BaseLLM._agenerate)
+    return getattr(type(model), "_agenerate", None) not in defaults
+
+
+def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """A part that has no asynchronous call of its own makes it in a thread of `threads`, not in the event loop's."""
+    if type(part) is RunnablePassthrough:
+        if part.func is None or part.afunc is not None:
+            return part
+    elif type(part) is RunnableLambda:
+        function = getattr(part, "func", None)
+        if function is None or hasattr(part, "afunc") or inspect.isgeneratorfunction(function):
+            return part
+        try:
+            if "run_manager" in inspect.signature(function).parameters:
+                return part
+        except (TypeError, ValueError):  # it has no signature
+            pass
+    elif type(part) is not RunnableParallel and type(part).ainvoke is not Runnable.ainvoke:
+        return part
+    copied = copy.copy(part)
+    copied.__class__ = _threaded(type(part))  # what a further copy runs is its own, and not this one's
+    return copied
+
+
+@functools.cache
+def _threaded(kind: type[Any]) -> Any:
+    """The same class, but for its asynchronous call."""
+
+    async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
+        return await threads.in_thread(self.invoke, input, config, **named)
+
+    def afunc(part: Any) -> Any:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            return await threads.in_thread(part.func, *arguments, **named)
+
+        return functools.update_wrapper(call, part.func)
+
+    def invoke_all(self: Any, input: Any, config: Any = None, **named: Any) -> dict[str, Any]:
+        """`RunnableParallel.invoke` without callbacks. Python waits at exit for a pool's threads, and not for these."""
+        steps = self.steps__.items()
+        futures = {key: threads.submit(step.invoke, input, dict(config or {})) for key, step in steps}
+        wait(futures.values())
+        return {key: future.result() for key, future in futures.items()}
+
+    own: dict[type, dict[str, Any]] = {
+        RunnableLambda: {"afunc": property(afunc)},
+        RunnableParallel: {"invoke": invoke_all},
+    }
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    make: Any = type(kind)
+    return make(kind.__name__, (kind,), names | own.get(kind, {"ainvoke": ainvoke}))

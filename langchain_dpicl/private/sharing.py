@@ -34,9 +34,8 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import reach
+from langchain_dpicl.private import Closed, reach
 from langchain_dpicl.private.copies import LOCKS, copied
-from langchain_dpicl.private.markers import Closed
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 _CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType)

@@ -25,7 +25,7 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
     UnsafeConfigurationError,
 )
-from langchain_dpicl.private.markers import Closed, Released
+from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store.base import PrivateStore

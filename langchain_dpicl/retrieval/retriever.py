@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.private.markers import Released
+from langchain_dpicl.private import Released
 from langchain_dpicl.release.base import AnyRelease, releases_in
 
 

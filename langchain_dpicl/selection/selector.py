@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.private import Closed, OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
-from langchain_dpicl.private.markers import Closed, OwnBucket
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.vectors import Vectors
 

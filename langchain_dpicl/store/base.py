@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
-from langchain_dpicl.private.markers import PrivateRecords
+from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.file import OpenedBudget
 from langchain_dpicl.store.owners import SKETCH, Owners, owner_mark, sketch_hash
 from langchain_dpicl.store.records import Batch, RecordKeys, check_records

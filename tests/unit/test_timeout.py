@@ -39,10 +39,10 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.calls import clock, flow, gate, threads, transport
+from langchain_dpicl.calls import clock, flow, threads, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.limits import DEFAULT_TIMEOUT, TimeLimit
+from langchain_dpicl.private.sealing import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.selection.selector import Examples
 
 BOTH = ["sync", "async"]
@@ -363,7 +363,7 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
 
 def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
-    slot = gate.SlotGate(lambda: settled.append(1))
+    slot = transport.SlotGate(lambda: settled.append(1))
     monkeypatch.setattr(threads, "start", lambda work: False)
     first, second = (clock.Call(clock.Calls(None, None)) for _ in range(2))
     assert slot.join(first).done()
@@ -379,7 +379,7 @@ def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
 import threading
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.limits import TimeLimit
+from langchain_dpicl.private.sealing import TimeLimit
 member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
 chain = TimeLimit(member, .3).prepared
 print(boundary.run_private(chain, [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))
