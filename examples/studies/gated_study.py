@@ -22,8 +22,7 @@ from gated_report import Comparison, Plans, Workload, report
 from gated_votes import BatchedReader, Reader, Table, Vectors
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.data import Row, load_rows
-from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.passes import PassFile, Row, key_of, load_rows
 from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, Shape, task
 from langchain_dpicl.privacy.noise import SecureRandomness
 

@@ -89,9 +89,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _evaluation(options: argparse.Namespace) -> Evaluation:
     """Read the data and choose the model."""
-    from langchain_dpicl.evaluation.data import load_rows
     from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-    from langchain_dpicl.evaluation.plan import EvaluationPlan
+    from langchain_dpicl.evaluation.passes import EvaluationPlan, load_rows
     from langchain_dpicl.evaluation.tasks import task
     from langchain_dpicl.members.models import ModelChoice
 

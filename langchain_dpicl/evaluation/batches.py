@@ -24,8 +24,8 @@ from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
 from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.labels import Reader, Scores
 from langchain_dpicl.evaluation.passes import Pairs
+from langchain_dpicl.evaluation.studies import Reader, Scores
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.members.scoring import Position, label_scores
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
 from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.labels import LabelStudy, Reader, chain_reader, read_labels
-from langchain_dpicl.evaluation.passes import Key, PassFile, key_of
-from langchain_dpicl.evaluation.plan import CostPoint, EvaluationPlan, Sampler, cost_curve, tokens_of
-from langchain_dpicl.evaluation.scores import Score, text_values
-from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
-from langchain_dpicl.evaluation.texts import Author, TextStudy
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, PassFile, Row, Sampler, key_of
+from langchain_dpicl.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
+from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Score, Task, text_values
 from langchain_dpicl.privacy.checks import whole
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.plan import CallCosts
 
 _TEXTS, _DECODED = ("embedding", "joint-em", "ptr"), ("online", "offline")
 METHODS = {"classification": ("vote",), "generation": (*_TEXTS, *_DECODED)}
@@ -267,3 +267,91 @@ def some(rows: Sequence[Row], count: int) -> list[Row]:
 
 def _digest(rows: Sequence[Row]) -> str:
     return key_of("".join(repr((row.input, row.output)) for row in rows))
+
+
+# -- the cost ----------------------------------------------------------------------------------------------------------
+
+
+_QUERIES = 100
+
+
+def tokens_of(task: Task, examples: Sequence[Row], queries: Sequence[Row]) -> tuple[float, float, float]:
+    """Return the mean tokens of a prompt without examples, of an example, and of an answer. Four characters are one.
+
+    An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
+    """
+    shape, most = task.shape, task.max_tokens if isinstance(task, GenerationTask) else math.inf
+    return (
+        fmean(len(shape.prefix([]) + shape.ask(row.input)) for row in queries) / 4,
+        fmean(len(shape.example(row.input, row.output)) for row in examples) / 4,
+        fmean(min(len(f" {row.output}") / 4, most) for row in queries),
+    )
+
+
+@dataclass(frozen=True)
+class CostPoint:
+    """The cost at one sampling rate.
+
+    - ``rate``, ``owners``: the rate, and how many owners a release then samples on average.
+    - ``grows``: whether the owners beyond the least take more `members` of as many shots, or more `shots` for as many
+      members.
+    - ``members``, ``shots``: N, and how many examples a member sees on average.
+    - ``prompt_tokens``, ``answer_tokens``, ``price``: of 100 queries.
+    - ``parameter``, ``noise``: the mechanism's noise parameter by name, and its value in the plan.
+    """
+
+    rate: float
+    owners: float
+    grows: Literal["members", "shots"]
+    members: int
+    shots: float
+    prompt_tokens: float
+    answer_tokens: float
+    price: float
+    parameter: str
+    noise: float
+
+    @property
+    def tokens(self) -> float:
+        """Read and written."""
+        return self.prompt_tokens + self.answer_tokens
+
+
+def cost_curve(
+    tokens: tuple[float, float, float],
+    plan: EvaluationPlan,
+    *,
+    price_in: float,
+    price_out: float,
+    mechanism: str = "vote",
+    public_calls: int = 0,
+) -> list[CostPoint]:
+    """Return two points for each of five rates around the plan's, rising: more members of the plan's shots, more shots.
+
+    A release at rate q samples q * owners owners on average, each with one example. N calls then read
+    N bare prompts and q * owners examples on average, and write N answers. (A bucket's cap that drops examples reads
+    less.) With growing members, N is q * owners / shots, rounded to a whole number, at least 1.
+
+    - ``tokens``: see `tokens_of`.
+    - ``plan``: its noise at the largest epsilon depends on the rate, not on how members and shots share the sample.
+    - ``price_in``, ``price_out``: of a million tokens, in any currency.
+    - ``mechanism``: one that calls each member once.
+    - ``public_calls``: calls of the zero-shot prompt beside the members', for each query: an embedding mean's
+      candidates.
+
+    Raises `InvalidParameter` for a price below 0, and `InfeasiblePlan` if no noise of the mechanism reaches epsilon.
+    """
+    bare, example, answer = tokens
+    public = CallCosts(bare, answer, price_in, price_out)
+    points = []
+    for rate in sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}):
+        sampled, noise = rate * plan.owners, plan.parameter(max(plan.epsilons), mechanism, rate=rate)
+        sizes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / plan.shots))}
+        for grows, calls in (sizes | {"shots": plan.members}).items():
+            member = CallCosts(bare + example * sampled / calls, answer, price_in, price_out)
+            prompt_tokens = _QUERIES * (calls * member.prompt_tokens + public_calls * public.prompt_tokens)
+            answer_tokens = _QUERIES * (calls + public_calls) * answer
+            price = _QUERIES * (member.cost(calls) + public.cost(public_calls))
+            spent = prompt_tokens, answer_tokens, price, MECHANISMS[mechanism].parameter, noise
+            points.append(CostPoint(rate, sampled, grows, calls, sampled / calls, *spent))
+    return points

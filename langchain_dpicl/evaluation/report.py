@@ -1,13 +1,12 @@
-"""An evaluation's results: numbers as JSON, tables in Markdown, pictures, and a page over several of them."""
+"""An evaluation's results: numbers as JSON, tables and sentences in Markdown, pictures, and a page over several."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,18 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation import tables
-from langchain_dpicl.evaluation.plan import CostPoint
-from langchain_dpicl.evaluation.scores import Score
-from langchain_dpicl.evaluation.tasks import Task
+from langchain_dpicl.evaluation.evaluate import CostPoint
+from langchain_dpicl.evaluation.tasks import MEASURES, Score, Task, Value
 from langchain_dpicl.plots.charts import Chart, Curve, Level, figure_of
 from langchain_dpicl.plots.style import COLORS, save_figure
 
+_PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
+_AGAINST_FEW_SHOT = " minus non-private few-shot"
 _METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")
 _MARKERS = "os^DvP<>"
 _DOTS = ((0, (1, 1)), (0, (1, 3)), (0, (3, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (2, 4)))
 _GREYS = ("#222222", "#555555", "#777777", "#555555", "#222222")
 _EPSILON = "epsilon of all releases together"
-
 _PLAN = {
     "members": "{} members",
     "shots": "{} shots each",
@@ -38,11 +36,7 @@ _PLAN = {
 
 
 def write_report(
-    folder: Path,
-    task: Task,
-    scores: Sequence[Score],
-    settings: Mapping[str, Any],
-    costs: Sequence[CostPoint] = (),
+    folder: Path, task: Task, scores: Sequence[Score], settings: Mapping[str, Any], costs: Sequence[CostPoint] = ()
 ) -> dict[str, Any]:
     """Write ``results.json``, ``table.md`` and the pictures into the folder; return the content of ``results.json``.
 
@@ -56,19 +50,21 @@ def write_report(
     Raises `InvalidParameter` for a folder that cannot be written; and without matplotlib, after the numbers and the
     table are written.
     """
-    drawn, measure = pictures(task.name, scores, costs), tables.main_measure(scores)
-    main = tables.ordered([score for score in scores if not score.study])
-    parts = [_counted([score.queries for score in main], "query", "queries")]
-    parts.append(_counted([score.runs for score in main], "run", "runs"))
+    drawn, measure = pictures(task.name, scores, costs), main_measure(scores)
+    main = ordered([score for score in scores if not score.study])
+    parts = []
+    for counts, one, many in (([s.queries for s in main], "query", "queries"), ([s.runs for s in main], "run", "runs")):
+        low, high = min(counts), max(counts)
+        parts.append(f"{low:,}{f' to {high:,}' if high > low else ''} {one if high == 1 else many}")
     plan = {name: settings[name] for name in _PLAN if name in settings}
-    parts += [_PLAN[name].format(tables.number(value)) for name, value in plan.items()]
+    parts += [_PLAN[name].format(number(value)) for name, value in plan.items()]
     model = f" with {settings['model']}" if settings.get("model") else ""
     results: dict[str, Any] = {
         "task": task.name,
         "measured": f"{task.name}{model}: {', '.join(parts)}.",
-        "finding": " ".join(tables.findings(main, measure)),
-        "table": tables.main_table(main, measure, plan),
-        "papers": tables.papers_table(task, main),
+        "finding": " ".join(findings(main, measure)),
+        "table": main_table(main, measure, plan),
+        "papers": papers_table(task, main),
         "pictures": list(drawn),
         "settings": settings,
         "scores": [asdict(score) for score in scores],
@@ -77,15 +73,10 @@ def write_report(
     # Strict JSON: null for numbers that are not finite, lists for NumPy's arrays, text for objects that JSON lacks.
     text = json.dumps(results, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
     results = json.loads(text, parse_constant=lambda _: None)
-    studies = [
-        tables.study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)
-    ]
+    studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
     parts = [f"# {task.name}", results["measured"], results["finding"], results["table"], *studies, results["papers"]]
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
-        _write(folder / "table.md", [*parts, _command(results["settings"])])
+    _write(folder / "results.json", [json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)])
+    _write(folder / "table.md", [*parts, _command(results["settings"])])
     for name, (charts, title) in drawn.items():
         save_figure(figure_of(charts, folder / name, title), folder / name)
     return results
@@ -105,8 +96,7 @@ def write_index(folder: Path) -> Path:
     links = [f"- [{each.name}]({each.name}/README.md)" for each in pages]
     anchors = [re.sub(r"[^\w\- ]", "", each.name.lower()).replace(" ", "-") for each in found]
     links += [f"- [{each.name}](#{anchor})" for each, anchor in zip(found, anchors, strict=True)]
-    about = "Made from the `results.json` and the `notes.md` of each folder."
-    parts = ["# Results", about, "\n".join(links)]
+    parts = ["# Results", "Made from the `results.json` and the `notes.md` of each folder.", "\n".join(links)]
     for each in found:
         try:
             results = json.loads((each / "results.json").read_text("utf-8"))
@@ -116,7 +106,7 @@ def write_index(folder: Path) -> Path:
             raise InvalidParameter("folder", str(each), f"results that can be read ({failure})") from None
         if not isinstance(results, dict) or not isinstance(results.get("settings"), dict):
             raise InvalidParameter("folder", str(each), "a results.json with settings, as an evaluation writes it")
-        settings = {k: tables.number(v) for k, v in results["settings"].items() if v not in (None, "", [])}
+        settings = {k: number(v) for k, v in results["settings"].items() if v not in (None, "", [])}
         shown = results.get("pictures", sorted(path.name for path in each.glob("*.png")))
         links = [f"[{name}]({each.name}/{name})" for name in written if name != "notes.md"]
         parts += [
@@ -130,15 +120,7 @@ def write_index(folder: Path) -> Path:
             _command(results["settings"]),
             f"All tables and numbers: {', '.join(links)}.",
         ]
-    path = folder / "README.md"
-    with _writing(folder):
-        _write(path, parts)
-    return path
-
-
-def _counted(counts: Sequence[int], one: str, many: str) -> str:
-    low, high = min(counts), max(counts)
-    return f"{low:,} {one if low == 1 else many}" if low == high else f"{low:,} to {high:,} {many}"
+    return _write(folder / "README.md", parts)
 
 
 def _command(settings: Mapping[str, Any]) -> str:
@@ -147,16 +129,14 @@ def _command(settings: Mapping[str, Any]) -> str:
     return f"```\n{line}\n```" if line else ""
 
 
-def _write(path: Path, parts: Sequence[str]) -> None:
-    path.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _write(path: Path, parts: Sequence[str]) -> Path:
+    """Write the parts that are not empty, with an empty line between them."""
     try:
-        yield
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")
     except OSError as failure:
-        raise InvalidParameter("folder", str(folder), f"a folder that can be written ({failure})") from None
+        raise InvalidParameter("folder", str(path.parent), f"a folder that can be written ({failure})") from None
+    return path
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -164,14 +144,15 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> dict[str, tuple[list[Chart], str]]:
     """Return the pictures of the task called `name`: file names, each with its charts and the title above them."""
-    measure = tables.main_measure(scores)
-    word = tables.MEASURES[measure]
+    measure = main_measure(scores)
+    word = MEASURES[measure]
     has_bars = any(math.isfinite(score.values[measure].deviation) for score in scores)
     y = f"{word}, %{' (bars: deviation over runs)' if has_bars else ''}"
     main = [score for score in scores if not score.study]
-    private = list(dict.fromkeys(score.method for score in main if score.epsilon is not None))
+    noisy = [(score.epsilon, score) for score in main if score.epsilon is not None]
+    private = list(dict.fromkeys(score.method for _, score in noisy))
     found: dict[str, tuple[list[Chart], str]] = {}
-    if private:
+    if noisy:
         levels = []
         for score in main:
             if score.epsilon is None and score.method in private:
@@ -179,24 +160,18 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
                 levels.append(Level(score.mean(measure), words, _look(score.method, private)[0], (3 * index, (5, 4))))
         others = sorted((s for s in main if s.method not in private), key=lambda score: -score.mean(measure))
         for index, score in enumerate(others):
-            words = f"{score.method}, {tables.words_of(score, private)}: {score.mean(measure):.1f}".replace(
-                ", public:", ":"
-            )
+            words = f"{score.method}, {words_of(score)}: {score.mean(measure):.1f}".replace(", public:", ":")
             levels.append(Level(score.mean(measure), words, _GREYS[index % 5], _DOTS[index % 5]))
-        chart = Chart(
-            f"{name}: what privacy costs in {word}", _EPSILON, y, _by_epsilon(main, measure, private), levels, True
-        )
-        found[f"{measure}.png"] = [chart], ""
+        title, curves = f"{name}: what privacy costs in {word}", _curves(noisy, measure, is_apart=False)
+        found[f"{measure}.png"] = [Chart(title, _EPSILON, y, curves, levels, is_log=True)], ""
     for study in dict.fromkeys(score.study for score in scores if score.study):
         varied, words = [s for s in scores if s.study == study], study.replace("_", " ")
         curves = _curves([(score.facts[study], score) for score in varied], measure)
         found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
-    flipped = [s for s in scores if not s.study and s.epsilon is not None and "flipped" in s.facts]
-    if flipped:
-        curves = _by_epsilon(flipped, "flipped", list(dict.fromkeys(score.method for score in flipped)))
-        words = "releases that noise changes, %"
-        chart = Chart(f"{name}: how often noise changes the answer", _EPSILON, words, curves, is_log=True, amount=True)
-        found["flips.png"] = [chart], ""
+    if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
+        title, words = f"{name}: how often noise changes the answer", "releases that noise changes, %"
+        curves = _curves(flipped, "flipped", is_apart=False)
+        found["flips.png"] = [Chart(title, _EPSILON, words, curves, is_log=True, amount=True)], ""
     if costs:
         charts = _costs(costs, [score for score in scores if score.study == "members"], measure, y)
         found["cost.png"] = charts, f"{name}: what 100 queries cost"
@@ -205,71 +180,216 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
 
 def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y: str) -> list[Chart]:
     """Tokens, and the price if there is one, against the rate; the measure against the last of them."""
-
-    def tokens(point: CostPoint) -> float:
-        return point.prompt_tokens + point.answer_tokens
-
-    kinds: dict[str, Callable[[CostPoint], float]] = {"tokens": tokens}
-    if any(point.price > 0 for point in costs):
-        kinds["price"] = lambda point: point.price
     charts = []
-    for kind, amount in kinds.items():
+    for kind in ["tokens", *(["price"] if any(point.price > 0 for point in costs) else [])]:
         curves = []
         for place, grows in enumerate(("members", "shots")):
             held = [point for point in costs if point.grows == grows]
-            if held:
-                middle = held[len(held) // 2]
-                fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
-                points = sorted((point.rate, amount(point)) for point in held)
-                curves.append(Curve(points, f"more {grows}, {fixed}", COLORS[place], marker=_MARKERS[place]))
+            middle = held[len(held) // 2]
+            fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
+            points = sorted((point.rate, getattr(point, kind)) for point in held)
+            curves.append(Curve(points, f"more {grows}, {fixed}", COLORS[place], marker=_MARKERS[place]))
         title = "tokens, read and written" if kind == "tokens" else kind
         charts.append(Chart(title, "sampling rate of an owner", f"{kind} per 100 queries", curves, amount=True))
     if scores:
         # A cost is linear in the members and the owners of a sample: the points determine it.
         table = np.array([[point.members, point.owners, 1.0] for point in costs])
-        weights = np.linalg.lstsq(table, np.array([amount(point) for point in costs]), rcond=None)[0]
+        weights = np.linalg.lstsq(table, np.array([getattr(point, kind) for point in costs]), rcond=None)[0]
         owners = costs[0].owners / costs[0].rate
         priced = [(float(weights @ [s.facts["members"], s.facts["rate"] * owners, 1.0]), s) for s in scores]
         below = {cost: f"\n({score.facts['members']:.0f})" for cost, score in priced}
-        title, x = f"{tables.MEASURES[measure]} against cost, as members grow", f"{kind} per 100 queries (members)"
+        title, x = f"{MEASURES[measure]} against cost, as members grow", f"{kind} per 100 queries (members)"
         charts.append(Chart(title, x, y, _curves(priced, measure), below=below))
     return charts
 
 
-def _by_epsilon(scores: Sequence[Score], measure: str, methods: Sequence[str]) -> list[Curve]:
-    """One curve for each of these methods."""
-    noisy = [(score.epsilon, score) for score in scores if score.epsilon is not None]
-    return [_curve([pair for pair in noisy if pair[1].method == method], measure, methods) for method in methods]
+def _curves(pairs: Sequence[tuple[float, Score]], measure: str, *, is_apart: bool = True) -> list[Curve]:
+    """Curves of a measure, or of a public number, from pairs of x and a score: a colour for each method.
 
-
-def _curves(pairs: Sequence[tuple[float, Score]], measure: str) -> list[Curve]:
-    """One curve for each (method, epsilon): a colour for a method, paler for larger epsilons, dashed without one."""
+    ``is_apart``: a curve for each epsilon of a method, paler for larger ones, dashed without one; else x is epsilon.
+    """
     methods = list(dict.fromkeys(score.method for _, score in pairs))
     found = []
     for method in methods:
-        kinds = {score.epsilon for _, score in pairs if score.method == method}
-        shades = sorted(epsilon for epsilon in kinds if epsilon is not None)
-        for epsilon in [*([None] if None in kinds else []), *shades]:
-            share = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
-            held = [(x, score) for x, score in pairs if (score.method, score.epsilon) == (method, epsilon)]
-            found.append(_curve(held, measure, methods, f"{method}, {tables.words_of(held[0][1], ())}", share))
+        color, marker = _look(method, methods)
+        own = sorted((pair for pair in pairs if pair[1].method == method), key=lambda pair: pair[0])
+        shades = sorted({score.epsilon for _, score in own if score.epsilon is not None}) if is_apart else []
+        for epsilon in [None, *shades]:
+            held = [(x, score) for x, score in own if not is_apart or score.epsilon == epsilon]
+            if held:
+                first = held[0][1]
+                paler = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
+                mixed = tuple((1 - paler) * int(color[i : i + 2], 16) / 255 + paler for i in (1, 3, 5))
+                is_measure = measure in first.values
+                spreads = [score.values[measure].deviation for _, score in held] if is_measure else []
+                points = [(x, score.mean(measure) if is_measure else score.facts[measure]) for x, score in held]
+                label, style = (
+                    f"{method}, {words_of(first)}" if is_apart else method,
+                    "--" if first.epsilon is None else "-",
+                )
+                found.append(Curve(points, label, mixed if paler else color, style, marker, spreads))
     return found
-
-
-def _curve(
-    pairs: Sequence[tuple[float, Score]], measure: str, methods: Sequence[str], label: str = "", paler: float = 0.0
-) -> Curve:
-    """A measure, or a public number, of the scores of one of the methods."""
-    held = sorted(pairs, key=lambda pair: pair[0])
-    first = held[0][1]
-    color, marker = _look(first.method, methods)
-    shade = tuple((1 - paler) * int(color[i : i + 2], 16) / 255 + paler for i in (1, 3, 5)) if paler else color
-    spreads = [score.values[measure].deviation for _, score in held if measure in score.values]
-    points = [(x, score.mean(measure) if measure in score.values else score.facts[measure]) for x, score in held]
-    return Curve(points, label or first.method, shade, "--" if first.epsilon is None else "-", marker, spreads)
 
 
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
     """Colour and marker: the same for a known method in every picture."""
     place = [*_METHODS, *(each for each in methods if each not in _METHODS)].index(method) % len(COLORS)
     return COLORS[place], _MARKERS[place]
+
+
+# -- tables and sentences ----------------------------------------------------------------------------------------------
+
+
+def main_measure(scores: Sequence[Score]) -> str:
+    """Accuracy, or ROUGE-L."""
+    return "accuracy" if "accuracy" in scores[0].values else "rougeL"
+
+
+def words_of(score: Score) -> str:
+    """A score's epsilon in words. Without one, only a prompt that holds no private example is public."""
+    if score.epsilon is not None:
+        return f"epsilon {score.epsilon:g}"
+    return "public" if score.method.startswith(("zero-shot", "public ")) else "not private"
+
+
+def ordered(scores: Sequence[Score]) -> list[Score]:
+    """Methods that are never private first; then each other method, first without noise, then by epsilon."""
+    private = {score.method for score in scores if score.epsilon is not None}
+    first = list(dict.fromkeys(score.method for score in scores))
+    return sorted(
+        scores, key=lambda s: (s.method in private, first.index(s.method), -1.0 if s.epsilon is None else s.epsilon)
+    )
+
+
+def findings(main: Sequence[Score], measure: str) -> list[str]:
+    """The best private method at the least epsilon, then everything that speaks against it: sentences.
+
+    That is: methods to which examples bring nothing, or nothing certain, or less than the noise takes.
+    """
+    known = {(s.method, s.epsilon): s for s in main}
+    private = [(s.epsilon, s) for s in main if s.epsilon is not None]
+    least = min(epsilon for epsilon, _ in private)
+    best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
+    zeros = [known[name, None] for name in ("zero-shot", "zero-shot calibrated") if (name, None) in known]
+    zero = max(zeros, key=lambda s: s.mean(measure), default=None)
+    level, apart = best.mean(measure), []
+    for other in (known.get((best.method, None)), zero):
+        if other:
+            words = other.method if other is zero else "its aggregate without noise"
+            points = level - other.mean(measure)
+            side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
+            apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
+    compared = f", {' and '.join(apart)}" if apart else ""
+    first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} {level:.1f}"
+    said = [f"{first}{compared}."]
+    if zero is None:
+        return said
+    floor = zero.mean(measure)
+    plain = [known[m, None] for m in dict.fromkeys(s.method for _, s in private) if (m, None) in known]
+    failed = [s for s in plain if s.mean(measure) <= floor]
+    gains = [s for s in plain if s not in failed]
+    if failed:
+        prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and s.mean(measure) > floor]
+        place = "Here" if not gains else f"With {_list([s.method for s in failed])},"
+        means = _list([f"{s.method} has {s.mean(measure):.1f}" for s in failed])
+        more = "".join(f", though one {s.method} prompt has {s.mean(measure):.1f}" for s in prompts[:1])
+        said.append(
+            f"{place} {'the ensemble' if prompts else 'the model'} learns nothing from the examples: without noise "
+            f"{means}, {zero.method} {floor:.1f}{more}."
+        )
+    unsure, lost = [], []
+    for score in gains:
+        gain, error = score.mean(measure) - floor, math.hypot(score.values[measure].error, zero.values[measure].error)
+        unsure += [f"{score.method} {gain:.1f} ({error:.1f})"] if gain < 2 * error else []
+        epsilons = [f"{e:g}" for e, s in private if s.method == score.method and s.mean(measure) <= floor]
+        lost += [f"{score.method} at epsilon {_list(epsilons)}"] if epsilons else []
+    if unsure:
+        said.append(
+            f"By how many points the examples help without noise may be chance: {_list(unsure)}; in brackets the "
+            f"standard error over queries, were the two methods independent."
+        )
+    if lost:
+        said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(lost)}.")
+    return said
+
+
+def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> str:
+    """A row for each method and epsilon. The numbers in `said`, which stand elsewhere, are not repeated."""
+    known, measures = {(s.method, s.epsilon): s for s in main}, [name for name in MEASURES if name in main[0].values]
+    rows = []
+    for score in main:
+        base = known.get((score.method, None)) if score.epsilon is not None else None
+        points = f"{score.mean(measure) - base.mean(measure):+.1f}" if base else ""
+        facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
+        cells = [words_of(score).removeprefix("epsilon "), *(_cell(score.values[name]) for name in measures)]
+        flipped = f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else ""
+        numbers = ", ".join(f"{name} {number(value)}" for name, value in facts.items())
+        rows.append([score.method, *cells, points, flipped, numbers])
+    head = ["method", "epsilon", *(MEASURES[name] for name in measures)]
+    head += ["against no noise", "changed by noise", "public numbers"]
+    errors = [s.values[measure].error for s in main]
+    note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
+    if known := [error for error in errors if math.isfinite(error)]:
+        note += f" The standard error of {MEASURES[measure]} over queries is at most {max(known):.1f}."
+    return f"{_table(head, rows)}\n\n{note}"
+
+
+def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
+    """An ablation: a row for each varied value, a column for each method and epsilon."""
+    held = ordered([score for score in scores if score.study == study])
+    kinds = {(score.method, score.epsilon): f"{score.method}, {words_of(score)}" for score in held}
+    cells = {(s.method, s.epsilon, s.facts[study]): _cell(s.values[measure]) for s in held}
+    varied = sorted({score.facts[study] for score in held})
+    rows = [[number(value), *(cells.get((*kind, value), "") for kind in kinds)] for value in varied]
+    words = study.replace("_", " ")
+    return f"## {MEASURES[measure]} against {words}\n\n{_table([words, *kinds.values()], rows)}"
+
+
+def papers_table(task: Task, main: Sequence[Score]) -> str:
+    """The loss against answers that are not private, theirs and ours, if both are known at the same epsilon."""
+    rows: list[list[str]] = []
+    sources: dict[str, None] = {}
+    known, measure_of = {(s.method, s.epsilon): s for s in main}, {word: name for name, word in MEASURES.items()}
+    few_shot = next((s for s in main if re.fullmatch(r"\d+-shot", s.method)), None)
+    plain = {(f.source, f.metric, f.method): f.value for f in task.paper if f.epsilon is None}
+    for figure in (figure for figure in task.paper if figure.epsilon is not None):
+        word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
+        is_loss, measure, method = word != figure.metric, measure_of[word], _PAPERS_NAMES[figure.method]
+        ours, base = known.get((method, figure.epsilon)), few_shot if is_loss else known.get((method, None))
+        theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
+        if not ours or not base or (theirs is None and not is_loss):
+            continue
+        loss = f"{figure.value:+.1f}" if is_loss else f"{figure.value - (theirs or 0.0):+.1f} ({figure.value:.1f})"
+        against = f"{base.method} prompt" if is_loss else "no noise"
+        mine = f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})"
+        rows.append([f"{figure.method} ({method})", f"{figure.epsilon:g}", word, against, loss, mine])
+        sources[f"- {figure.method}: {figure.model}. {figure.source}."] = None
+    if not rows:
+        return "No method here ran at an epsilon for which a paper's loss is known." if task.paper else ""
+    head = ["method", "epsilon", "measure", "against", "paper: points apart (level)", "here: points apart (level)"]
+    parts = ["Beside the papers, whose models are others: compare the points lost, not the level.", _table(head, rows)]
+    return "\n\n".join([*parts, "\n".join(sources)])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Without the empty columns."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[head[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _cell(value: Value) -> str:
+    return f"{value.mean:.1f} ± {value.deviation:.1f}" if math.isfinite(value.deviation) else f"{value.mean:.1f}"
+
+
+def _list(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def number(value: Any) -> str:
+    """A number to three digits or whole, a list of them, or a text."""
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.3g}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:g}"
+    return ", ".join(map(number, value)) if isinstance(value, (list, tuple)) else str(value)

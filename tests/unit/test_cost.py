@@ -1,4 +1,4 @@
-"""The cost in `evaluation.plan`: tokens and price by hand and by counting samples; the plan's noise at each rate."""
+"""The cost in `evaluation.evaluate`: tokens and price by hand and by counting samples; the plan's noise at each rate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.plan import CostPoint, EvaluationPlan, cost_curve, tokens_of
+from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve, tokens_of
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Row
 from langchain_dpicl.evaluation.tasks import TASKS
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 

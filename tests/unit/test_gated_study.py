@@ -20,8 +20,7 @@ from gated_stream import Question
 from gated_votes import Leanings, Reading, Table
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.passes import PassFile
+from langchain_dpicl.evaluation.passes import PassFile, Row
 from langchain_dpicl.evaluation.report import write_index
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import LineRequest

@@ -1,4 +1,4 @@
-"""`evaluation.labels`, `plan`, `scores`: what a label pass keeps, and what votes make of it."""
+"""Label studies in `evaluation.studies`, and passes: what a label pass keeps, and what votes make of it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from scipy.stats import binom, chi2
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import labels as labels_module
-from langchain_dpicl.evaluation.labels import LabelStudy, Scores, chain_reader, read_labels
-from langchain_dpicl.evaluation.passes import Pairs, PassFile
-from langchain_dpicl.evaluation.plan import EvaluationPlan, Sampler
-from langchain_dpicl.evaluation.scores import Score, Value
-from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
+from langchain_dpicl.evaluation import studies as studies_module
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Pairs, PassFile, Sampler
+from langchain_dpicl.evaluation.studies import LabelStudy, Scores, chain_reader, read_labels
+from langchain_dpicl.evaluation.tasks import ClassificationTask, Score, Shape, Value
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import LineRequest
@@ -278,7 +276,7 @@ class Recording(NoisyVote):
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> type[Recording]:
     kind = type("Kind", (Recording,), {"given": []})
-    monkeypatch.setattr(labels_module, "NoisyVote", kind)
+    monkeypatch.setattr(studies_module, "NoisyVote", kind)
     return kind
 
 
@@ -305,7 +303,7 @@ def no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_plan")
 def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 votes against 1 at sigma 2; 4000 draws against the exact law; false alarm below 1e-8."""
-    monkeypatch.setattr(labels_module, "SecureRandomness", lambda: seeded(5))
+    monkeypatch.setattr(studies_module, "SecureRandomness", lambda: seeded(5))
     labels = ("Red", "Blue")
     said = said_of([[0, 0, 0, 1]], labels=2)[None]
     _, score = LabelStudy(labels, [0], said, said[:, :0], replace(PLAN, epsilons=(1.0,)), draws=4000).votes(

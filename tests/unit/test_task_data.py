@@ -1,4 +1,4 @@
-"""`evaluation.data`: rows from files, folders and the hub; and what is said of data that do not fit."""
+"""Rows in `evaluation.passes`: from files, folders and the hub; and what is said of data that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.evaluation.data import Row, load_rows
+from langchain_dpicl.evaluation.passes import Row, load_rows
 from langchain_dpicl.evaluation.tasks import TASKS, HubSource
 
 SECRET = "CANARY-mrs-alder"

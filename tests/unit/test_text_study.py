@@ -1,4 +1,4 @@
-"""`evaluation.texts`: what members wrote is kept, and private texts are the product's releases."""
+"""Text studies in `evaluation.studies`: what members wrote is kept, and private texts are the product's releases."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from langchain_dpicl.aggregators import EmbeddingMean, ReleasedKeywords
 from langchain_dpicl.errors import ModelUnavailable
-from langchain_dpicl.evaluation import plan as plan_module
-from langchain_dpicl.evaluation.data import Row
-from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.plan import EvaluationPlan
-from langchain_dpicl.evaluation.scores import Score, text_values
-from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
-from langchain_dpicl.evaluation.texts import Author, TextStudy
+from langchain_dpicl.evaluation import passes as passes_module
+from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, Row, key_of
+from langchain_dpicl.evaluation.studies import Author, TextStudy
+from langchain_dpicl.evaluation.tasks import GenerationTask, Score, Shape, text_values
 from langchain_dpicl.privacy.mechanisms import LineRequest, default_delta0
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
@@ -61,7 +58,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> Solved:
         asked[line.mechanism, line.rate] = (epsilon, delta, line)
         return SimpleNamespace(lines={name: SimpleNamespace(parameter=asked.parameter)})
 
-    monkeypatch.setattr(plan_module.PrivacyPlan, "solve", solve)
+    monkeypatch.setattr(passes_module.PrivacyPlan, "solve", solve)
     return asked
 
 
