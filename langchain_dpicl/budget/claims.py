@@ -171,7 +171,10 @@ _INSERT = "INSERT INTO dpicl_charges (counter_id, number, charged, units)"
 _WRITE = f"{_INSERT} VALUES (:counter_id, :number, :charged, :units)"
 _BOTH = f"""WITH advanced AS ({_ADVANCE}), written AS ({_INSERT} SELECT id, spent, :charged, :count FROM advanced)
     SELECT id, spent, returned FROM advanced"""
-_POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH)}
+_RECORD = """UPDATE dpicl_charges SET receipt = :receipt, outcome = :outcome, answer = :answer, units = :units
+    WHERE counter_id = :counter_id AND number = :number AND units = :charged
+    AND (:unused = 0 OR (outcome IS NULL AND receipt IS NULL))"""
+_POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH, _RECORD)}
 _AT: list[sa.BindParameter[Any]] = [sa.bindparam(name) for name in Account._fields]
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == _AT[0]).with_for_update()
 _OTHERS = sa.select(counters.c.line, in_use).where(
@@ -259,6 +262,12 @@ def take_claims(connection: Connection, entries: Sequence[Charge], known: Mappin
             raise TryAgain
     if fresh:
         insert(connection, queries, fresh)
+
+
+def record(connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> bool:
+    """Write these values of a charge; with ``unused`` units only if nobody has answered it or given it up."""
+    row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
+    return bool(_direct(connection, _RECORD, {**values, **row}).rowcount == 1)
 
 
 def read_filter(connection: Connection, plan_id: int, *, to_write: bool = True) -> str:

@@ -177,14 +177,11 @@ class Ledger(StoredLedger):
 
     @transaction("note")
     def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
-        update = sa.update(charges).where(_row(charge), charges.c.units == charge.units).values(**values)
-        if unused:
-            update = update.where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
-        if connection.execute(update).rowcount == 1:
-            counter = sa.update(counters).where(counters.c.id == charge.counter_id)
-            counter = counter.values(returned=counters.c.returned + unused)
-            if unused and connection.execute(counter).rowcount != 1:
-                raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
+        if claims.record(connection, charge, values, unused):
+            if unused:
+                counter = sa.update(counters).where(counters.c.id == charge.counter_id)
+                if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
+                    raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
             return unused
         query = sa.select(*(charges.c[name] for name in values)).where(_row(charge))
         found = connection.execute(query).one_or_none()

@@ -175,7 +175,8 @@ class _Round:
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended
-        self.ended: SimpleQueue[int] = SimpleQueue()  # calls in threads
+        self.ended: set[int] = set()  # calls in threads
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rings after each of them
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> list[object | Abstention]:
@@ -224,7 +225,8 @@ class _Round:
             try:
                 clean_context().copy().run(immediate, self._call(i, call))
             finally:
-                self.ended.put(i)
+                self.ended.add(i)
+                self.bell.put(None)
 
         if self.in_loop:
             self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
@@ -234,11 +236,12 @@ class _Round:
         return True
 
     async def _wait(self, seconds: float | None) -> list[int]:
-        """Wait until a call has ended, but no longer than this. Returns calls that have."""
+        """Wait until a call has ended, but no longer than this. Returns all that have."""
         if not self.in_loop:
-            with contextlib.suppress(Empty):
-                return [self.ended.get(timeout=seconds)]
-            return []
+            if self.ended.isdisjoint(self.under_way):  # an interrupt may have come after the bell
+                with contextlib.suppress(Empty):
+                    self.bell.get(timeout=seconds)
+            return [i for i in self.under_way if i in self.ended]
         tasks = {self.tasks[i]: i for i in self.under_way}
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
