@@ -327,10 +327,9 @@ def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> 
         rows.append([score.method, *cells, points, flipped, numbers])
     head = ["method", "epsilon", *(MEASURES[name] for name in measures)]
     head += ["against no noise", "changed by noise", "public numbers"]
-    errors = [s.values[measure].error for s in main]
     note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
-    if known := [error for error in errors if math.isfinite(error)]:
-        note += f" The standard error of {MEASURES[measure]} over queries is at most {max(known):.1f}."
+    if errors := [s.values[measure].error for s in main if math.isfinite(s.values[measure].error)]:
+        note += f" The standard error of {MEASURES[measure]} over queries is at most {max(errors):.1f}."
     return f"{_table(head, rows)}\n\n{note}"
 
 
