@@ -8,15 +8,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from langchain_dpicl.budget.base import BaseBudget, Fingerprint, different
-from langchain_dpicl.budget.filtered import FilteredBudget
-from langchain_dpicl.budget.ledger import Where
+from langchain_dpicl.budget.base import BaseBudget, FilteredBudget, Fingerprint, different
 from langchain_dpicl.budget.line import BudgetLine
+from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.policy import LineState, OnExhausted, Policy, Preview, Replay, Scope, SoftLimit
-from langchain_dpicl.budget.renewal import StoredPlan
-from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
 from langchain_dpicl.budget.stored import StoredLedger
+from langchain_dpicl.budget.terms import LineState, OnExhausted, Policy, Preview, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.tickets import TicketUsage
 from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanIncomplete, PlanMismatch
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, checks, default_delta0

@@ -2,40 +2,110 @@
 
 A charge is one transaction: a guarded ``UPDATE`` of one counter, which cannot pass its limit, and an ``INSERT`` for
 each release. Its cost does not grow with what was spent, and it is durable before it returns. Clocks are written down
-for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL, and
-`claims` for the statements of a charge. A ledger that is kept has a witness, without whose permits nothing is charged:
-see `witness`.
+for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL. A
+ledger that is kept has a witness, without whose permits nothing is charged: see `witness`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import json
+import re
 import secrets
-import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget import claims, opening
-from langchain_dpicl.budget.claims import Account, Charge, ChargeRequest, Claim, DoesNotFit, Pending
-from langchain_dpicl.budget.database import TryAgain, transaction
-from langchain_dpicl.budget.schema import ADVICE, charges, counters, open_schema, plans
+from langchain_dpicl.budget import opening, schema
+from langchain_dpicl.budget.database import TryAgain, insert, transaction
+from langchain_dpicl.budget.opening import Left, Permits, Where
+from langchain_dpicl.budget.schema import (
+    ADVICE,
+    Account,
+    Charge,
+    Claim,
+    Permit,
+    charges,
+    counters,
+    open_schema,
+    plans,
+    queries,
+    utc_now,
+)
 from langchain_dpicl.budget.stored import Counter, StoredLedger
-from langchain_dpicl.budget.witness import Behind, CounterKey, Mark, Witness, rolled_back
+from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
-
-Where = str | os.PathLike[str] | None
-"""Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
+from langchain_dpicl.privacy import PlanLine, RenyiFilter
 
 UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""
 
+
 GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Nothing was charged: other callers have charged these queries and not answered them yet."""
+
+    claims: Mapping[str, Claim]
+
+
+class DoesNotFit(Exception):
+    """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
+
+
+class ChargeRule:
+    """The cost of a charge beside its counter: a filter's divergence, or the tickets of owners."""
+
+    def spend(
+        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+    ) -> tuple[list[Charge], str, str]:
+        """Spend it in the charge's transaction; ``places`` are the charges' places in the request.
+
+        Returns the completed charges, and for the witness the ledger's state before and after: that of the counter if
+        owners pay, otherwise that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a
+        rollback, so keep nothing of it.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ChargeRequest:
+    """A line's request to its ledger: charge all of it durably, or nothing.
+
+    Parameters
+    ----------
+    queries
+        One entry for each release: the query's keyed hash, or None if the release is never replayed. Equal queries
+        share one charge. An answered query comes back as its `Claim`, uncharged.
+    units
+        The units of each new charge.
+    replay
+        False: charge every entry, and leave claims alone.
+    others
+        Each charge names the units that the plan's other lines have spent. The charges of a plan then wait for each
+        other, so no two of them miss one another.
+    rule
+        The cost beside the counter.
+    """
+
+    account: Account
+    queries: Sequence[str | None]
+    units: int = 1
+    replay: bool = True
+    others: bool = False
+    rule: ChargeRule | None = None
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
+        return [place if query is None or not self.replay else query for place, query in enumerate(self.queries)]
 
 
 class Ledger(StoredLedger):
@@ -112,7 +182,7 @@ class Ledger(StoredLedger):
         self, connection: Connection, request: ChargeRequest, overdue: Mapping[str, int], undo: contextlib.ExitStack
     ) -> list[Charge | Claim] | Pending:
         account, rule, keys = request.account, request.rule, request.keys
-        known = claims.claims_of(connection, account, [key for key in dict.fromkeys(keys) if isinstance(key, str)])
+        known = schema.claims_of(connection, account, [key for key in dict.fromkeys(keys) if isinstance(key, str)])
         pending = {q: claim for q, claim in known.items() if claim.pending and overdue.get(q) != claim.number}
         if pending:
             return Pending(pending)
@@ -123,10 +193,10 @@ class Ledger(StoredLedger):
                 new.setdefault(key, place)
         if not new:
             return [known[str(key)] for key in keys]
-        made = claims.spend(connection, request, [request.queries[place] for place in new.values()])
+        made = spend(connection, request, [request.queries[place] for place in new.values()])
         paid = None if rule is None else rule.spend(connection, made, list(new.values()))
         owned = dict(zip(new, made if paid is None else paid[0], strict=True))
-        claims.take_claims(connection, [charge for key, charge in owned.items() if isinstance(key, str)], known)
+        take_claims(connection, [charge for key, charge in owned.items() if isinstance(key, str)], known)
         entries: list[Charge | Claim] = [owned[key] if key in owned else known[str(key)] for key in keys]
         before, after = made[0].number - request.units, made[-1].number
         counter, permits = self._charged.get(account) or self._counter(connection, account), self._permits
@@ -177,7 +247,8 @@ class Ledger(StoredLedger):
 
     @transaction("note")
     def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
-        if claims.record(connection, charge, values, unused):
+        row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
+        if _direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
                 counter = sa.update(counters).where(counters.c.id == charge.counter_id)
                 if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
@@ -201,109 +272,114 @@ def _row(charge: Charge) -> sa.ColumnElement[bool]:
     return sa.and_(charges.c.counter_id == charge.counter_id, charges.c.number == charge.number)
 
 
-class Left(Exception):
-    """The ledger was closed while this charge was under way: roll back, join again, and try again."""
+# The statements of every charge. The driver itself runs them (`_direct`): SQLAlchemy's own work on each would take
+# longer than a fast disk's commit. The others are built once: building them anew would take as long as running them.
+
+_ADVANCE = """UPDATE dpicl_counters SET spent = spent + :count
+    WHERE plan_id = :plan_id AND line = :line AND principal = :principal AND spent - returned + :count <= allowed
+    RETURNING id, spent, returned"""
+_INSERT = "INSERT INTO dpicl_charges (counter_id, number, charged, units)"
+_WRITE = f"{_INSERT} VALUES (:counter_id, :number, :charged, :units)"
+_BOTH = f"""WITH advanced AS ({_ADVANCE}), written AS ({_INSERT} SELECT id, spent, :charged, :count FROM advanced)
+    SELECT id, spent, returned FROM advanced"""
+_RECORD = """UPDATE dpicl_charges SET receipt = :receipt, outcome = :outcome, answer = :answer, units = :units
+    WHERE counter_id = :counter_id AND number = :number AND units = :charged
+    AND (:unused = 0 OR (outcome IS NULL AND receipt IS NULL))"""
+_POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH, _RECORD)}
 
 
-class Permits:
-    """What one process may charge: permits that its ledger's witness has granted, and the grants of single charges.
+_QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with_for_update()
 
-    `witness` says what they are for, and proves it. The process has permits in memory alone, and gives back the unused
-    ones when it ends.
-    """
 
-    def __init__(self, witness: Witness, counters: Mapping[Any, Counter]) -> None:
-        self.witness = witness
-        self._counters = counters
-        self._start()
+def _direct(connection: Connection, statement: str, values: Mapping[str, object]) -> Any:
+    """Run a statement by the driver itself, whose errors `Database.run` handles too."""
+    driver: Any = connection.connection.driver_connection
+    return driver.execute(statement if connection.dialect.name == "sqlite" else _POSTGRESQL[statement], values)
 
-    def _start(self) -> None:
-        self.joined = False
-        self._joining = threading.Lock()
-        self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
-        self._at_exit: Any = None
 
-    def join(self, check: Callable[[bool], None]) -> None:
-        """Join the processes that have the ledger open. ``check(alone)`` refuses one that was lost or rolled back."""
-        if self.joined:
-            return
-        from multiprocessing.util import Finalize
+def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
+    """Advance the counter by the request's units for each name, and write a row for each. Raises `DoesNotFit`."""
+    account, units, now = request.account, request.units, utc_now()
+    count = len(names) * units
+    if request.others:
+        connection.execute(_QUEUE, {"plan_id": account.plan_id})
+    values = {**account._asdict(), "count": count, "charged": now}
+    at_once = len(names) == 1 and connection.dialect.name == "postgresql"
+    statement = _BOTH if at_once else _ADVANCE  # both statements in one message to the server
+    row = _direct(connection, statement, values).fetchone()
+    if row is None and account.principal and _add_principal(connection, account, count):
+        row = _direct(connection, statement, values).fetchone()
+    if row is None:
+        raise DoesNotFit
+    counter, spent, returned = row
+    numbers = range(spent - count + units, spent + 1, units)
+    rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
+    if len(rows) > 1:
+        connection.execute(sa.insert(charges), rows)
+    elif not at_once:
+        _direct(connection, _WRITE, rows[0])
+    common: dict[str, Any] = {"time": now, "others": schema.spent_beside(connection, account) if request.others else {}}
+    common |= {**account._asdict(), "counter_id": counter, "units": units, "returned": returned}
+    pairs = zip(numbers, names, strict=True)
+    return [Charge(number=number, query=name, permit=Permit(units), **common) for number, name in pairs]
 
-        with self._joining:
-            if self.joined:
-                return
-            try:
-                alone = self.witness.enter()
-                check(alone)
-                if alone:
-                    self.witness.share()
-            except BaseException:
-                self.witness.close()
-                raise
-            self.joined = True
-            # A child of `multiprocessing` ends without Python's own exit, and forgets what its parent has registered.
-            self._at_exit = Finalize(None, self.leave, exitpriority=0)
 
-    @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
-        """Keep `leave` waiting. Raises `Left` if it was called: a process that has left is granted nothing."""
-        with self._mutex:
-            if not self.joined:
-                raise Left
-            yield
+def _add_principal(connection: Connection, account: Account, count: int) -> bool:
+    """Make a principal's first counter, unless it is there; False if so many units do not fit."""
+    of_line = sa.select(counters).where(Account(account.plan_id, account.line).counter)
+    line = connection.execute(of_line).one_or_none()  # it has spent nothing, unless all of the plan counts as spent
+    if line is None or line.spent + count > line.allowed:
+        return False
+    if connection.scalar(sa.select(counters.c.id).where(account.counter)) is None:
+        new = {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost}
+        insert(connection, counters, new)
+    return True
 
-    def take(self, counter: Counter, units: int, spent: int, in_use: int) -> bool:
-        """Use up permits; False if the witness has no more. It grants at most as many ahead as were charged before."""
-        with self._here():
-            if counter.hand >= units:
-                counter.hand -= units
-            else:
-                need, most = units - counter.hand, counter.charged
-                extra = self.witness.grant(counter.key, need, counter.ahead, spent, in_use, counter.allowed, most)
-                if extra is None:
-                    return False
-                counter.hand = counter.ahead = extra
-            counter.charged += units
-            return True
 
-    def put_back(self, counter: Counter, units: int) -> None:
-        """Return permits that were not used. A surplus over those granted ahead goes back to the witness."""
-        with self._mutex:
-            surplus = counter.hand + units - counter.ahead
-            counter.hand = min(counter.hand + units, counter.ahead)
-            if surplus > 0:
-                with contextlib.suppress(LedgerError):  # they then stay reserved
-                    self.witness.give_back(counter.key, surplus)
+def take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
+    """Point each query at its new charge; `TryAgain` if another worker was faster."""
+    fresh = []
+    for entry in entries:
+        before = known.get(str(entry.query))
+        if before is None:
+            fresh.append({"counter_id": entry.counter_id, "query": entry.query, "number": entry.number})
+            continue
+        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == entry.query)
+        taken = sa.update(queries).where(row, queries.c.number == before.number)
+        if connection.execute(taken.values(number=entry.number)).rowcount != 1:
+            raise TryAgain
+    if fresh:
+        insert(connection, queries, fresh)
 
-    def swap(
-        self, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
-    ) -> tuple[Mark, Mark]:
-        """`Witness.swap`, while this process is there."""
-        with self._here():
-            return self.witness.swap(key, before, after, counts)
 
-    def withdraw(self, old: Mark, new: Mark) -> None:
-        """The charge of this grant was rolled back for certain."""
-        with contextlib.suppress(LedgerError):  # it then counts as spent
-            self.witness.withdraw(old, new)
+def filter_of(content: str, state: str | None = None) -> RenyiFilter:
+    """The filter of a stored budget's content, in a state that the ledger holds (None: nothing is spent)."""
+    about = json.loads(content)
+    filter_ = RenyiFilter(about["epsilon"], about["delta"], tuple(about["orders"]), about["failures"])
+    if state is not None:
+        try:
+            filter_.restore(json.loads(state))
+        except (ValueError, KeyError, TypeError):
+            raise LedgerError(f"the ledger's filter cannot be read; {ADVICE}") from None
+    return filter_
 
-    def leave(self) -> None:
-        """Give back the unused permits, and be gone. The ledger may be used again: it is joined anew."""
-        with self._joining, self._mutex:
-            if not self.joined:
-                return
-            self.joined = False
-            self._at_exit.cancel()
-            self.witness.opened = False  # try everything once: what cannot be given back stays reserved
-            for counter in list(self._counters.values()):
-                if counter.charged:
-                    with contextlib.suppress(LedgerError):
-                        self.witness.give_back(counter.key, counter.hand, counter.ahead, counter.reached)
-                counter.hand = counter.ahead = 0
-            self.witness.close()
 
-    def after_fork(self) -> None:
-        """In a child: its parent's permits are the parent's."""
-        for counter in self._counters.values():
-            counter.hand = counter.ahead = counter.charged = 0
-        self._start()
+class FilterRule(ChargeRule):
+    """A charge advances the filter by its units, in the charge's transaction."""
+
+    def __init__(self, content: str, line: PlanLine) -> None:
+        self._content, self._line = content, line
+
+    def spend(
+        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+    ) -> tuple[list[Charge], str, str]:
+        """Advance the filter, and write its epsilon into each charge."""
+        line, plan_id = self._line, charges[0].plan_id
+        before = schema.read_filter(connection, plan_id)
+        filter_ = filter_of(self._content, before)
+        if not filter_.spend(line.line(line.parameter, sum(charge.units for charge in charges))):
+            raise DoesNotFit
+        after = json.dumps(filter_.state())
+        schema.write_filter(connection, plan_id, after)
+        epsilon, left = filter_.epsilon_spent, filter_.left(line.line(line.parameter))
+        return [replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after

@@ -10,14 +10,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, cast
 
-from langchain_dpicl.budget.claims import Account, Charge, ChargeRequest, ChargeRule, Claim, Pending, utc_now
-from langchain_dpicl.budget.filters import FilterRule, filter_of
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, FilterRule, Ledger, Pending, filter_of
 from langchain_dpicl.budget.owner_index import EligibleOwners
-from langchain_dpicl.budget.policy import Policy, Preview, SoftLimit
-from langchain_dpicl.budget.receipt import Receipt, Replayed, query_id, read_receipt, release_id
-from langchain_dpicl.budget.renewal import StoredPlan, assumption
-from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
+from langchain_dpicl.budget.terms import (
+    Policy,
+    Preview,
+    Receipt,
+    Replayed,
+    SoftLimit,
+    assumption,
+    query_id,
+    read_receipt,
+    release_id,
+)
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError

@@ -1,26 +1,41 @@
-"""Opening a ledger beside its witness: refuse one that was lost, and count as spent what it may lack."""
+"""Opening a ledger beside its witness: refuse one that was lost, count as spent what it may lack, hold permits."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.claims import Account, read_filter, utc_now, write_filter
 from langchain_dpicl.budget.database import Database, place_of
-from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, charges, counters, filters, plans, usage, usage_digest
-from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.usage import write_summary
+from langchain_dpicl.budget.schema import (
+    ADVICE,
+    UNLIMITED,
+    Account,
+    charges,
+    counters,
+    filters,
+    plans,
+    usage,
+    usage_digest,
+    utc_now,
+)
+from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
+Where = str | os.PathLike[str] | None
+"""Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
+
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
+
 
 Place = tuple[str, str, str]
 """Plan, line and principal of a counter; a filter's line is ""."""
@@ -94,7 +109,7 @@ def lose(connection: Connection, count: CounterRow, units: int) -> str:
     rows = (summary.chain, summary.row_count, summary.tickets)
     digest = usage_digest(*rows, row.spent, row.lost, summary.owners)
     values = {"spent": row.spent, "lost": row.lost, "before": summary.digest, "digest": digest}
-    write_summary(connection, row.id, False, values)
+    connection.execute(sa.update(usage).where(usage.c.counter_id == row.id).values(values))
     return digest
 
 
@@ -218,10 +233,10 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
         if count is None:
             raise rolled_back(key)
         if not key.line:
-            if read_filter(connection, count.plan_id) != mark.before or mark.before == mark.state:
+            if schema.read_filter(connection, count.plan_id) != mark.before or mark.before == mark.state:
                 return None
             state = f"{mark.state} "  # the same state in other bytes, so that its grant is not withdrawn any more
-            write_filter(connection, count.plan_id, state)
+            schema.write_filter(connection, count.plan_id, state)
             witness.settle(mark, state)
             return 0
         if count.spent < mark.low:
@@ -243,3 +258,111 @@ def place_of_ledger(ledger: Database) -> str:
         return "{}:{}".format(*(place_of(ledger.path) or (0, 0)))
     query = "SELECT oid FROM pg_database WHERE datname = current_database()"
     return str(ledger.run(lambda connection: connection.exec_driver_sql(query).scalar(), "read"))
+
+
+class Left(Exception):
+    """The ledger was closed while this charge was under way: roll back, join again, and try again."""
+
+
+class Permits:
+    """What one process may charge: permits that its ledger's witness has granted, and the grants of single charges.
+
+    `witness` says what they are for, and proves it. The process has permits in memory alone, and gives back the unused
+    ones when it ends.
+    """
+
+    def __init__(self, witness: Witness, counters: Mapping[Any, Counter]) -> None:
+        self.witness = witness
+        self._counters = counters
+        self._start()
+
+    def _start(self) -> None:
+        self.joined = False
+        self._joining = threading.Lock()
+        self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
+        self._at_exit: Any = None
+
+    def join(self, check: Callable[[bool], None]) -> None:
+        """Join the processes that have the ledger open. ``check(alone)`` refuses one that was lost or rolled back."""
+        if self.joined:
+            return
+        from multiprocessing.util import Finalize
+
+        with self._joining:
+            if self.joined:
+                return
+            try:
+                alone = self.witness.enter()
+                check(alone)
+                if alone:
+                    self.witness.share()
+            except BaseException:
+                self.witness.close()
+                raise
+            self.joined = True
+            # A child of `multiprocessing` ends without Python's own exit, and forgets what its parent has registered.
+            self._at_exit = Finalize(None, self.leave, exitpriority=0)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Keep `leave` waiting. Raises `Left` if it was called: a process that has left is granted nothing."""
+        with self._mutex:
+            if not self.joined:
+                raise Left
+            yield
+
+    def take(self, counter: Counter, units: int, spent: int, in_use: int) -> bool:
+        """Use up permits; False if the witness has no more. It grants at most as many ahead as were charged before."""
+        with self._here():
+            if counter.hand >= units:
+                counter.hand -= units
+            else:
+                need, most = units - counter.hand, counter.charged
+                extra = self.witness.grant(counter.key, need, counter.ahead, spent, in_use, counter.allowed, most)
+                if extra is None:
+                    return False
+                counter.hand = counter.ahead = extra
+            counter.charged += units
+            return True
+
+    def put_back(self, counter: Counter, units: int) -> None:
+        """Return permits that were not used. A surplus over those granted ahead goes back to the witness."""
+        with self._mutex:
+            surplus = counter.hand + units - counter.ahead
+            counter.hand = min(counter.hand + units, counter.ahead)
+            if surplus > 0:
+                with contextlib.suppress(LedgerError):  # they then stay reserved
+                    self.witness.give_back(counter.key, surplus)
+
+    def swap(
+        self, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
+    ) -> tuple[Mark, Mark]:
+        """`Witness.swap`, while this process is there."""
+        with self._here():
+            return self.witness.swap(key, before, after, counts)
+
+    def withdraw(self, old: Mark, new: Mark) -> None:
+        """The charge of this grant was rolled back for certain."""
+        with contextlib.suppress(LedgerError):  # it then counts as spent
+            self.witness.withdraw(old, new)
+
+    def leave(self) -> None:
+        """Give back the unused permits, and be gone. The ledger may be used again: it is joined anew."""
+        with self._joining, self._mutex:
+            if not self.joined:
+                return
+            self.joined = False
+            self._at_exit.cancel()
+            self.witness.opened = False  # try everything once: what cannot be given back stays reserved
+            for counter in list(self._counters.values()):
+                if counter.charged:
+                    with contextlib.suppress(LedgerError):
+                        self.witness.give_back(counter.key, counter.hand, counter.ahead, counter.reached)
+                counter.hand = counter.ahead = 0
+            self.witness.close()
+
+    def after_fork(self) -> None:
+        """In a child: its parent's permits are the parent's."""
+        for counter in self._counters.values():
+            counter.hand = counter.ahead = counter.charged = 0
+        self._start()

@@ -251,7 +251,7 @@ class OwnerIndex:
         connection.execute(sa.update(owner_index).where(self._here).values(changes=owner_index.c.changes + 1))
 
     def mend(self, connection: Connection) -> None:
-        """Empty an index that cannot be read: for `recovery`, which then takes away all tickets."""
+        """Empty an index that cannot be read: for `upkeep.recover`, which then takes away all tickets."""
         try:
             self.taken(connection)
         except LedgerError:

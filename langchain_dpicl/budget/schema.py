@@ -1,4 +1,4 @@
-"""The ledger's tables. A ledger of another version is refused.
+"""The ledger's tables, their rows, and what every charge reads of them. A ledger of another version is refused.
 
 - plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
 - counters: the allowance and what is spent, one row per line, and per line and principal in a ``per_principal`` plan
@@ -25,8 +25,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import secrets
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -212,3 +217,173 @@ def open_schema(connection: Connection, *, create: str | None) -> None:
     connection.execute(sa.insert(meta), [{"key": key, "value": value} for key, value in values.items()])
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+class Account(NamedTuple):
+    """Which counter: a plan's line and, in a ``per_principal`` plan, the principal ("" if all callers share one)."""
+
+    plan_id: int
+    line: str
+    principal: str = ""
+
+    @property
+    def counter(self) -> sa.ColumnElement[bool]:
+        """The condition for its row."""
+        columns = (counters.c.plan_id, counters.c.line, counters.c.principal)
+        return sa.and_(*(column == value for column, value in zip(columns, self, strict=True)))
+
+
+class Permit:
+    """The units of one charge. Its process gives back the unused ones, once. A child of a fork has a copy of it."""
+
+    __slots__ = ("process", "units")
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.process = os.getpid()
+
+    def unused(self, units: int) -> int:
+        """``units`` of them, the first time; 0 from then on."""
+        given, self.units = min(units, self.units), 0
+        return given
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A durable charge.
+
+    ``number``: 1-based on the line; for several units, the last number taken. ``others``: the units that the plan's
+    other lines had spent by then, read in the same transaction. ``query``: the query's keyed hash.
+    """
+
+    plan_id: int
+    line: str
+    number: int
+    time: str
+    others: Mapping[str, int] = field(default_factory=dict)
+    counter_id: int = 0
+    principal: str = ""
+    query: str | None = None
+    epsilon: float | None = None  # what a filtered budget had spent with this charge
+    left: int | None = None  # how many such releases a filtered budget then had room for
+    units: int = 1  # how many it counts for: one, or an answer's tokens
+    returned: int = 0  # how many of the line's tokens had been given back by then
+    permit: Permit | None = field(default=None, repr=False, compare=False)  # None if its process is gone
+    participants: Any = field(default=None, repr=False, compare=False)  # `tickets.Participants`, if owners pay. Private
+
+    @property
+    def all_counts(self) -> bool:
+        """Whether it gives nothing back: a process that is gone made it, or the parent of a fork."""
+        return self.permit is None or self.permit.process != os.getpid()
+
+    @property
+    def spent(self) -> int:
+        """The line's units in use with this charge and those before it."""
+        return self.number - self.returned
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The latest charge for a query: its number, and its answer and receipt once they are recorded."""
+
+    number: int
+    outcome: str | None
+    receipt: str | None
+    answer: str | None
+
+    @property
+    def pending(self) -> bool:
+        """Charged, and neither answered nor given up so far."""
+        return self.outcome is None and self.receipt is None
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan as the ledger holds it: one row of its table."""
+
+    id: int
+    name: str
+    content: str
+    digest: str
+    created: str
+    scope: str
+    fingerprint: str | None
+    generation: int
+    tickets: int = 0
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether its mechanisms and parameters are chosen after it is frozen."""
+        return bool(json.loads(self.content).get("format") == "filter-1")
+
+    @property
+    def marks(self) -> set[str]:
+        """The sketch of its owners; empty if it has none."""
+        return set(json.loads(self.fingerprint or "[]"))
+
+
+@dataclass(frozen=True)
+class Act:
+    """A fresh start: announced, and carried out when the plan of that name was frozen."""
+
+    id: int
+    name: str
+    reason: str
+    announced: str
+    generation: int | None
+    carried_out: str | None
+    before: str | None
+    after: str | None
+
+
+def utc_now() -> str:
+    """The time of the machine's clock, for the record; it decides nothing."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+# -- what every charge reads -------------------------------------------------------------------------------------------
+
+_CHUNK = 500
+# Statements of every charge, built once: building them anew would take as long as running them.
+_AT: list[sa.BindParameter[Any]] = [sa.bindparam(name) for name in Account._fields]
+_OTHERS = sa.select(counters.c.line, in_use).where(
+    counters.c.plan_id == _AT[0], counters.c.line != _AT[1], counters.c.principal == _AT[2]
+)
+_CLAIMS = (
+    sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
+    .join(counters, counters.c.id == queries.c.counter_id)
+    .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
+    .where(counters.c.plan_id == _AT[0], counters.c.line == _AT[1], counters.c.principal == _AT[2])
+    .where(queries.c.query.in_(sa.bindparam("wanted", expanding=True)))
+)
+
+
+def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
+    """The latest claims on these queries."""
+    answer: dict[str, Claim] = {}
+    for start in range(0, len(wanted), _CHUNK):
+        rows = connection.execute(_CLAIMS, {**account._asdict(), "wanted": wanted[start : start + _CHUNK]})
+        answer.update({name: Claim(*claim) for name, *claim in rows})
+    return answer
+
+
+def spent_beside(connection: Connection, account: Account) -> dict[str, int]:
+    """The units in use on the plan's other lines."""
+    return {line: spent for line, spent in connection.execute(_OTHERS, account._asdict()).all()}  # noqa: C416
+
+
+def read_filter(connection: Connection, plan_id: int, *, to_write: bool = True) -> str:
+    """The state of a plan's filter. ``to_write``: this transaction replaces it, and others wait."""
+    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)
+    state = connection.scalar(query.with_for_update() if to_write else query)
+    if state is None:
+        raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
+    return str(state)
+
+
+def write_filter(connection: Connection, plan_id: int, state: str) -> None:
+    """Replace a filter's state."""
+    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))

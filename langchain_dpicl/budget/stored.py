@@ -1,24 +1,44 @@
-"""What a ledger holds: plans, counts, receipts, fresh starts. Reading it needs no witness."""
+"""What a ledger holds: plans, counts, receipts, fresh starts. Reading it needs no witness.
+
+All plans of a ledger count as made on the same data. They share a generation until somebody announces, with a reason,
+that the data were replaced as a whole (`PrivacyBudget.start_afresh`): the plan that is then frozen under the announced
+name opens the next generation. The ledger checks this as far as it can: it keeps a sketch of each plan's owners
+(`ExemplarStore.fingerprint`), and refuses a fresh start on data that share an owner with an older plan.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.claims import Account, Charge, Claim, claims_of, read_filter, spent_beside, utc_now
 from langchain_dpicl.budget.database import Database, transaction
-from langchain_dpicl.budget.renewal import Act, StoredPlan, drop, enter_generation, sketches_with
-from langchain_dpicl.budget.schema import ADVICE, acts, charges, counters, filters, in_use, owner_index, plans, queries
+from langchain_dpicl.budget.schema import (
+    Account,
+    Act,
+    Charge,
+    Claim,
+    StoredPlan,
+    acts,
+    charges,
+    counters,
+    in_use,
+    plans,
+)
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
-from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.errors import LedgerError, PlanMismatch
+from langchain_dpicl.store.owners import SKETCH
+
+_RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 
 
 @dataclass(frozen=True)
@@ -46,9 +66,6 @@ class Counter:
     hand: int = 0  # permits in hand
     ahead: int = 0  # permits granted ahead
     charged: int = 0  # permits used up so far
-
-
-_RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 
 
 class StoredLedger(Database):
@@ -83,11 +100,9 @@ class StoredLedger(Database):
         """Every plan of the ledger, the oldest first."""
         return [StoredPlan(**row) for row in connection.execute(sa.select(plans).order_by(plans.c.id)).mappings()]
 
-    @transaction("read")
-    def find_plan(self, connection: Connection, name: str) -> StoredPlan | None:
+    def find_plan(self, name: str) -> StoredPlan | None:
         """The plan under this name, if one is stored."""
-        row = connection.execute(sa.select(plans).where(plans.c.name == name)).mappings().one_or_none()
-        return None if row is None else StoredPlan(**row)
+        return next((plan for plan in self.plans() if plan.name == name), None)
 
     def store_plan(
         self,
@@ -104,32 +119,30 @@ class StoredLedger(Database):
         """Freeze a plan under a name; if another worker was first, return that one's plan.
 
         It joins the generation of data that the ledger counts on, or opens a new one if a fresh start was announced
-        under this name (`renewal.enter_generation`; `PlanMismatch` if the data are not fresh).
+        under this name (`PlanMismatch` if the data are not fresh).
         """
 
-        def insert(connection: Connection) -> None:
+        def insert(connection: Connection) -> StoredPlan:
             version = sa.select(schema.meta).where(schema.meta.c.key == "schema_version")
             connection.execute(version.with_for_update())  # workers that freeze plans at once do it one after the other
-            if connection.scalar(sa.select(plans.c.id).where(plans.c.name == name)) is not None:
-                return
-            now = utc_now()
-            generation, text = enter_generation(connection, name, fingerprint, now)
-            values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
-            values |= {"scope": scope, "fingerprint": text, "generation": generation, "tickets": int(tickets)}
-            plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
-            for line, limit in allowed.items():
-                connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
-            if tickets:
-                connection.execute(sa.insert(owner_index).values(plan_id=plan_id, size=0))
-            if filter_state is not None:
-                connection.execute(sa.insert(filters).values(plan_id=plan_id, state=filter_state))
+            stored = sa.select(plans).where(plans.c.name == name)
+            if connection.execute(stored).one_or_none() is None:
+                now = schema.utc_now()
+                generation, text = _enter_generation(connection, name, fingerprint, now)
+                values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
+                values |= {"scope": scope, "fingerprint": text, "generation": generation, "tickets": int(tickets)}
+                plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
+                for line, limit in allowed.items():
+                    connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
+                if tickets:
+                    connection.execute(sa.insert(schema.owner_index).values(plan_id=plan_id, size=0))
+                if filter_state is not None:
+                    connection.execute(sa.insert(schema.filters).values(plan_id=plan_id, state=filter_state))
+            return StoredPlan(**connection.execute(stored).mappings().one())
 
-        self.run(insert)
+        plan = self.run(insert)
         self.write_through()
-        stored = self.find_plan(name)
-        if stored is None:
-            raise LedgerError("the plan could not be stored")
-        return stored
+        return plan
 
     @transaction()
     def add_line(self, connection: Connection, plan_id: int, line: str, allowed: int) -> None:
@@ -141,7 +154,7 @@ class StoredLedger(Database):
     @transaction()
     def announce(self, connection: Connection, name: str, reason: str) -> None:
         """Write down that the plan to come under this name is meant to start afresh, and why."""
-        connection.execute(sa.insert(acts).values(name=name, reason=reason, announced=utc_now()))
+        connection.execute(sa.insert(acts).values(name=name, reason=reason, announced=schema.utc_now()))
 
     @transaction("read")
     def acts(self, connection: Connection) -> list[Act]:
@@ -149,11 +162,26 @@ class StoredLedger(Database):
         return [Act(**row) for row in connection.execute(sa.select(acts).order_by(acts.c.id)).mappings()]
 
     def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
-        """Remove a forgotten owner's hashes (`renewal.drop`), also from SQLite's log if nobody reads."""
-        if not self.run(lambda connection: sketches_with(connection, gone), "read"):
+        """Remove a forgotten owner's hashes from every sketch, also from SQLite's log if nobody reads.
+
+        A plan whose sketch had one of them was made on this owner's store, so hashes of the owners ``left`` there take
+        their places: a later fresh start finds them as before.
+        """
+        if not self.run(lambda connection: _sketches_with(connection, gone), "read"):
             return
         others = left()
-        self.run(lambda connection: drop(connection, gone, others))
+
+        def drop(connection: Connection) -> None:
+            if self.is_sqlite:
+                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            for column, row_id, hashes in _sketches_with(connection, gone):
+                kept = sorted(hashes.difference(gone))
+                if column is plans.c.fingerprint:
+                    kept = heapq.nsmallest(SKETCH, {*kept, *others})
+                update = sa.update(column.table).where(column.table.c.id == row_id)
+                connection.execute(update.values({column: json.dumps(kept)}))
+
+        self.run(drop)
         self.write_through()
 
     # -- keys and names -----------------------------------------------------------------------------------------------
@@ -182,7 +210,7 @@ class StoredLedger(Database):
     @transaction("read")
     def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
         """The latest claims on these queries."""
-        return claims_of(connection, account, wanted)
+        return schema.claims_of(connection, account, wanted)
 
     @transaction("read")
     def claims_and_spent(
@@ -192,7 +220,7 @@ class StoredLedger(Database):
         of_line = sa.and_(counters.c.plan_id == account.plan_id, counters.c.line == account.line)
         whose = counters.c.principal.in_(["", account.principal])  # "": lost units count for every principal
         spent = connection.scalar(sa.select(sa.func.max(in_use)).where(of_line, whose))
-        return claims_of(connection, account, wanted), int(spent or 0)
+        return schema.claims_of(connection, account, wanted), int(spent or 0)
 
     @transaction("read")
     def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
@@ -200,16 +228,17 @@ class StoredLedger(Database):
 
         Its ``spent`` is all that is in use on the line now: at least as much as when it was made.
         """
+        named = schema.queries
         row = connection.execute(
             sa.select(charges, in_use.label("in_use"))
             .join(counters, counters.c.id == charges.c.counter_id)
-            .join(queries, sa.and_(queries.c.counter_id == counters.c.id, queries.c.number == charges.c.number))
-            .where(account.counter, queries.c.query == query)
+            .join(named, sa.and_(named.c.counter_id == counters.c.id, named.c.number == charges.c.number))
+            .where(account.counter, named.c.query == query)
             .where(charges.c.outcome.is_(None), charges.c.receipt.is_(None))
         ).one_or_none()
         if row is None:
             return None
-        number, beside = row.number, spent_beside(connection, account) if others else {}
+        number, beside = row.number, schema.spent_beside(connection, account) if others else {}
         about = {"number": number, "counter_id": row.counter_id, "units": row.units, "returned": number - row.in_use}
         return Charge(**account._asdict(), **about, time=row.charged, others=beside, query=query)
 
@@ -231,7 +260,7 @@ class StoredLedger(Database):
         """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
         found = self.most_spent(plan_id, "", principal)
         if not found:
-            raise LedgerError(f"the ledger has lost this plan; {ADVICE}")
+            raise LedgerError(f"the ledger has lost this plan; {schema.ADVICE}")
         return dict(sorted(found.items()))
 
     def most_spent(self, plan_id: int, *principals: str) -> dict[str, int]:
@@ -239,7 +268,8 @@ class StoredLedger(Database):
         found = self.by_principal(plan_id, *principals)
         return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
 
-    def by_principal(self, plan_id: int, *principals: str) -> dict[str, dict[str, int]]:
+    @transaction("read")
+    def by_principal(self, connection: Connection, plan_id: int, *principals: str) -> dict[str, dict[str, int]]:
         """What these principals, or all, have spent on each line ("" if all share one).
 
         `LedgerError` if a counter is lower than this process has seen it.
@@ -248,22 +278,12 @@ class StoredLedger(Database):
         query = query.where(counters.c.plan_id == plan_id).order_by(counters.c.id)
         if principals:
             query = query.where(counters.c.principal.in_(principals))
-        reached: dict[CounterKey, int] = {}
-        while True:
-            rows = self.run(lambda connection: connection.execute(query).all(), "read")
-            behind = [
-                (counter, spent)
-                for principal, line, spent, _ in rows
-                if (counter := self._charged.get(Account(plan_id, line, principal))) and spent < counter.reached
-            ]
-            for counter, spent in behind:
-                if spent < reached.get(counter.key, 0):  # it was reached before this reading
-                    raise rolled_back(counter.key, spent, counter.reached)
-            if not behind:
-                break
-            reached = {counter.key: counter.reached for counter, _ in behind}  # perhaps meanwhile: read again
+        reached = {account: counter.reached for account, counter in self._charged.copy().items()}  # before it reads
         answer: dict[str, dict[str, int]] = {}
-        for principal, line, _, counted in rows:
+        for principal, line, spent, counted in connection.execute(query).all():
+            account = Account(plan_id, line, principal)
+            if spent < reached.get(account, 0):
+                raise rolled_back(self._charged[account].key, spent, reached[account])
             answer.setdefault(principal, {})[line] = int(counted)
         return answer
 
@@ -305,4 +325,51 @@ class StoredLedger(Database):
     @transaction("read")
     def filter_state(self, connection: Connection, plan_id: int) -> str:
         """What a filtered budget has spent."""
-        return read_filter(connection, plan_id, to_write=False)
+        return schema.read_filter(connection, plan_id, to_write=False)
+
+
+def _enter_generation(
+    connection: Connection, name: str, fingerprint: Sequence[str] | None, now: str
+) -> tuple[int, str | None]:
+    """The generation of a plan that is being frozen, and its sketch as it is stored.
+
+    Carries out a fresh start that was announced under its name: `PlanMismatch` if there is no sketch, or if it shares
+    an owner with an older plan's.
+    """
+    text = None if fingerprint is None else json.dumps(list(fingerprint))
+    latest = connection.scalar(sa.select(sa.func.max(plans.c.generation))) or 1
+    is_ahead = sa.and_(acts.c.name == name, acts.c.generation.is_(None))
+    announced = connection.scalar(sa.select(sa.func.max(acts.c.id)).where(is_ahead))
+    if announced is None:
+        return latest, text
+    if fingerprint is None:
+        raise PlanMismatch(
+            f"the budget {name!r} was announced to start afresh, so the store's fingerprint is needed when its plan is "
+            "frozen: pass fingerprint=store.fingerprint; nothing was charged"
+        )
+    rows = connection.scalars(sa.select(plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
+    before = sorted({mark for row in rows for mark in json.loads(row)})
+    refuse_shared(name, before, fingerprint)
+    values = {"generation": latest + 1, "carried_out": now, "before": json.dumps(before), "after": text}
+    connection.execute(sa.update(acts).where(acts.c.id == announced).values(values))
+    return latest + 1, text
+
+
+def refuse_shared(name: str, before: Iterable[str], after: Iterable[str]) -> None:
+    """`PlanMismatch` if two sketches share an owner."""
+    if not set(before).isdisjoint(after):
+        raise PlanMismatch(
+            f"the budget {name!r} cannot start afresh: its store shares owners with the data of an older plan in this "
+            "ledger, so their losses add up; nothing was charged"
+        )
+
+
+def _sketches_with(connection: Connection, gone: Sequence[str]) -> list[tuple[sa.Column[str], int, set[str]]]:
+    """The sketches that have one of these hashes: each one's column, the id of its row, and its hashes."""
+    found = []
+    for column in (plans.c.fingerprint, acts.c.before, acts.c.after):
+        for row_id, text in connection.execute(sa.select(column.table.c.id, column).where(column.is_not(None))).all():
+            hashes = set(json.loads(text))
+            if hashes & set(gone):
+                found.append((column, row_id, hashes))
+    return found

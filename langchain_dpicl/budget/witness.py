@@ -30,14 +30,14 @@ are at most T together: it uses at most T tickets in all answers ever begun. A g
 was rolled back for certain and no other grant followed.                                                             QED
 
 BINDING. A copy may be a mixture: pages or rows, some old, some new. Each counter whose owners pay has one summary row
-(`usage`), with its ``spent`` and ``lost``, the chained hash of all its usage rows, the hash of their sums, and the hash
+(`Usage`), with its ``spent`` and ``lost``, the chained hash of all its usage rows, the hash of their sums, and the hash
 of the first s marks of the owner index, where s is how many its latest charge saw. A charge, in its transaction,
 refuses unless the counter, the usage rows, the sums and the marks are those that the summary was written with, and the
 witness has the summary's digest. The digest leaves out what summing and forgetting change, so the summary is that of
 the latest charge, or of a summing or forgetting after it; each of these goes with the rows, sums and marks of all
 charges. Positions from s on were never used on this counter, and no mark has two. What a process knows is compared in
 the same way. The check is against old bytes, wherever they are put, whole rows or parts of them (a summary is a few
-hundred bytes, within one page); an attacker who forges hashes can do more. `recovery.recover` takes a copy for one of
+hundred bytes, within one page); an attacker who forges hashes can do more. `upkeep.recover` takes a copy for one of
 its count only if it passes these checks without the witness, and takes away all tickets of a counter otherwise.
 
 PROOF OF 3. As 2, with the filter's state in place of the count: the witness keeps the state before and after the
@@ -54,7 +54,7 @@ all that is reserved counts as spent, in the ledger too, with a `PrivacyWarning`
 
 REFUSED (`LedgerError`), because the ledger was lost or rolled back: another identity than the witness knows; no ledger,
 if the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file than other
-processes have open; and a ledger without a witness, because all of it may be an old copy. `recovery.recover` helps: it
+processes have open; and a ledger without a witness, because all of it may be an old copy. `upkeep.recover` helps: it
 counts as spent whatever may be missing.
 
 NOT SEEN. A witness that is put back together with its ledger: the folder of both, restored as a whole, or the database

@@ -24,8 +24,8 @@ from langchain_dpicl.cli.options import add_json, add_ledger, add_witness, show
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from langchain_dpicl.budget.renewal import StoredPlan
-    from langchain_dpicl.budget.report import LedgerReport
+    from langchain_dpicl.budget.schema import StoredPlan
+    from langchain_dpicl.budget.upkeep import LedgerReport
     from langchain_dpicl.plots.budget import Spending
 
 Steps = list[tuple[datetime, float]]
@@ -68,7 +68,7 @@ def add_options(parser: Any) -> None:
 
 
 def _open(options: argparse.Namespace) -> closing[LedgerReport]:
-    from langchain_dpicl.budget.report import LedgerReport
+    from langchain_dpicl.budget.upkeep import LedgerReport
 
     return closing(LedgerReport(options.ledger))
 
@@ -217,7 +217,7 @@ def _receipt(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     """Write the rows as they are read: a ledger may hold millions."""
-    from langchain_dpicl.budget.report import FIELDS
+    from langchain_dpicl.budget.upkeep import FIELDS
 
     with _open(options) as report:
         rows = report.history(options.name)
@@ -273,7 +273,7 @@ def _tickets(options: argparse.Namespace) -> int:
 
 
 def _recover(options: argparse.Namespace) -> int:
-    from langchain_dpicl.budget.recovery import recover
+    from langchain_dpicl.budget.upkeep import recover
 
     found = recover(options.ledger, options.witness, keep_count=options.keep_count)
     how = " (the ledger is believed)" if options.keep_count else " (there was none: every plan counts as spent)"

@@ -30,7 +30,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Forget the owner. Returns 1 if a ledger could not be reached."""
-    from langchain_dpicl.budget.forgetting import forget, open_ledgers
+    from langchain_dpicl.budget.upkeep import forget, open_ledgers
 
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
     if not owner:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from langchain_core.runnables import Runnable
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from langchain_dpicl.budget.policy import Replay
+from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.models import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.serving.guards import Limits

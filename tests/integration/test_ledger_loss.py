@@ -23,10 +23,10 @@ from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBu
 from langchain_dpicl.budget import BudgetLine
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.recovery import recover
 from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
+from langchain_dpicl.budget.upkeep import recover
 
 PLAN = 20
 

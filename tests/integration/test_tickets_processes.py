@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget
-from langchain_dpicl.budget import usage
+from langchain_dpicl.budget import tickets
 
 spawn = multiprocessing.get_context("spawn")
 TICKETS, OWNERS, ROUNDS, THREADS = 5, 60, 12, 2
@@ -43,7 +43,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, numbers: list[int]) -> l
 
 def work(url: str, worker: int, barrier: Any, results: Any) -> None:
     """Threads that share a budget and a store; owners come at different times in every process, in another order."""
-    usage.SUM_AFTER = 7
+    tickets.SUM_AFTER = 7
     generator = np.random.default_rng(worker)
     names = [f"owner-{i}" for i in generator.permutation(OWNERS)]
     store, budget = store_of(names), opened(url)
@@ -118,8 +118,8 @@ def test_processes_and_threads_burn_every_ticket_once(any_url: str) -> None:
 
 CHARGER = """
 import sys
-from test_tickets_processes import OWNERS, charge, opened, store_of, usage
-usage.SUM_AFTER = 3
+from test_tickets_processes import OWNERS, charge, opened, store_of, tickets
+tickets.SUM_AFTER = 3
 names = [f"owner-{i}" for i in range(OWNERS)]
 store, budget, turn = store_of(names), opened(sys.argv[1]), int(sys.argv[2])
 while True:

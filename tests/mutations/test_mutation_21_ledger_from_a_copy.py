@@ -16,7 +16,8 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyWarning
 from langchain_dpicl.budget import opening, witness
-from langchain_dpicl.budget.ledger import Ledger, Permits
+from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.opening import Permits
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import UNLIMITED
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage

@@ -19,7 +19,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget import usage
+from langchain_dpicl.budget import tickets
 from langchain_dpicl.store.owners import MARK
 
 
@@ -287,7 +287,7 @@ def test_nothing_is_remembered_of_a_charge_that_was_rolled_back(
     own = budget(tickets=1)
     line = own.line("vote", 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(usage, "write_summary", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
+        patch.setattr(tickets, "write_summary", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
         with pytest.raises(LedgerError, match="full"):
             line.charge(owners=[line.ask(store, np.array([0, 1])), line.ask(store, np.array([2, 3]))], count=2)
     other = budget(tickets=1)

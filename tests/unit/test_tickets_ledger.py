@@ -16,7 +16,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import copy_ledger
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget
-from langchain_dpicl.budget import usage
+from langchain_dpicl.budget import tickets
 
 TICKETS = 3
 NAMES = [f"owner-{i}" for i in range(6)]
@@ -74,7 +74,7 @@ def copied(frozen: str, ledger_url: str, request: pytest.FixtureRequest) -> None
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "SUM_AFTER", 5)
+    monkeypatch.setattr(tickets, "SUM_AFTER", 5)
 
 
 # -- lost rows --------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def written(frozen: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     copy_ledger(f"{frozen}-{TICKETS}", folder / "ledger.db")
     store, url = store_with(NAMES), f"sqlite:///{folder}/ledger.db"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(usage, "SUM_AFTER", 5)
+        patch.setattr(tickets, "SUM_AFTER", 5)
         for i, owners in enumerate(([0], [1], [0, 2, 5], [3, 5], [2, 4], [0, 3], [1], [5])):
             budget = opened(url)
             charge(budget, store, *(f"owner-{i}" for i in owners))
@@ -185,7 +185,7 @@ def test_new_owners_are_refused_too_where_rows_are_lost(ledger_url: str, frozen:
 
 
 def elsewhere(url: str, owners: list[str], answers: Any) -> None:
-    usage.SUM_AFTER = 5  # as in the program that wrote the ledger
+    tickets.SUM_AFTER = 5  # as in the program that wrote the ledger
     budget = opened(url)
     answers.put((charge(budget, store_with(NAMES), *owners), budget.private_ticket_report()))
 
@@ -235,15 +235,15 @@ def test_a_folding_that_fails_loses_nothing(ledger_url: str, small: None, monkey
     store = store_with(NAMES)
     budget = opened(ledger_url)
     history(budget, store)
-    monkeypatch.setattr(usage, "SUM_AFTER", 2)
-    real = usage.Usage._sum
+    monkeypatch.setattr(tickets, "SUM_AFTER", 2)
+    real = tickets.Usage._sum
 
     def broken(self: Any, connection: Any) -> None:
         real(self, connection)
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(usage.Usage, "_sum", broken)
+        patch.setattr(tickets.Usage, "_sum", broken)
         with pytest.raises(LedgerError, match="full"):
             charge(budget, store, *NAMES)
     assert disk.run(ledger_url, "SELECT summed FROM dpicl_usage") == [(5,)]
@@ -259,14 +259,14 @@ def test_a_charge_that_fails_after_its_tickets_were_burnt_burns_none(
     store = store_with(NAMES)
     budget = opened(ledger_url)
     charge(budget, store, "owner-0")
-    real = usage.write_summary
+    real = tickets.write_summary
 
     def broken(*given: Any, **values: Any) -> None:
         real(*given, **values)
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(usage, "write_summary", broken)
+        patch.setattr(tickets, "write_summary", broken)
         with pytest.raises(LedgerError):
             charge(budget, store, *NAMES)
     assert budget.spent() == 1
@@ -289,7 +289,7 @@ class TicketMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.url = f"sqlite:///{self.folder.name}/ledger.db"
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(usage, "SUM_AFTER", 5)
+        self.patch.setattr(tickets, "SUM_AFTER", 5)
         self.used = dict.fromkeys(NAMES[:3], 0)
         self.store = store_with(NAMES[:3])
         self.budgets = [opened(self.url), opened(self.url)]

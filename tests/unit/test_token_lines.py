@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
-from langchain_dpicl.budget.report import LedgerReport
+from langchain_dpicl.budget.upkeep import LedgerReport
 
 Make = Callable[..., PrivacyBudget]
 COUNT = 200

@@ -20,13 +20,13 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget.claims import Charge, ChargeRule, DoesNotFit, read_filter, write_filter
-from langchain_dpicl.budget.ledger import UNWATCHED, Ledger, Left
+from langchain_dpicl.budget.ledger import UNWATCHED, ChargeRule, DoesNotFit, Ledger
+from langchain_dpicl.budget.opening import Left
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.recovery import recover
-from langchain_dpicl.budget.schema import UNLIMITED
+from langchain_dpicl.budget.schema import UNLIMITED, Charge, read_filter, write_filter
 from langchain_dpicl.budget.stored import Counter
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
+from langchain_dpicl.budget.upkeep import recover
 from langchain_dpicl.budget.witness import CounterKey, Witness
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.store.sql import shown

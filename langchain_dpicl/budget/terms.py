@@ -1,0 +1,331 @@
+"""How a budget treats its callers, and what it tells them: states, receipts, totals."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from typing_extensions import TypedDict
+
+from langchain_dpicl.budget.schema import ADVICE, StoredPlan
+from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
+
+Scope = Literal["shared", "per_principal"]
+
+
+Replay = bool | Literal["principal"]
+
+
+OnExhausted = Literal["raise", "zero_shot"]
+
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "scope": ("shared", "per_principal"),
+    "on_exhausted": ("raise", "zero_shot"),
+    "replay": (True, False, "principal"),
+    "keep_queries": (True, False),
+}
+
+
+class SoftLimit(TypedDict):
+    """The argument of ``on_soft_limit``."""
+
+    budget: str
+    line: str
+    principal: str | None
+    spent: int
+    count: int
+    remaining: int
+
+
+class LineState(TypedDict):
+    """A line of the budget as it stands."""
+
+    count: int
+    """Its releases in all; if owners pay with tickets, the tickets of each owner."""
+    spent: int
+    remaining: int | None
+    """None if owners pay with tickets: the line has no end."""
+    mechanism: str | None
+
+
+class Preview(TypedDict):
+    """The effect of ``n`` further releases."""
+
+    releases: int
+    fits: bool
+    epsilon_after: float
+    remaining_after: int | None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The parameters of `PrivacyBudget` that are not part of its plan, checked. ``scope`` alone is frozen with it."""
+
+    scope: Scope = "shared"
+    replay: Replay = True
+    replay_patience: float = 300.0
+    keep_queries: bool = False
+    on_exhausted: OnExhausted = "raise"
+    soft_limit: float | None = None
+    on_soft_limit: Callable[[SoftLimit], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if not any(type(value) is type(choice) and value == choice for choice in choices):
+                raise InvalidParameter(name, value, " or ".join(map(repr, choices)))
+        object.__setattr__(self, "replay_patience", checks.real("replay_patience", self.replay_patience, at_least=0.0))
+        if self.soft_limit is not None:
+            limit = checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0)
+            object.__setattr__(self, "soft_limit", limit)
+        if self.on_soft_limit is not None and not callable(self.on_soft_limit):
+            raise InvalidParameter("on_soft_limit", type(self.on_soft_limit).__name__, "a function of one argument")
+
+    def principal(self, principal: str | None) -> str:
+        """The key of a request's counter: "" if all callers share one. `InvalidParameter` if no principal is set."""
+        return "" if self.scope == "shared" else _checked(principal, "counts each one's releases")
+
+    def caller(self, principal: str | None) -> str:
+        """The caller who sees the answer to a request: "" if all callers do. `InvalidParameter` if none is set."""
+        if self.scope == "shared" and self.replay == "principal":
+            return _checked(principal, "replays an answer to the caller who asked for it")
+        return self.principal(principal)
+
+
+def _checked(principal: str | None, reason: str) -> str:
+    if not isinstance(principal, str) or not principal or len(principal) > 255:
+        bound = f"the authenticated caller, a string of 1 to 255 characters (see acting_for): this budget {reason}"
+        raise InvalidParameter("principal", principal, bound)
+    return principal
+
+
+# -- receipts ----------------------------------------------------------------------------------------------------------
+
+
+class Receipt(TypedDict):
+    """One release's receipt, kept in the ledger. Public: it holds no answer, and no query unless the deployer asks."""
+
+    id: str
+    """``budget:line:number``, or ``budget:line:counter.number`` for one principal's; unique in its ledger."""
+    budget: str
+    plan: str
+    """The first 16 hex digits of the SHA-256 of the plan's content."""
+    line: str
+    number: int
+    """Which release of its line this is, from 1; on a line that counts tokens the last of the numbers it charged."""
+    principal: str | None
+    """The principal whose releases are counted; None if all callers share one counter."""
+    assumption: str
+    """What the guarantee assumes of the callers, in words."""
+    mechanism: str
+    """Mechanism and noise, in words."""
+    epsilon_spent: float
+    """Upper bound for everything released on this budget so far, on all its lines, at the plan's delta."""
+    epsilon: float
+    delta: float
+    remaining: int | None
+    """Releases (tokens) left on this line just after this charge, less the tokens that it never sampled. None if owners
+    pay with tickets: such a line has no end."""
+    tokens: int | None
+    """How many tokens it counts for, on a line that counts them."""
+    outcome: str
+    """"released", or in words the answer that was given instead."""
+    replayed: bool
+    """Whether this is an earlier release's receipt, whose answer was given once more at no cost."""
+    query: str | None
+    """A keyed hash of the query (its text if the deployer keeps queries), if there was one."""
+    time: str
+    """When it was charged: UTC, ISO 8601, from the machine's clock. Nothing is computed from it."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An answer that was released before: given again, byte for byte, at no cost."""
+
+    answer: str
+    receipt: Receipt
+
+
+def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
+    """The id of a release. It shows a principal's counter instead of its name."""
+    return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
+
+
+def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
+    """Budget, line, counter (None: the shared one) and number, from an id that `release_id` made; else None."""
+    found = re.fullmatch(r"(.*):([^:]*):(?:([0-9]{1,18})\.)?([0-9]{1,18})", str(text), re.DOTALL)
+    if found is None:
+        return None
+    budget, line, counter, number = found.groups()
+    return budget, line, None if counter is None else int(counter), int(number)
+
+
+def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
+    """A receipt as the ledger holds it."""
+    return cast("Receipt", {**json.loads(text), "replayed": replayed})
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+def query_id(key: bytes, where: tuple[str, ...], request: Mapping[str, object], variant: str) -> str | None:
+    """The keyed hash by which an equal query is known again, as 64 hex digits.
+
+    Two requests have the same hash if and only if they are equal in value AND type (1, "1", True and 1.0 differ), on
+    the same plan, line and variant. The key is random, made once with the ledger, so a reader of receipts alone cannot
+    test guesses. None for a request that cannot be serialised, which is then never replayed.
+    """
+    try:
+        content = _encode(where) + _encode(variant) + _encode(dict(request))
+    except (TypeError, RecursionError):
+        return None
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+_PLAIN: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
+    type(None): (b"n", lambda _: b""),
+    bool: (b"b", lambda value: b"1" if value else b"0"),
+    int: (b"i", lambda value: b"%x" % value),
+    float: (b"f", lambda value: value.hex().encode()),
+    str: (b"s", lambda value: value.encode("utf-8", "surrogatepass")),
+    bytes: (b"y", lambda value: value),
+    list: (b"l", lambda value: b"".join(map(_encode, value))),
+    tuple: (b"t", lambda value: b"".join(map(_encode, value))),
+    set: (b"e", lambda value: b"".join(sorted(map(_encode, value)))),
+    frozenset: (b"z", lambda value: b"".join(sorted(map(_encode, value)))),
+    dict: (b"d", lambda value: b"".join(sorted(_encode(key) + _encode(item) for key, item in value.items()))),
+}
+"""By exact type, subclasses excluded: a tag, and the content."""
+
+
+def _encode(value: object) -> bytes:
+    """A serialisation that no two different values share: a tag, the length, the content. Raises `TypeError`."""
+    tag, content = _PLAIN.get(type(value), (b"m", _model))
+    found = content(value)
+    return tag + len(found).to_bytes(8, "big") + found
+
+
+def _model(value: object) -> bytes:
+    """LangChain's messages, documents and prompt values are pydantic models: their class and their fields."""
+    kind, fields = type(value), None
+    if isinstance(getattr(kind, "model_fields", None), dict):
+        with contextlib.suppress(Exception):
+            fields = value.model_dump()  # type: ignore[attr-defined]
+    if type(fields) is not dict:
+        raise TypeError("the value's content is not known for certain")
+    return _encode(f"{kind.__module__}.{kind.__qualname__}") + _encode(fields)
+
+
+# -- other plans on the same data --------------------------------------------------------------------------------------
+
+
+class PlanShare(TypedDict):
+    """One plan's part of a total."""
+
+    name: str
+    plan: str
+    generation: int
+    scope: str
+    epsilon: float
+    delta: float
+    spent: dict[str, int]
+
+
+class Total(TypedDict):
+    """The loss of all plans on the same data together.
+
+    ``epsilon`` at ``delta``: the composition of everything released so far, certified if each plan's parameters were
+    chosen without looking at another plan's answers. ``delta`` is the largest of the plans' deltas (their sum, if
+    failure probabilities alone pass the largest), plus each filter's, whose epsilon adds up as a whole.
+    ``promised_epsilon`` at ``promised_delta``: the sums of the plans' promises; it holds for all releases to come,
+    and also if a later plan was chosen after seeing an earlier one's answers. For plans of scope ``per_principal``
+    both hold for each principal, if callers do not collude.
+    """
+
+    epsilon: float
+    delta: float
+    promised_epsilon: float
+    promised_delta: float
+    assumption: str
+    plans: list[PlanShare]
+
+
+def assumption(scope: str) -> str:
+    """The assumption of a guarantee, in words."""
+    if scope == "per_principal":
+        return "callers do not collude: the guarantee holds for each principal's releases on their own"
+    return "all callers may collude: the guarantee holds for all releases together"
+
+
+def same_data(stored: Sequence[StoredPlan], generation: int) -> list[StoredPlan]:
+    """The plans of a generation, and those of others that share an owner with one of them, as far as sketches show."""
+    chosen = {plan.id: plan for plan in stored if plan.generation == generation}
+    more = chosen
+    while more:
+        marks = {mark for plan in chosen.values() for mark in plan.marks}
+        more = {plan.id: plan for plan in stored if plan.id not in chosen and marks & plan.marks}
+        chosen |= more
+    return sorted(chosen.values(), key=lambda plan: plan.id)
+
+
+def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) -> Total:
+    """Compose plans; ``spent`` gives each line's releases (the most of any principal in a ``per_principal`` plan)."""
+    shares: list[PlanShare] = []
+    schedule: list[Line] = []
+    deltas: list[float] = []
+    of_filters: list[tuple[float, float]] = []
+    for item in stored:
+        counts = dict(spent[item.id])
+        if item.is_filter:
+            content = json.loads(item.content)
+            epsilon, delta = content["epsilon"], content["delta"]
+            of_filters += [(epsilon, delta)] if any(counts.values()) else []
+        else:
+            plan = PrivacyPlan.from_json(item.content)
+            epsilon, delta = plan.epsilon, plan.delta
+            if not plan.lines.keys() <= counts.keys():
+                raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}")
+            most = plan.at_most({name: counts[name] for name in plan.lines})
+            schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
+            deltas += [delta] if any(counts.values()) else []
+        shares.append(
+            PlanShare(
+                name=item.name,
+                plan=item.digest[:16],
+                generation=item.generation,
+                scope=item.scope,
+                epsilon=epsilon,
+                delta=delta,
+                spent=counts,
+            )
+        )
+    at = together = 0.0
+    if schedule:  # at the largest delta if that gives a finite epsilon, else at the sum of all
+        at = max(deltas)
+        together = PLDAccountant().epsilon(schedule, at)
+        if not math.isfinite(together):
+            at = min(0.999, _sum(deltas))
+            together = PLDAccountant().epsilon(schedule, at)
+    return Total(
+        epsilon=_sum([together, *(epsilon for epsilon, _ in of_filters)]),
+        delta=_sum([at, *(delta for _, delta in of_filters)]),
+        promised_epsilon=_sum([share["epsilon"] for share in shares]),
+        promised_delta=_sum([share["delta"] for share in shares]),
+        assumption=assumption("per_principal" if any(item.scope == "per_principal" for item in stored) else "shared"),
+        plans=shares,
+    )
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum, rounded up if adding rounds at all."""
+    answer = math.fsum(values)
+    return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)

@@ -1,0 +1,342 @@
+"""A ledger in the deployer's hands, for the command line: report on it, recover it, forget an owner in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from typing_extensions import TypedDict
+
+from langchain_dpicl.budget import schema
+from langchain_dpicl.budget.budget import Budget, PrivacyBudget
+from langchain_dpicl.budget.ledger import UNWATCHED
+from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, lose, place_of_ledger
+from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
+from langchain_dpicl.budget.stored import StoredLedger
+from langchain_dpicl.budget.terms import Receipt, assumption, parse_release_id, read_receipt, release_id
+from langchain_dpicl.budget.tickets import WARNING, begin_anew, is_whole
+from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
+from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
+from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.owners import owner_mark, sketch_hash
+from langchain_dpicl.store.sql import shown
+
+FIELDS = (
+    *("time", "id", "budget", "plan", "line", "principal", "number", "units", "spent", "outcome", "mechanism"),
+    *("epsilon_spent", "epsilon", "delta", "remaining", "query", "assumption"),
+)
+"""What `history` says of every release, in this order. Of one that was charged and never answered, some are None.
+
+``units`` is what it counts for now: 1, or its tokens. ``spent`` adds them up over its counter, in the order of numbers.
+"""
+
+
+UNANSWERED = "charged, not answered"
+
+
+class LedgerReport:
+    """Reads a ledger that exists. `LedgerError` if there is none."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ledger = StoredLedger(url)
+        self.stored = self._ledger.plans()
+
+    def chosen(self, name: str | None) -> list[StoredPlan]:
+        """The plan of this name, or all. `InvalidParameter` lists the names."""
+        found = [plan for plan in self.stored if name in (None, plan.name)]
+        if name is not None and not found:
+            known = ", ".join(repr(plan.name) for plan in self.stored) or "none"
+            raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
+        return found
+
+    def _open(self, name: str) -> closing[Budget]:
+        return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
+
+    def show(self, name: str | None = None) -> dict[str, Any]:
+        """Every budget as it stands, the totals of those on the same data, and the fresh starts.
+
+        In a ``per_principal`` plan: the lines of each principal, and the largest epsilon.
+        """
+        budgets, totals, acts = [], {}, []
+        for plan in self.chosen(name):
+            row: dict[str, Any] = {
+                "name": plan.name,
+                "plan": plan.digest[:16],
+                "kind": "filter" if plan.is_filter else "plan",
+                "tickets": bool(plan.tickets),
+                "scope": plan.scope,
+                "assumption": assumption(plan.scope),
+                "created": plan.created,
+                "generation": plan.generation,
+            }
+            with self._open(plan.name) as budget:
+                row |= {"epsilon": budget.epsilon, "delta": budget.delta}
+                if plan.scope == "shared":
+                    row |= {"epsilon_spent": budget.epsilon_spent(), "lines": budget.lines()}
+                else:
+                    spent = {who: budget.epsilon_spent(who) for who in budget.principals()}
+                    row["epsilon_spent"] = max(spent.values(), default=0.0)
+                    row["principals"] = {
+                        who: {"epsilon_spent": each, "lines": budget.lines(who)} for who, each in spent.items()
+                    }
+                    lines = {} if budget.plan is None else budget.plan.lines
+                    row["lines"] = {
+                        key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()
+                    }
+                if plan.generation not in totals:
+                    totals[plan.generation] = {"generation": plan.generation, **budget.total()}
+            budgets.append(row)
+        for act in self._ledger.acts():
+            told = asdict(act)
+            del told["id"]
+            sketches = {when: json.loads(told.pop(when) or "null") for when in ("before", "after")}
+            acts.append({"budget": told.pop("name"), **told, "sketches": sketches})
+        by_generation = [total for _, total in sorted(totals.items())]
+        return {"ledger": self._ledger.shown, "budgets": budgets, "totals": by_generation, "acts": acts}
+
+    def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every release, budget by budget and counter by counter, in the order of their numbers."""
+        for plan in self.chosen(name):
+            spent: dict[int, int] = {}
+            for release in self._ledger.history(plan.id):
+                counter = release.counter_id
+                spent[counter] = spent.get(counter, 0) + release.units
+                receipt = {} if release.receipt is None else dict(read_receipt(release.receipt))
+                known = {
+                    "id": release_id(plan.name, release.line, release.principal, counter, release.number),
+                    "budget": plan.name,
+                    "plan": plan.digest[:16],
+                    "line": release.line,
+                    "principal": release.principal or None,
+                    "number": release.number,
+                    "assumption": assumption(plan.scope),
+                    "outcome": UNANSWERED,
+                    **receipt,
+                    "time": release.charged,
+                    "units": release.units,
+                    "spent": spent[counter],
+                }
+                known["outcome"] = release.outcome or known["outcome"]
+                yield {field: known.get(field) for field in FIELDS}
+
+    def receipt(self, id_: str) -> Receipt | None:
+        """The receipt with this id, of any budget."""
+        known = parse_release_id(id_)
+        if known is None or known[0] not in [plan.name for plan in self.stored]:
+            return None
+        with self._open(known[0]) as budget:
+            return budget.receipt(id_)
+
+    def tickets(self, name: str) -> dict[str, Any]:
+        """The used tickets of the budget of this name, by line and principal. PRIVATE, for the deployer alone.
+
+        `InvalidParameter` if there is no such budget, or if its owners pay with no tickets.
+        """
+        with self._open(name) as budget:
+            return {"private": WARNING, "budget": name, "lines": budget.private_ticket_report()}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._ledger.close()
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+
+class Recovered(TypedDict):
+    """One counter after `recover`: what counts on it now, and how much of that was not counted before."""
+
+    budget: str
+    line: str
+    principal: str | None
+    spent: int | None
+    """None of a filter, like ``added``."""
+    added: int | None
+
+
+class Recovery(TypedDict):
+    """What `recover` did."""
+
+    ledger: str
+    witness: str
+    had_witness: bool
+    counters: list[Recovered]
+    missing: list[str]
+    """Plans that the witness knows and the ledger lacks: they count as spent, all of them."""
+
+
+def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_count: bool = False) -> Recovery:
+    """Count as spent whatever a ledger may lack, and let it be used again.
+
+    Parameters
+    ----------
+    ledger, witness
+        As for `PrivacyBudget`. A witness that is there has a mark on every counter that was ever charged: all up to
+        the mark counts as spent. Without one, every plan of the ledger counts as spent as a whole, and a new witness is
+        made.
+    keep_count
+        Without a witness: believe the ledger's counts. For a ledger whose witness was lost, of which you KNOW that no
+        copy was ever put in its place and that this is no copy itself. If it is, the guarantee is void.
+
+    `LedgerError` if there is no whole ledger, while any process has it open, and for another ledger's witness.
+    """
+    with ExitStack() as stack:
+        reader = StoredLedger(ledger)
+        stack.callback(reader.close)
+        if reader.path is None and reader.is_sqlite:
+            raise InvalidParameter("ledger", shown(ledger), "a ledger that is kept: one in memory is gone already")
+        own = Witness(address(reader, witness), live=True)
+        stack.callback(own.close)
+        about = own.about()
+        identity = reader.run(lambda connection: read_meta(connection, "identity"), "read")
+        had_witness = bool(about.get("made"))
+        if had_witness and about["identity"] != identity:
+            raise LedgerError(
+                f"the witness {own.shown!r} belongs to another ledger than {reader.shown!r}: name the right one; if it "
+                "is lost, name a path where no file is yet"
+            )
+        if had_witness and keep_count:
+            raise InvalidParameter("keep_count", True, "False: the ledger has a witness, whose marks count")
+        own.begin()
+        if not own.enter():
+            raise LedgerError(f"the ledger {reader.shown!r} is in use: stop every process that uses it first")
+        known = {mark.key.place: mark for mark in own.marks()} if had_witness else {}
+        before = reader.run(counts, "read")
+        reader.run(lambda connection: _lose_all(reader, connection, known, had_witness or keep_count))
+        after = reader.run(counts, "read")
+        missing = {mark.key.plan for mark in known.values()} - {count.key.plan for count in after.values()}
+        own.write(_marks_after(known, after, missing))
+        own.note(identity=str(identity), made="yes", place=place_of_ledger(reader))
+        found: list[Recovered] = []
+        for place, count in after.items():
+            plan, line, who, _ = count.key
+            spent = count.in_use if line else None
+            added = None if spent is None else spent - (before[place].in_use if place in before else 0)
+            found.append(Recovered(budget=plan, line=line, principal=who or None, spent=spent, added=added))
+        return Recovery(
+            ledger=reader.shown, witness=own.shown, had_witness=had_witness, counters=found, missing=sorted(missing)
+        )
+
+
+def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place, Mark], believe: bool) -> None:
+    """Count as spent what each counter and filter may lack; everything, unless there are marks to ``believe``.
+
+    A counter is torn if its owners pay and its rows are not of one copy. An owner index that cannot be read is emptied.
+    """
+    found = counts(connection)
+    for place, its_mark in known.items():  # principals' counters that the ledger lacks
+        line = found.get((its_mark.key.plan, its_mark.key.line, ""))
+        if line is not None and line.key.digest == its_mark.key.digest:
+            found.setdefault(place, line.lacking(its_mark.key))
+    torn: set[Place] = set()
+    for place, count in found.items():
+        if count.tickets and count.id is not None:
+            OwnerIndex(reader, count.plan_id).mend(connection)
+            if not is_whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
+                torn.add(place)
+    for place, count in found.items():
+        mark, is_other = known.get(place), not believe
+        if mark is not None:
+            is_other = mark.key.digest != count.key.digest
+        if not count.key.line:
+            schema.write_filter(connection, count.plan_id, _filter_after(str(count.state), mark, is_other))
+            continue
+        units = mark.reserved - count.in_use if mark is not None else 0
+        if is_other or place in torn:
+            everything = count.allowed - count.in_use
+            if count.tickets:  # as many as every owner has
+                content = connection.scalar(sa.select(plans.c.content).where(plans.c.id == count.plan_id))
+                everything = int(json.loads(content or "{}")["lines"][count.key.line]["count"])
+            units = everything if is_other else max(units, everything)
+        if units > 0:
+            lose(connection, count, units)
+        if place in torn and count.id is not None:
+            begin_anew(connection, count.id)
+
+
+def _filter_after(state: str, mark: Mark | None, is_other: bool) -> str:
+    """The state of a filter that counts as spent: all of it, or at each order the later of two states."""
+    now = json.loads(state)
+    if is_other:
+        return json.dumps({"spent": [float("inf").hex() for _ in now["spent"]], "failed": now["failed"]})
+    if mark is None or mark.state is None:
+        return state
+    kept = json.loads(mark.state)
+    spent = [max(pair, key=float.fromhex) for pair in zip(now["spent"], kept["spent"], strict=True)]
+    return json.dumps({"spent": spent, "failed": max(now["failed"], kept["failed"], key=float.fromhex)})
+
+
+def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow], missing: set[str]) -> list[Mark]:
+    """The marks of a recovered ledger. Plans that it lacks are given up: all of them counts as spent."""
+    found: list[Mark] = []
+    for count in after.values():
+        reserved = min(count.in_use, count.allowed)
+        found.append(Mark(count.key, count.allowed, count.spent, reserved, 0, count.state, count.state))
+    for place, mark in known.items():
+        if mark.key.plan in missing:
+            gone = mark._replace(reserved=mark.allowed, low=0, ahead=GIVEN_UP)
+            pays = mark.key.line and mark.state is not None
+            found.append(gone._replace(before=usage_digest(), state="") if pays else gone)
+        elif place not in after:
+            found.append(mark._replace(low=0, ahead=0))
+    return found
+
+
+# -- forgetting --------------------------------------------------------------------------------------------------------
+
+
+def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[StoredLedger], list[str]]:
+    """These ledgers, those that the store remembers, and the places of the remembered ones that cannot be opened.
+
+    Raises `LedgerError` if one of ``urls`` cannot be opened.
+    """
+    ledgers = {(ledger := StoredLedger(url)).identity: ledger for url in urls}
+    lost: dict[str, None] = {}
+    for budget in store.budgets:
+        if budget.ledger in ledgers:
+            continue
+        try:
+            found = StoredLedger(budget.url)
+            if found.identity == budget.ledger:
+                ledgers[budget.ledger] = found
+                continue
+            found.close()
+        except LedgerError:
+            pass
+        lost[budget.url] = None
+    return list(ledgers.values()), list(lost)
+
+
+def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
+    """Forget an owner in a store and then in ledgers; returns how many exemplars went.
+
+    If the store has no such owner, its rows and hashes leave the ledgers all the same (a repeated call ends what an
+    interrupted one began), and then `UnknownOwner` is raised. An exemplar that was its own owner is known by its
+    content, so its rows stay then.
+    """
+    keys = [ledger.key("fingerprint_key") for ledger in ledgers]
+    for ledger, key in zip(ledgers, keys, strict=True):
+        store.on_owner_forgotten(key, partial(_forget_mark, ledger), ledger.forget_prints)
+    try:
+        return store.forget(owner)
+    except UnknownOwner:
+        name = owner.encode("utf-8", "surrogatepass")
+    for ledger, key in zip(ledgers, keys, strict=True):
+        _forget_mark(ledger, owner_mark(key, name, named=True))
+        ledger.forget_prints([sketch_hash(key, name)], partial(store.fingerprint, key))
+    raise UnknownOwner("the store holds no such owner; the ledgers hold nothing under its name any more")
+
+
+def _forget_mark(ledger: StoredLedger, mark: bytes) -> None:
+    for plan in ledger.plans():
+        if plan.tickets:
+            OwnerIndex(ledger, plan.id).forget(mark)
