@@ -29,8 +29,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.budget.terms import Replay
-from langchain_dpicl.budget.terms import assumption
+from langchain_dpicl.budget.terms import Replay, assumption
 from langchain_dpicl.budget.upkeep import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
