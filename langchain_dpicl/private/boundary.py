@@ -8,7 +8,7 @@ context variables, in the environment and in globals. Here each call runs
 * with LangSmith tracing switched off inside that context and an empty callback list,
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own, and whose
   graphs keep no checkpoints (what sealing cannot reach, and would show something, is refused),
-* without a word in the logs and no warnings (see `silence`),
+* without a word in the logs and no warnings (see `sealing`),
 * for a limited time, if there is a limit, which others' calls do not shorten (see `calls`),
 * on its own, never through ``batch``: there, one member's failing prompt can fail its neighbours, so that one owner
   would move many members' outputs,
@@ -43,12 +43,12 @@ from langchain_dpicl.calls import threads
 from langchain_dpicl.calls.clock import Call, Calls, current
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
+from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_public as check_public
+from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
+from langchain_dpicl.private.sealing import clean_context
+from langchain_dpicl.private.sealing import in_private as in_private
 from langchain_dpicl.private.sealing import seal as seal
-from langchain_dpicl.private.silence import check_loop as check_loop
-from langchain_dpicl.private.silence import check_surroundings as check_surroundings
-from langchain_dpicl.private.silence import clean_context
-from langchain_dpicl.private.silence import in_private as in_private
 
 T = TypeVar("T")
 

@@ -41,7 +41,7 @@ from langchain_dpicl.private import Closed
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
 _CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
-_CLOSED = (Closed, Embeddings, VectorStore)
+CLOSED = (Closed, Embeddings, VectorStore)
 _CACHED = type(functools.cache(lambda: None))
 
 _LIBRARIES = sys.stdlib_module_names | frozenset(
@@ -77,7 +77,7 @@ def reachable(chain: Any) -> Iterator[Any]:
             continue
         seen[id(item)] = item
         yield item
-        if kind in _CONTAINERS or not is_one(item, _CLOSED):
+        if kind in _CONTAINERS or not is_one(item, CLOSED):
             waiting += _inside(item)
 
 

@@ -1,36 +1,59 @@
-"""A chain made ready for private calls: sealed, and with a time limit that can be kept.
+"""Nothing is shown: the chain is sealed, and its surroundings are silent.
 
-`seal` copies it without anything of its own that would show what it is given or carry it to another call. `TimeLimit`
-finds what it calls, as far as a call can be ended: the models, and releases within the chain.
+`seal` copies a chain without anything of its own that would show what it is given or carry it to another call.
+
+`in_private` runs a function in a context without tracers. Log records, warnings and unraisable errors that arise there
+are dropped. The code that this package calls writes private text into them: a client logs whole requests at DEBUG, a
+retry logs what the server said about a prompt, pydantic's warnings quote the value that they complain of. Whether such
+a line is written at all can depend on private data too (a status, a retry), so it is dropped and not only emptied.
+
+Whether a call is private is a context variable, which threads and tasks that LangChain starts inherit. Not stopped here
+(each has a test that shows it): what writes to a file, to standard output, or by a handler's ``emit`` itself; a thread
+that a member starts without copying the context; and the ``__del__`` of an object that outlives the call, if the
+garbage collector finds it later.
+
+What lives in globals cannot be switched off for one call. `check_surroundings` refuses to run instead.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
 import copy
 import functools
 import inspect
+import logging
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
-from typing import Any, Literal
+from types import MethodType
+from typing import Any, TypeVar
 
 from langchain_core.caches import BaseCache
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
+from langchain_core.callbacks import (
+    AsyncCallbackHandler,
+    AsyncCallbackManager,
+    BaseCallbackHandler,
+    BaseCallbackManager,
+    CallbackManager,
+)  # fmt: skip
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.language_models import LLM, BaseChatModel, BaseLanguageModel, BaseLLM
+from langchain_core.globals import get_debug, get_llm_cache, get_verbose
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
-from langchain_dpicl.calls import threads
-from langchain_dpicl.calls.transport import install, is_client
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket, PrivateRecords, Released
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
+
+T = TypeVar("T")
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
 _KEEPERS = (BaseCache, BaseChatMessageHistory, RunnableWithMessageHistory)
@@ -52,7 +75,7 @@ name no longer refuses it, and only the comparison around the trial calls (`shar
 _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.CircuitBreaker", "pybreaker.CircuitBreaker")
 """By name, too. Successful calls do not change them, so no trial call shows that members share them."""
 
-_COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
+COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
 
 _BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
@@ -210,7 +233,7 @@ def _check_collections(chain: object, public: Sequence[object]) -> None:
 
 
 def _is_collection(part: Any) -> bool:
-    return _is_of(part, _COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
+    return _is_of(part, COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
 
 
 def _is_of(part: Any, kinds: tuple[type, ...], names: Iterable[str] = ()) -> bool:
@@ -249,134 +272,117 @@ def _openings(part: Any) -> dict[str, Any]:
     return found
 
 
-# -- its time limit ----------------------------------------------------------------------------------------------------
+# -- the surroundings --------------------------------------------------------------------------------------------------
 
 
-DEFAULT_TIMEOUT = 120.0
-
-Timeout = float | Literal["auto"] | None
-
-_OPENAI = ("langchain_openai.chat_models.base.BaseChatOpenAI", "langchain_openai.llms.base.BaseOpenAI")
-
-
-class TimeLimit:
-    """How long one call of a chain may take, and whether that can be kept.
-
-    Puts the clients of models whose calls can be ended under the clock.
-
-    Parameters
-    ----------
-    chain
-        A sealed chain. Call `prepared` in its place.
-    timeout
-        Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT` if it can be kept everywhere, else None.
-
-    Raises `InvalidParameter` if ``timeout`` is given and cannot be kept at all.
-    """
-
-    def __init__(self, chain: Runnable[Any, Any], timeout: Timeout) -> None:
-        never: list[str] = []  # models whose calls cannot be ended
-        in_loop: list[str] = []  # those whose calls can be ended in an event loop alone
-        for item in reachable(chain):
-            name, is_model = type(item).__name__, is_one(item, BaseLanguageModel)
-            if is_model and getattr(item, "rate_limiter", None) is not None:
-                never.append(f"a {name} with a rate_limiter (whose waiting is on its clock)")
-            elif is_named(item, _OPENAI) and (clients := _clients_of(item)):
-                for client in clients:
-                    install(client)
-            elif is_model and not inspect.isclass(item):
-                (in_loop if _is_async(item) else never).append(name)
-            elif is_one(item, Released) and not inspect.isclass(item):
-                ensemble = getattr(getattr(item, "release", item), "ensemble", None)
-                if getattr(ensemble, "timeout", None) is None:
-                    never.append(f"a {name} without a timeout")
-        self._in_sync = sorted({*never, *in_loop})
-        self.seconds: float | None = None
-        if timeout == "auto":
-            self.seconds = None if self._in_sync else DEFAULT_TIMEOUT
-        elif timeout is not None:
-            self.seconds = checks.positive("timeout", timeout)
-            if never:
-                raise _cannot_end(timeout, never[0], "timeout=None, or a model behind a server")
-        self.prepared: Runnable[Any, Any] = rebuilt(chain, _in_own_threads)
-
-    def check_sync(self) -> None:
-        """Raise `InvalidParameter` if a call can be ended in an event loop alone."""
-        if self.seconds is not None and self._in_sync:
-            raise _cannot_end(self.seconds, self._in_sync[0], "timeout=None, or ainvoke and abatch")
-
-
-def _cannot_end(timeout: object, model: str, instead: str) -> InvalidParameter:
-    bound = (
-        f"a call of {model} cannot be ended at the model, so that the next member's call would wait behind it: "
-        f"use {instead}"
-    )
-    return InvalidParameter("timeout", timeout, bound)
-
-
-def _clients_of(model: Any) -> list[Any]:
-    """The HTTP clients of an OpenAI model; empty if they cannot all be reached."""
-    found = [
-        getattr(getattr(resource, "_client", None), "_client", None)
-        for name in ("client", "async_client")
-        if (resource := getattr(model, name, None)) is not None
-    ]
-    return found if all(map(is_client, found)) else []
-
-
-def _is_async(model: Any) -> bool:
-    """Whether the model has an asynchronous call of its own, and not its synchronous one in a thread."""
-    if is_one(model, LLM) and type(model)._agenerate is LLM._agenerate:
-        return type(model)._acall is not LLM._acall
-    defaults: tuple[Any, ...] = (None, BaseChatModel._agenerate, BaseLLM._agenerate)
-    return getattr(type(model), "_agenerate", None) not in defaults
-
-
-def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """A part that has no asynchronous call of its own makes it in a thread of `threads`, not in the event loop's."""
-    if type(part) is RunnablePassthrough:
-        if part.func is None or part.afunc is not None:
-            return part
-    elif type(part) is RunnableLambda:
-        function = getattr(part, "func", None)
-        if function is None or hasattr(part, "afunc") or inspect.isgeneratorfunction(function):
-            return part
-        try:
-            if "run_manager" in inspect.signature(function).parameters:
-                return part
-        except (TypeError, ValueError):  # it has no signature
-            pass
-    elif type(part) is not RunnableParallel and type(part).ainvoke is not Runnable.ainvoke:
-        return part
-    copied = copy.copy(part)
-    copied.__class__ = _threaded(type(part))  # what a further copy runs is its own, and not this one's
-    return copied
+private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
 
 
 @functools.cache
-def _threaded(kind: type[Any]) -> Any:
-    """The same class, but for its asynchronous call."""
+def clean_context() -> contextvars.Context:
+    """A context that holds nothing but "private" and "LangSmith tracing is off". Each call runs in its own copy."""
+    from langsmith.run_helpers import tracing_context
 
-    async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
-        return await threads.in_thread(self.invoke, input, config, **named)
+    def make() -> contextvars.Context:
+        private.set(True)
+        with tracing_context(enabled=False):
+            return contextvars.copy_context()
 
-    def afunc(part: Any) -> Any:
-        async def call(*arguments: Any, **named: Any) -> Any:
-            return await threads.in_thread(part.func, *arguments, **named)
+    return contextvars.Context().run(make)
 
-        return functools.update_wrapper(call, part.func)
 
-    def invoke_all(self: Any, input: Any, config: Any = None, **named: Any) -> dict[str, Any]:
-        """`RunnableParallel.invoke` without callbacks. Python waits at exit for a pool's threads, and not for these."""
-        steps = self.steps__.items()
-        futures = {key: threads.submit(step.invoke, input, dict(config or {})) for key, step in steps}
-        wait(futures.values())
-        return {key: future.result() for key, future in futures.items()}
+def in_private(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on private values in a clean context: what it calls cannot find a tracer there."""
+    return clean_context().copy().run(function, *arguments)
 
-    own: dict[type, dict[str, Any]] = {
-        RunnableLambda: {"afunc": property(afunc)},
-        RunnableParallel: {"invoke": invoke_all},
-    }
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    make: Any = type(kind)
-    return make(kind.__name__, (kind,), names | own.get(kind, {"ainvoke": ainvoke}))
+
+class _Nothing(logging.LogRecord):
+    """A record below the level of every handler, so that none takes it. What ``extra=`` would add is lost."""
+
+    def __init__(self) -> None:
+        super().__init__("", logging.NOTSET, "", 0, "", (), None)
+        self.levelno = -1
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+
+class _Unless:
+    """Stands before a function that shows something, or makes a log record, and is called instead of it.
+
+    In private calls it gives ``nothing()``.
+    """
+
+    def __init__(self, before: Callable[..., Any], nothing: Callable[[], object] = lambda: None) -> None:
+        self.before, self.nothing = before, nothing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.nothing() if private.get() else self.before(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method, if it stands in a class."""
+        return self if instance is None else MethodType(self, instance)
+
+
+_SHOW: tuple[tuple[Any, str], ...] = (
+    (warnings, "showwarning"),
+    (warnings, "_showwarnmsg"),
+    (sys, "unraisablehook"),
+    (logging.Logger, "handle"),
+    (logging.Logger, "callHandlers"),
+    (logging.Handler, "handle"),
+)
+"""What shows a warning, what a ``__del__`` raised, and a record that a logger of one's own class made by itself."""
+
+
+def keep_silent() -> None:
+    """Put them in place, unless they are. Called for every release, as a later hook may undo them.
+
+    ``catch_warnings`` puts back the ``showwarning`` that it found, perhaps while a private call still runs. What calls
+    ``showwarning`` it leaves alone, so the silence begins there too. Public calls log and warn as before.
+    """
+    if not isinstance(records := logging.getLogRecordFactory(), _Unless):
+        logging.setLogRecordFactory(_Unless(records, _Nothing))
+    for place, name in _SHOW:
+        shown = vars(place).get(name)
+        if shown is not None and not isinstance(shown, _Unless):
+            setattr(place, name, _Unless(shown))
+
+
+def check_surroundings() -> None:
+    """Refuse to run if globals would carry private text out. Raises `UnsafeConfigurationError`."""
+    if get_llm_cache() is not None:
+        raise UnsafeConfigurationError(
+            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
+        )
+    for is_on, mode in ((get_debug(), "debug"), (get_verbose(), "verbose")):
+        if is_on:
+            raise UnsafeConfigurationError(
+                f"LangChain's {mode} mode is on: it prints private prompts; call set_{mode}(False)"
+            )
+
+    def added() -> list[str]:
+        managers = (CallbackManager.configure([]), AsyncCallbackManager.configure([]))
+        return [type(handler).__name__ for manager in managers for handler in manager.handlers]
+
+    handlers = None
+    with contextlib.suppress(Exception):  # LangChain refuses some variables of the environment by itself
+        handlers = in_private(added)
+    if handlers is None:
+        raise UnsafeConfigurationError("LangChain cannot start a call without callbacks here; nothing was charged")
+    if handlers:
+        raise UnsafeConfigurationError(
+            f"{handlers[0]} is added to every call (by register_configure_hook, a variable of the environment or an "
+            "instrumentation of LangChain): it would see private prompts; take it away"
+        )
+    keep_silent()
+
+
+def check_loop() -> None:
+    """Refuse to run in an event loop whose debug mode is on. Raises `UnsafeConfigurationError`."""
+    if asyncio.get_running_loop().get_debug():
+        raise UnsafeConfigurationError(
+            "asyncio's debug mode is on: it logs slow tasks with their results, which are private; "
+            "run without PYTHONASYNCIODEBUG, -X dev and debug=True, or call get_running_loop().set_debug(False)"
+        )

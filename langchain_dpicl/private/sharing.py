@@ -27,18 +27,16 @@ from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, Mo
 from typing import Any
 
 import numpy as np
-from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import Closed, reach
+from langchain_dpicl.private import reach
 from langchain_dpicl.private.copies import LOCKS, copied
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
-_CLOSED = (Closed, BaseLanguageModel, Embeddings, VectorStore, RunnableBindingBase, ModuleType)
+_CLOSED = (*reach.CLOSED, BaseLanguageModel, RunnableBindingBase, ModuleType)
 _SHAREABLE = ("logging.Logger", "logging.Manager", "random.Random")
 """By name: logs of private calls are dropped, and what a generator draws is chance."""
 

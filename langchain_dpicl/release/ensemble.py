@@ -19,7 +19,7 @@ from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
-from langchain_dpicl.private.sealing import TimeLimit, Timeout
+from langchain_dpicl.private.copies import TimeLimit, Timeout
 from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector

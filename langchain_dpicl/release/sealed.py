@@ -16,7 +16,8 @@ from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.sealing import TimeLimit, seal_public
+from langchain_dpicl.private.copies import TimeLimit
+from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import public_copy
 from langchain_dpicl.release.base import AnyRelease, Configs, check_budget
 from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble

@@ -20,8 +20,9 @@ from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
+from langchain_dpicl.private.copies import Timeout
 from langchain_dpicl.private.reach import is_named, is_one, reachable
-from langchain_dpicl.private.sealing import Timeout, rebuilt
+from langchain_dpicl.private.sealing import rebuilt
 from langchain_dpicl.private.sharing import MadeUp
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease

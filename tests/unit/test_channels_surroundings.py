@@ -44,7 +44,7 @@ from langsmith import traceable
 from pydantic import BaseModel
 
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
-from langchain_dpicl.private import boundary, silence
+from langchain_dpicl.private import boundary, sealing
 
 MEMBERS = 3
 
@@ -165,9 +165,9 @@ async def test_pydantics_warnings_quote_no_private_value(way: Any, sealed_of: An
 
 
 def test_silence_is_laid_over_what_was_there_and_only_once() -> None:
-    silence.keep_silent()
+    sealing.keep_silent()
     factory, shown = logging.getLogRecordFactory(), warnings.showwarning
-    silence.keep_silent()
+    sealing.keep_silent()
     assert logging.getLogRecordFactory() is factory
     assert warnings.showwarning is shown
 
@@ -177,7 +177,7 @@ def test_a_warning_stays_silent_when_its_callers_catch_warnings_has_ended_before
     with warnings.catch_warnings(record=True) as around:
         warnings.simplefilter("always")
         with warnings.catch_warnings():
-            silence.keep_silent()
+            sealing.keep_silent()
         boundary.in_private(warnings.warn, canary)
         assert around == []
         warnings.warn("public", stacklevel=1)
@@ -387,7 +387,7 @@ async def test_contexts_threads_and_tasks_are_as_before(fares: str, sealed_of: A
     assert changed == []
     assert asyncio.all_tasks() == tasks
     assert found_in(repr([*threading.enumerate()])) == []
-    assert not silence.private.get()
+    assert not sealing.private.get()
 
 
 def test_what_a_log_record_carries_beside_its_text_reaches_no_filter(canary: str) -> None:
@@ -400,7 +400,7 @@ def test_what_a_log_record_carries_beside_its_text_reaches_no_filter(canary: str
 
     logger = logging.getLogger("a member's client")
     logger.addFilter(look)
-    silence.keep_silent()
+    sealing.keep_silent()
     try:
         boundary.in_private(lambda: logger.warning("asked %s", canary, extra={"prompt": canary}))
         assert canary not in repr(seen)

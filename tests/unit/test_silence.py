@@ -1,4 +1,4 @@
-"""`silence.py`: what shows private text by itself, and what no stand-in reaches."""
+"""`sealing.py`: what shows private text by itself, and what no stand-in reaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.private import boundary, silence
+from langchain_dpicl.private import boundary, sealing
 
 
 class OwnRecords(logging.Logger):
@@ -55,13 +55,13 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(str(unraisable.exc_value)))
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: seen.append(str(message)))
-    silence.keep_silent()
+    sealing.keep_silent()
     return seen
 
 
 @pytest.mark.parametrize("kind", [logging.Logger, OwnRecords, OwnHandling, OwnCalls])
 def test_a_logger_of_ones_own_says_nothing_in_a_private_call(kind: type[logging.Logger], canary: str) -> None:
-    silence.keep_silent()
+    sealing.keep_silent()
     buffer = io.StringIO()
     logger = kind("own", logging.DEBUG)
     logger.addHandler(logging.StreamHandler(buffer))
@@ -72,7 +72,7 @@ def test_a_logger_of_ones_own_says_nothing_in_a_private_call(kind: type[logging.
 
 
 def test_a_record_made_by_hand_says_nothing_either(canary: str) -> None:
-    silence.keep_silent()
+    sealing.keep_silent()
     buffer = io.StringIO()
     handler = logging.StreamHandler(buffer)
     record = logging.LogRecord("own", logging.ERROR, "", 1, canary, (), None)
@@ -90,12 +90,12 @@ def test_what_a_destructor_raises_is_not_shown_in_a_private_call(shown: list[str
 
 
 def test_it_is_put_in_place_once_and_again_after_somebody_else(shown: list[str]) -> None:
-    places = [(place, name) for place, name in silence._SHOW if name in vars(place)]
+    places = [(place, name) for place, name in sealing._SHOW if name in vars(place)]
     before = [vars(place)[name] for place, name in places]
-    silence.keep_silent()
+    sealing.keep_silent()
     assert [vars(place)[name] for place, name in places] == before
     sys.unraisablehook = lambda unraisable: shown.append("replaced")
-    silence.keep_silent()
+    sealing.keep_silent()
     boundary.in_private(lambda: Fails("private") and None)
     assert shown == []
     Fails("public")
@@ -124,7 +124,7 @@ def _thread(canary: str, buffer: io.StringIO) -> None:
 
 @pytest.mark.parametrize("way", [_emit, _print, _thread])
 def test_what_writes_itself_is_not_stopped(way: Callable[[str, io.StringIO], None], canary: str) -> None:
-    silence.keep_silent()
+    sealing.keep_silent()
     buffer = io.StringIO()
     boundary.in_private(way, canary, buffer)
     assert canary in buffer.getvalue()

@@ -42,7 +42,7 @@ from langchain_dpicl import (
 from langchain_dpicl.calls import clock, flow, threads, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.sealing import DEFAULT_TIMEOUT, TimeLimit
+from langchain_dpicl.private.copies import DEFAULT_TIMEOUT, TimeLimit
 from langchain_dpicl.selection.selector import Examples
 
 BOTH = ["sync", "async"]
@@ -379,7 +379,7 @@ def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
 import threading
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.sealing import TimeLimit
+from langchain_dpicl.private.copies import TimeLimit
 member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
 chain = TimeLimit(member, .3).prepared
 print(boundary.run_private(chain, [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))
