@@ -143,19 +143,18 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
         tickets, is_frozen = budget.tickets, budget.plan is not None
         facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
         lines: dict[str, Any] = {}
-        with tempfile.TemporaryDirectory(prefix="dpicl-plan-") as folder, contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened:
             if is_frozen or not isinstance(budget, PrivacyBudget):
                 bound = [release.line() for release in releases]
             else:
-                ledger, target = f"sqlite:///{folder}/plan.db", (budget.epsilon, budget.delta, budget.releases)
-                budget = PrivacyBudget(*target, ledger, budget.name, tickets=tickets)
-                opened.callback(budget.close)
-                asked = [(each.line_name, each.mechanism, each.selector, each.options) for each in releases]
-                for name, of, chosen, options in asked:
-                    budget.declare(name, of, chosen.rate, owners=chosen.owners, options=options)
+                folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-plan-"))
+                target = budget.epsilon, budget.delta, budget.releases, f"sqlite:///{folder}/plan.db", budget.name
+                budget = opened.enter_context(contextlib.closing(PrivacyBudget(*target, tickets=tickets)))
+                asked = [(each, {"owners": each.selector.owners, "options": each.options}) for each in releases]
+                for each, more in asked:
+                    budget.declare(each.line_name, each.mechanism, each.selector.rate, **more)
                 bound = [  # not by `release.line`: the store must not remember a temporary ledger
-                    budget.line(of, chosen.rate, name=name, owners=chosen.owners, options=options)
-                    for name, of, chosen, options in asked
+                    budget.line(each.mechanism, each.selector.rate, name=each.line_name, **more) for each, more in asked
                 ]
             for line in bound:
                 spent = line.spent() if budget.scope == "shared" else None  # each principal has a counter

@@ -12,6 +12,7 @@ import hmac
 import logging
 import re
 import secrets
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,14 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
-from langchain_dpicl.errors import (
-    InvalidParameter,
-    LedgerError,
-    MembersAbstained,
-    ModelUnavailable,
-    PrivacyBudgetExceeded,
-    ReleaseFailed,
-)
+from langchain_dpicl import errors
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 
 if TYPE_CHECKING:
@@ -40,7 +35,6 @@ MAX_DEPTH = 32
 """Levels of JSON within JSON. Deeper ones could exhaust a recursion somewhere after the charge."""
 
 _PATIENCE_SECONDS = 1.0
-_CLOSE = {"Connection": "close"}
 _MOST_FAULTS = 5
 _LONGEST_TEXT = 1000
 
@@ -75,10 +69,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
         case Failure():
             return error
         case RequestValidationError():  # where and what, and nothing of the input
-            errors = error.errors()
-            faults = [f"{'.'.join(str(part)[:50] for part in e['loc'])}: {e['msg']}" for e in errors[:_MOST_FAULTS]]
-            if more := len(errors) - len(faults):
-                faults.append(f"and {more} more")
+            faults = [f"{'.'.join(str(part)[:50] for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+            if more := faults[_MOST_FAULTS:]:
+                faults[_MOST_FAULTS:] = [f"and {len(more)} more"]
             return Failure(422, "InvalidInput", "; ".join(faults))
         case HTTPException():  # of the framework, or of the deployer's own code
             known = error.status_code in set(HTTPStatus)
@@ -87,22 +80,21 @@ def failure_of(error: BaseException, where: str) -> Failure:
             return Failure(error.status_code, phrase.title().replace(" ", ""), detail, error.headers)
         case InvalidParameter(parameter="input"):  # any other parameter is the deployer's
             return Failure(422, "InvalidParameter", str(error))
-        case PrivacyBudgetExceeded():
+        case errors.PrivacyBudgetExceeded():
             return Failure(429, "PrivacyBudgetExceeded", str(error))
-        case MembersAbstained():
+        case errors.MembersAbstained():
             message = "the model gave no usable answer, says a release, which was charged; later requests may succeed"
             return Failure(503, "MembersAbstained", message)
-        case ModelUnavailable():
+        case errors.ModelUnavailable():
             return Failure(503, "ModelUnavailable", "the model does not answer now; nothing was charged")
-        case LedgerError():
+        case errors.LedgerError():
             logger.error("%s: the ledger cannot be used: %s", where, error)
             message = "the ledger cannot be used now; without it nothing is released, and what it has charged stands"
             return Failure(503, "LedgerUnavailable", message)
-        case ReleaseFailed():
+        case errors.ReleaseFailed():
             return Failure(500, "ReleaseFailed", str(error))
-    place, trace = "an unknown place", error.__traceback__
-    while trace is not None:
-        place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    place = f"{last[0].filename}:{last[0].lineno}" if last else "an unknown place"
     logger.error("%s: %s at %s", where, type(error).__qualname__, place)
     return Failure(500, "InternalError", "the server failed; a charge that was made stands")
 
@@ -189,19 +181,19 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the whole body. Raises `Failure`: 413 as soon as it is too long, 408 if it comes too slowly."""
     from starlette.requests import ClientDisconnect
 
-    long, most = f"the body is longer than {limits.max_body_bytes} bytes", limits.max_body_bytes
-    announced, body = request.headers.get("content-length", ""), bytearray()
+    most, body, announced = limits.max_body_bytes, bytearray(), request.headers.get("content-length", "")
+    too_large = Failure(413, "TooLarge", f"the body is longer than {most} bytes", {"Connection": "close"})
     if announced.isdecimal() and int(announced[:20]) > most:
-        raise Failure(413, "TooLarge", long, _CLOSE)  # the rest stays unread
+        raise too_large  # the rest stays unread
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most:
-                    raise Failure(413, "TooLarge", long, _CLOSE)
+                    raise too_large
     except TimeoutError:
         slow = f"the body did not arrive within {limits.body_seconds:g} seconds"
-        raise Failure(408, "SlowRequest", slow, _CLOSE) from None
+        raise Failure(408, "SlowRequest", slow, {"Connection": "close"}) from None
     except ClientDisconnect:
         raise Failure(400, "Disconnected", "the client left before its request was whole") from None
     return bytes(body)

@@ -90,8 +90,23 @@ def add_dp_routes(
     limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
     from fastapi import APIRouter
     from fastapi.routing import APIRoute
+    from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import Response
+
+    async def authenticated(request: Request) -> str:
+        """Return the caller, or raise `Failure`: a fault in here lets no one in."""
+        try:
+            found = principal_from(request)
+            principal = await found if inspect.isawaitable(found) else found
+            if isinstance(principal, str) and principal:
+                return principal
+        except HTTPException as error:
+            if error.status_code >= 400:
+                raise
+        except Exception as error:
+            failure_of(error, "principal_from")  # into the log
+        raise Failure(401, "Unauthorized", "this request has no authenticated caller")
 
     class GuardedRoute(APIRoute):
         """Authenticates, reads the body within its limits, and answers every error as JSON."""
@@ -101,7 +116,7 @@ def add_dp_routes(
 
             async def guarded(request: Request) -> Response:
                 try:
-                    principal = await _authenticated(principal_from, request)
+                    principal = await authenticated(request)
                     request.state.dpicl_principal = principal
                     if request.method == "POST":
                         body = await read_body(request, limits)
@@ -117,23 +132,6 @@ def add_dp_routes(
     router = APIRouter(route_class=GuardedRoute)
     _declare(router, runnable, releases, path, limits)
     app.include_router(router)
-
-
-async def _authenticated(principal_from: PrincipalFrom, request: "Request") -> str:
-    """Return the caller, or raise `Failure`: a fault in here lets no one in."""
-    from starlette.exceptions import HTTPException
-
-    try:
-        found = principal_from(request)
-        principal = await found if inspect.isawaitable(found) else found
-        if isinstance(principal, str) and principal:
-            return principal
-    except HTTPException as error:
-        if error.status_code >= 400:
-            raise
-    except Exception as error:
-        failure_of(error, "principal_from")  # into the log
-    raise Failure(401, "Unauthorized", "this request has no authenticated caller")
 
 
 def _declare(

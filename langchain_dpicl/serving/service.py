@@ -36,8 +36,6 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.serving.guards import Failure, Limits, Slots, failure_of
 
-Events = asyncio.Queue[bytes | Failure | None]
-
 MOST = 1000
 """The most releases that `release_history` gives."""
 
@@ -89,41 +87,42 @@ class Service:
 
     async def stream(self, value: BaseModel) -> Response:
         """Make one release as events. Its first chunk, or a failure before it, decides the status."""
-        events: Events = asyncio.Queue()
+        events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
         left = asyncio.Event()
-        await self._slots.start(lambda: self._run(_plain(value), events, left), 1)
+
+        async def release() -> None:
+            """Put the chain's chunks into ``events``, then None or a failure."""
+            run_id = uuid.uuid4()
+            head = _event("metadata", self._dumps({"run_id": run_id}))
+            stream = cast("AsyncGenerator[Any, None]", self.runnable.astream(_plain(value), self._config(run_id)))
+            try:
+                async with contextlib.aclosing(stream) as chunks:
+                    async for chunk in chunks:
+                        events.put_nowait(head + _event("data", self._dumps(chunk)))
+                        head = b""
+                        if self._may_end_early and left.is_set():
+                            break
+            except BaseException as error:
+                events.put_nowait(failure_of(error, f"{self.path}/stream"))
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                events.put_nowait(None)
+
+        async def sent(event: bytes | Failure | None) -> AsyncIterator[bytes]:
+            while isinstance(event, bytes):
+                yield event
+                event = await events.get()
+            if event is None:
+                yield _event("end")
+            else:
+                yield _event("error", self._dumps({"status_code": event.status, "message": event.message}))
+
+        await self._slots.start(release, 1)
         first = await events.get()
         if isinstance(first, Failure):
             raise first
-        return EventStream(self._sent(first, events), left.set)
-
-    async def _run(self, value: Any, events: Events, left: asyncio.Event) -> None:
-        """Put the chain's chunks into ``events``, then None or a failure."""
-        run_id = uuid.uuid4()
-        head = _event("metadata", self._dumps({"run_id": run_id}))
-        stream = cast("AsyncGenerator[Any, None]", self.runnable.astream(value, self._config(run_id)))
-        try:
-            async with contextlib.aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    events.put_nowait(head + _event("data", self._dumps(chunk)))
-                    head = b""
-                    if self._may_end_early and left.is_set():
-                        break
-        except BaseException as error:
-            events.put_nowait(failure_of(error, f"{self.path}/stream"))
-            if not isinstance(error, Exception):
-                raise
-        else:
-            events.put_nowait(None)
-
-    async def _sent(self, sent: bytes | Failure | None, events: Events) -> AsyncIterator[bytes]:
-        while isinstance(sent, bytes):
-            yield sent
-            sent = await events.get()
-        if sent is None:
-            yield _event("end")
-        else:
-            yield _event("error", self._dumps({"status_code": sent.status, "message": sent.message}))
+        return EventStream(sent(first), left.set)
 
     def _config(self, run_id: uuid.UUID) -> RunnableConfig:
         return {"run_id": run_id, "run_name": self.path}
@@ -261,18 +260,16 @@ def release_history(releases: Sequence[AnyRelease], principal: str | None, last:
     """
     last = checks.whole("last", last, at_most=MOST)
     found, total = by_budget(releases)[0][0].budget.latest(last, principal)
-    past: list[PastRelease] = []
-    for release in found:
-        receipt = {} if release.receipt is None else json.loads(release.receipt)
-        past.append(
-            {
-                "number": release.number,
-                "line": release.line,
-                "time": release.charged,
-                "epsilon_spent": receipt.get("epsilon_spent"),
-                "outcome": release.outcome or receipt.get("outcome", UNANSWERED),
-            }
-        )
+    past: list[PastRelease] = [
+        {
+            "number": release.number,
+            "line": release.line,
+            "time": release.charged,
+            "epsilon_spent": receipt.get("epsilon_spent"),
+            "outcome": release.outcome or receipt.get("outcome", UNANSWERED),
+        }
+        for release, receipt in ((each, json.loads(each.receipt or "{}")) for each in found)
+    ]
     return {"releases": past, "total": total}
 
 
