@@ -1,32 +1,34 @@
-"""``dpicl`` on the command line.
+"""``dpicl`` on the command line, and the options and the printer that its commands share.
 
-Each command is a module: its docstring is the text of ``--help``, ``add_options`` declares its options, and ``run``
+A command is two functions: ``NAME_options`` declares its options, and its docstring is the text of ``--help``; ``NAME``
 carries it out and returns the exit status. Only the module of the given command loads.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
-from langchain_dpicl.cli.options import add_json
 from langchain_dpicl.errors import DPICLError
 
 COMMANDS = {
-    "demo": "private answers from a generated clinic inbox, with the embedded model",
-    "answer": "answer questions from your own examples",
-    "synthesize": "write public demonstrations from your own examples",
-    "plan": "what a privacy target allows: rate, noise, cost, chance that noise flips a vote",
-    "budget": "show what was spent: budgets, history, receipts, exports",
-    "forget": "remove an owner from a saved store and from its ledgers",
-    "serve": "answer over HTTP, with keys, limits and several workers on one budget",
-    "evaluate": "measure private answers on a task with known answers",
-    "audit": "attack the mechanisms: a lower bound on epsilon beside the claimed one",
+    "demo": ("answer", "private answers from a generated clinic inbox, with the embedded model"),
+    "answer": ("answer", "answer questions from your own examples"),
+    "synthesize": ("answer", "write public demonstrations from your own examples"),
+    "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
+    "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
+    "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
+    "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
+    "evaluate": ("measure", "measure private answers on a task with known answers"),
+    "audit": ("measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
 }
+"""The module of each command, and what the command does."""
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -35,15 +37,12 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
         prog="dpicl", description="Differentially private in-context learning: answers from private examples."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
+    for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
-            module = import_module(f"langchain_dpicl.cli.{name}")
-            command.description = module.__doc__
-            if name != "budget":  # its actions have the option
-                add_json(command)
-                command.set_defaults(run=module.run)
-            module.add_options(command)
+            declare = getattr(import_module(f"langchain_dpicl.cli.{module}"), f"{name}_options")
+            command.description = inspect.getdoc(declare)
+            declare(command)
     return parser.parse_args(given)
 
 
@@ -54,13 +53,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except DPICLError as error:
         kind, message = type(error).__name__, str(error)
-        answered = error.__dict__.get("answered", {})
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if options.json:
-        print(json.dumps({"error": kind, "message": message, **answered}))
+        print(json.dumps({"error": kind, "message": message, **options.answered()}))
     print(f"dpicl {options.command}: {message}", file=sys.stderr)
     return 1
+
+
+def chosen(options: object, *names: str) -> dict[str, Any]:
+    """Return these options by name, to be passed on."""
+    return {name: getattr(options, name) for name in names}
+
+
+def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those of these options that have a value, by name."""
+    return {name: value for name, value in chosen(options, *names).items() if value is not None}
+
+
+def show(options: argparse.Namespace, facts: Any, text: str, indent: int | None = 2) -> int:
+    """Print the facts as JSON if ``--json`` asks for them, otherwise the text. Returns the exit status 0."""
+    print(json.dumps(facts, indent=indent) if options.json else text, flush=True)
+    return 0
+
+
+def add_run(parser: Any, run: Callable[[argparse.Namespace], int]) -> None:
+    """Name the function of a command, and declare ``--json``, which every command has.
+
+    If the command fails, ``answered`` says what was charged before: a function that the command may replace.
+    """
+    parser.set_defaults(run=run, answered=dict)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_ledger(parser: Any, summary: str = "the ledger's address") -> None:
+    """Declare ``--ledger``."""
+    parser.add_argument("--ledger", default="sqlite:///dpicl-budget.db", help=summary)
+
+
+def add_witness(parser: Any) -> None:
+    """Declare ``--witness``."""
+    parser.add_argument("--witness", metavar="PATH", help="the ledger's witness: a path or a URL (default: beside it)")
+
+
+def add_ensemble(parser: Any, members: int, shots: int) -> None:
+    """Declare how many calls answer, and with how many examples each."""
+    parser.add_argument("--members", type=int, default=members, help=f"parallel calls per answer (default {members})")
+    parser.add_argument("--shots", type=int, default=shots, help=f"expected examples per call (default {shots})")
+
+
+def add_model(parser: Any, default: str) -> None:
+    """Declare the model: an embedded one, or one on a server."""
+    parser.add_argument("--model", help=f"an embedded model, or a server's model (default: {default})")
+    parser.add_argument("--model-url", help="an OpenAI-compatible server; its key is read from OPENAI_API_KEY")
+
+
+def add_prices(parser: Any) -> None:
+    """Declare the prices of tokens."""
+    parser.add_argument("--price-in", type=float, default=0.0, help="the price of a million prompt tokens")
+    parser.add_argument("--price-out", type=float, default=0.0, help="the price of a million answer tokens")

@@ -1,25 +1,102 @@
-"""Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in the style
-of the examples' outputs.
-
-examples:
-  dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
-  dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
-  dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough at night"
-"""
+"""The commands that release answers: ``demo``, ``answer`` and ``synthesize``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from typing import Any
+import tempfile
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.options import add_ensemble, add_model, add_private_data, chosen
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.cli import add_ensemble, add_ledger, add_model, add_run, add_witness, chosen, given, show
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy import PrivacyPlan
+
+TUNED_ON = 30
+"""The first held-out questions chose the desks' names and the prompt: the demonstration asks others."""
+NEW_QUESTIONS = 4
 
 
-def add_options(parser: Any) -> None:
-    """Declare the options."""
-    add_private_data(parser, "text", "label")
+def demo_options(parser: Any) -> None:
+    """Route an invented clinic's messages to its desks, learning the desks from private examples alone."""
+    add_run(parser, demo)
+    parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--releases", type=int, default=100, help="how many answers the budget is for (default 100)")
+    parser.add_argument("--held-out", type=int, default=20, help="how many held-out questions to score (default 20)")
+    parser.add_argument("--ledger", help="a database URL to count on (default: a temporary one)")
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Ask new questions beside answers that are not private, then score held-out ones."""
+    from langchain_dpicl import ExemplarStore, LabelScorer, PoissonExampleSelector, PrivacyBudget, local
+    from langchain_dpicl.cli.session import label_session
+    from langchain_dpicl.demo import inbox
+
+    labels = list(inbox.DEMO_LABELS)
+    private, held_out = inbox.demo_inbox()
+    keys: Any = {"input_key": inbox.INPUT_KEY, "output_key": inbox.OUTPUT_KEY, "owner_key": inbox.OWNER_KEY}
+    with contextlib.ExitStack() as temporary:
+        ledger = options.ledger
+        if ledger is None:
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-demo-"))
+            ledger = f"sqlite:///{folder}/budget.db"
+        store = ExemplarStore.from_records(private, local.local_embeddings(), **keys, progress=not options.json)
+        budget = PrivacyBudget(options.epsilon, options.delta, options.releases, ledger=ledger, name="demo")
+        selector = PoissonExampleSelector(store, inbox.DEMO_MEMBERS, shots=inbox.DEMO_SHOTS)
+        member = LabelScorer(
+            local.local_llm(),
+            labels,
+            query_key=inbox.INPUT_KEY,
+            instruction=inbox.DEMO_INSTRUCTION,
+            content_free=inbox.DEMO_CONTENT_FREE,
+            top_logprobs=100,
+        )
+        session = label_session(options, budget, selector, member, labels, inbox.INPUT_KEY)
+        line = session.chain.line()
+        session.say(
+            f"A clinic's inbox: {len(store):,} messages of {store.owner_count} patients, all private.\n"
+            f"Its desks are called {', '.join(labels)}; only the messages show which desk does what.\n\n"
+            f"The promise: {options.releases} answers together are ({options.epsilon:g}, {options.delta:g})-"
+            f"differentially private for every patient.\nEach answer: {inbox.DEMO_MEMBERS} members, a patient takes "
+            f"part with probability {line.rate:.3f}, noise of sigma {line.parameter:.2f} on every desk's count."
+        )
+        questions = [(row[inbox.INPUT_KEY], row[inbox.OUTPUT_KEY]) for row in held_out[TUNED_ON:]]
+        scored = min(options.held_out, len(questions) - NEW_QUESTIONS)
+        session.ask([text for text, _ in questions[:NEW_QUESTIONS]], compared=True)
+        session.say(f"\nAccuracy on {scored} messages of patients who are not in the inbox:")
+        session.test(questions[NEW_QUESTIONS : NEW_QUESTIONS + scored])
+        return session.finish(epsilon=options.epsilon, delta=options.delta, rate=line.rate, sigma=line.parameter)
+
+
+def _add_private_data(parser: Any, input_key: str, output_key: str) -> None:
+    """Declare the file with the private examples and its keys, and the budget that protects them."""
+    parser.add_argument("--data", required=True, help="private examples: JSON lines or CSV, plain or .gz")
+    parser.add_argument("--input-key", default=input_key)
+    parser.add_argument("--output-key", default=output_key)
+    parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
+    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
+    add_ledger(parser, "counts what is spent")
+    add_witness(parser)
+    parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
+
+
+def answer_options(parser: Any) -> None:
+    """Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in the
+    style of the examples' outputs.
+
+    examples:
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
+      dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
+      dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough"
+    """
+    add_run(parser, answer)
+    _add_private_data(parser, "text", "label")
     modes = ("label", "embedding", "keywords-joint", "keywords-ptr")
     parser.add_argument("--mode", choices=modes, default="label", help="the kind of answer (default label)")
     parser.add_argument("--labels", help="the public list of labels, separated by commas (mode label)")
@@ -40,11 +117,10 @@ def add_options(parser: Any) -> None:
     texts.add_argument("--max-tokens", type=int, default=60, help="length of an answer (default 60)")
 
 
-def run(options: argparse.Namespace) -> int:
+def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
-    from langchain_dpicl import DPAggregate, ExemplarStore, NoisyVote, PoissonExampleSelector, PrivateEnsemble, local
-    from langchain_dpicl.cli.session import label_session, open_budget
-    from langchain_dpicl.cli.texts import text_session
+    from langchain_dpicl import ExemplarStore, PoissonExampleSelector, local
+    from langchain_dpicl.cli.session import label_session, open_budget, text_session
     from langchain_dpicl.members.models import ModelChoice, label_member
     from langchain_dpicl.store.records import read_records
 
@@ -65,40 +141,163 @@ def run(options: argparse.Namespace) -> int:
     store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, progress=not options.json)
     budget = open_budget(options, store, lambda _: options.releases)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
-    known = _known(tests, labels, options)[: options.limit]
+    spelling, known = {label.casefold(): label for label in labels or ()}, []
+    for i, record in enumerate(tests):
+        text, right = record.get(options.input_key), record.get(options.output_key)
+        if isinstance(right, str) and labels is not None:
+            right = spelling.get(right.strip().casefold())
+        if not isinstance(text, str) or not isinstance(right, str):
+            needed = "a text" if labels is None else "one of the labels"
+            raise InvalidRecords(
+                f"test record {i} needs a text under {options.input_key!r} and {needed} under {options.output_key!r}"
+            )
+        known.append((text, right))
     choice = ModelChoice(options.model, options.model_url)
     try:
         if labels is None:
             session = text_session(options, budget, selector, choice)
         else:
-            ensemble = PrivateEnsemble(selector, label_member(choice, labels, options.input_key))
-            chain = ensemble | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
-            session = label_session(chain, options.input_key, options)
+            member = label_member(choice, labels, options.input_key)
+            session = label_session(options, budget, selector, member, labels, options.input_key)
     except ImportError:
         sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
     line = session.chain.line()
     session.say(f"{store!r}; {budget!r}")
     session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
     session.ask(options.question, compared=options.compare)
-    session.test(known)
+    session.test(known[: options.limit])
     noise = {"parameter" if labels is None else "sigma": line.parameter}
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **noise)
 
 
-def _known(
-    records: list[dict[str, Any]], labels: list[str] | None, options: argparse.Namespace
-) -> list[tuple[str, str]]:
-    """Return the texts of test records with their right answers; labels in the spelling of ``labels``."""
-    spelling = {label.casefold(): label for label in labels or ()}
-    found = []
-    for i, record in enumerate(records):
-        text, answer = record.get(options.input_key), record.get(options.output_key)
-        if isinstance(answer, str) and labels is not None:
-            answer = spelling.get(answer.strip().casefold())
-        if not isinstance(text, str) or not isinstance(answer, str):
-            needed = "a text" if labels is None else "one of the labels"
-            raise InvalidRecords(
-                f"test record {i} needs a text under {options.input_key!r} and {needed} under {options.output_key!r}"
-            )
-        found.append((text, answer))
-    return found
+def synthesize_options(parser: Any) -> None:
+    """Write an output for each public input, token by token, in the style of the private examples' outputs. The pairs
+    are public: show them to any model, as often as you like, at no further cost.
+
+    examples:
+      dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
+      dpicl synthesize --data reviews.csv --input-key text --output-key reply --inputs public.csv --epsilon 1 \\
+        --max-tokens 60 --owner-key customer --output demonstrations.jsonl
+
+    Run the same command again to resume an interrupted job; no token is charged twice.
+    """
+    from langchain_dpicl.local import DEFAULT_MODEL
+
+    add_run(parser, synthesize)
+    _add_private_data(parser, "input", "output")
+    parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
+    parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")
+    parser.add_argument("--tokens", type=int, help="how many the budget is for (default: inputs times --max-tokens)")
+    parser.add_argument("--max-tokens", type=int, default=25, help="the longest output (default 25)")
+    parser.add_argument("--min-tokens", type=int, help="the shortest output (default: the sampler's)")
+    parser.add_argument("--shots", type=int, default=4, help="expected owners per token, 2 or more (default 4)")
+    parser.add_argument("--top-k", type=int, help="candidates per token (default: the sampler's)")
+    stop = "a text that ends an output; may be repeated (default: an empty line)"
+    parser.add_argument("--stop", action="append", help=stop)
+    parser.add_argument("--input-name", help="the word before an input in a prompt, such as Data (default: its key)")
+    parser.add_argument("--output-name", help="the word before an output, such as Description (default: its key)")
+    parser.add_argument("--limit", type=int, help="use only the first N inputs")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="an embedded model, a GGUF file or a folder")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+
+
+def synthesize(options: argparse.Namespace) -> int:
+    """Write the demonstrations. Returns 1 if inputs stay unanswered."""
+    from tqdm import tqdm
+
+    from langchain_dpicl import synthesize_demonstrations
+    from langchain_dpicl.cli.session import shortened
+    from langchain_dpicl.decoding import Made
+    from langchain_dpicl.members.models import read_lines
+    from langchain_dpicl.store.records import read_records
+
+    started, made = time.monotonic(), []
+    if options.limit is not None and options.limit < 1:
+        raise InvalidParameter("--limit", options.limit, "at least 1")
+    has_records = options.inputs.removesuffix(".gz").endswith((".jsonl", ".json", ".csv"))
+    found = read_records(options.inputs) if has_records else read_lines("--inputs", options.inputs)
+    if not found:
+        raise InvalidParameter("--inputs", options.inputs, "a file with at least one input")
+    inputs: list[Any] = found[: options.limit]
+    sampler = _sampler(options, len(inputs))
+    line = sampler.line()
+    if not options.json:
+        print(f"{sampler.selector.store!r}; {sampler.budget!r}")
+        print(f"each output: at most {options.max_tokens} tokens, rate {line.rate:.4g}; {line.plan_line.describe()}\n")
+    with tqdm(total=len(inputs), desc="demonstrations", disable=None, file=sys.stderr) as bar:
+
+        def progress(one: Made) -> None:
+            made.append({**one.pair, "receipt": one.receipt})
+            if not options.json:
+                asked = ", ".join(str(value) for key, value in one.pair.items() if key != options.output_key)
+                said = shortened(one.pair[options.output_key]) or "-"
+                bar.write(f"  {shortened(asked)}\n    {said}", file=sys.stdout)
+            bar.total, bar.n = one.total, one.done
+            bar.refresh()
+
+        options.answered = lambda: {"demonstrations": made}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PrivacyWarning)  # unanswered inputs are reported below
+                written = synthesize_demonstrations(sampler, inputs, output=options.output, progress=progress)
+        except KeyboardInterrupt:
+            print("\ndpicl synthesize: interrupted; the same command resumes here", file=sys.stderr)
+            raise
+    budget, unanswered = sampler.budget, written.unanswered
+    facts = {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "epsilon_spent": budget.epsilon_spent(),
+        "tokens": sum(receipt["tokens"] or 0 for receipt in written.receipts),
+        "remaining": line.remaining(),
+        "output": options.output,
+        "unanswered": unanswered,
+        "demonstrations": [{**pair, "receipt": each} for pair, each in zip(written, written.receipts, strict=True)],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    text = (
+        f"\n{len(written)} demonstrations ({len(made)} of them new) of {facts['tokens']} tokens in {options.output}\n"
+        f"epsilon {facts['epsilon_spent']:.3g} of {budget.epsilon:g} spent at delta {budget.delta:.2g}, "
+        f"{facts['remaining']} tokens left; {facts['seconds']:.0f} seconds."
+    )
+    show(options, facts, text)
+    if unanswered:
+        left = f"{len(unanswered)} of {len(unanswered) + len(written)} inputs"
+        print(f"dpicl synthesize: {left} stay unanswered: the budget's tokens are spent", file=sys.stderr)
+    return 1 if unanswered else 0
+
+
+def _sampler(options: argparse.Namespace, inputs: int) -> Any:
+    """Open the store, the budget and the model."""
+    import numpy as np
+
+    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, local
+    from langchain_dpicl.cli.session import open_budget
+    from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+    from langchain_dpicl.store.records import read_records
+
+    def tokens(plan: PrivacyPlan | None) -> int:
+        """As given, as frozen, or enough for every input."""
+        if options.tokens is not None:
+            return int(options.tokens)
+        frozen = None if plan is None else plan.lines.get("tokens")
+        return max(options.max_tokens, 1) * inputs if frozen is None else frozen.count
+
+    if options.shots < 2:
+        raise InvalidParameter("--shots", options.shots, "at least 2")
+    records = read_records(options.data)
+    no_search = np.zeros((len(records), 1), np.float32)
+    keys = chosen(options, "input_key", "output_key", "owner_key")
+    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, vectors=no_search)
+    budget = open_budget(options, store, tokens)
+    settings = given(options, "min_tokens", "top_k")
+    if options.stop:
+        settings["stop"] = [text.replace("\\n", "\n") for text in options.stop]
+    return DPSampler(
+        TransformersLogits(options.model, dtype=options.dtype),
+        PoissonExampleSelector(store, options.shots, shots=1),
+        budget,
+        template=DemonstrationTemplate.of(store, **chosen(options, "input_name", "output_name")),
+        max_tokens=options.max_tokens,
+        **settings,
+    )

@@ -1,13 +1,4 @@
-"""Read a ledger: what every budget promised and spent, every release, every receipt; and recover a damaged one.
-
-examples:
-  dpicl budget show --ledger sqlite:///dpicl-budget.db --plot spent.png
-  dpicl budget history --name reviews --last 20
-  dpicl budget receipt reviews:vote:17
-  dpicl budget export --format csv > releases.csv
-  dpicl budget tickets --name reviews --plot private.png
-  dpicl budget recover --ledger sqlite:///dpicl-budget.db
-"""
+"""The commands that read and mend ledgers: ``budget``, and ``forget`` for an owner of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +11,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.options import add_json, add_ledger, add_witness, show
+from langchain_dpicl.cli import add_ledger, add_run, add_witness, show
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -30,19 +21,23 @@ if TYPE_CHECKING:
 
 Steps = list[tuple[datetime, float]]
 
-_RECOVER = """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its
-place. Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every
-plan of the ledger as a whole."""
 
+def budget_options(parser: Any) -> None:
+    """Read a ledger: what every budget promised and spent, every release, every receipt; and recover a damaged one.
 
-def add_options(parser: Any) -> None:
-    """Declare the actions and their options."""
+    examples:
+      dpicl budget show --ledger sqlite:///dpicl-budget.db --plot spent.png
+      dpicl budget history --name reviews --last 20
+      dpicl budget receipt reviews:vote:17
+      dpicl budget export --format csv > releases.csv
+      dpicl budget tickets --name reviews --plot private.png
+      dpicl budget recover --ledger sqlite:///dpicl-budget.db
+    """
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, run: Callable[[argparse.Namespace], int], summary: str, of: str = "") -> Any:
         added = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        added.set_defaults(run=run)
-        add_json(added)
+        add_run(added, run)
         add_ledger(added)
         if of:
             added.add_argument("--name", help=of, required=name == "tickets")
@@ -61,7 +56,7 @@ def add_options(parser: Any) -> None:
     tickets = action("tickets", _tickets, private, "a budget whose owners pay with tickets")
     tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets used; as private")
     recover = action("recover", _recover, "after a ledger was lost or rolled back: count what it may lack")
-    recover.description = _RECOVER
+    recover.description = _recover.__doc__
     add_witness(recover)
     keep = "believe a ledger whose witness is lost, if you KNOW that it is no copy"
     recover.add_argument("--keep-count", action="store_true", help=keep)
@@ -83,10 +78,6 @@ def _show(options: argparse.Namespace) -> int:
             panels = [_spending(report, plan, states[plan.name]) for plan in report.chosen(options.name)]
             draw_spending(panels, options.plot)
             found["plot"] = options.plot
-    return show(options, found, _words(found))
-
-
-def _words(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for budget in found["budgets"]:
         kind, each = budget["kind"], budget["scope"] == "per_principal"
@@ -112,7 +103,9 @@ def _words(found: dict[str, Any]) -> str:
     for act in found["acts"]:
         when = f"carried out {act['carried_out'][:19]}" if act["carried_out"] else "not carried out"
         lines.append(f"fresh start of {act['budget']}, announced {act['announced'][:19]}, {when}: {act['reason']}")
-    return "\n".join(lines if found["budgets"] else [*lines, "the ledger holds no budget"])
+    if not found["budgets"]:
+        lines.append("the ledger holds no budget")
+    return show(options, found, "\n".join(lines))
 
 
 def _line(name: str, state: dict[str, Any], kind: str) -> str:
@@ -273,6 +266,9 @@ def _tickets(options: argparse.Namespace) -> int:
 
 
 def _recover(options: argparse.Namespace) -> int:
+    """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its place.
+    Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every plan
+    of the ledger as a whole."""
     from langchain_dpicl.budget.upkeep import recover
 
     found = recover(options.ledger, options.witness, keep_count=options.keep_count)
@@ -289,3 +285,53 @@ def _recover(options: argparse.Namespace) -> int:
             lines.append(f"{name}: {counter['spent']:,} count, {counter['added']:,} of them new")
     lines += [f"{name}: not in the ledger, counts as spent" for name in found["missing"]]
     return show(options, found, "\n".join(lines))
+
+
+def forget_options(parser: Any) -> None:
+    """Remove an owner from a saved store and from its ledgers, while workers go on.
+
+    examples:
+      dpicl forget --store patients.npz --owner patient-17
+      dpicl forget --store patients.npz --owner - --ledger postgresql://desk@host/budgets < owner.txt
+      dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
+
+    Workers that have loaded the file follow before their next release, without a restart. The ledgers are those that
+    the store remembers and those that you name. The exit status is 1 if a remembered ledger could not be opened.
+    """
+    add_run(parser, forget)
+    parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
+    parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
+    parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
+    further = "a further ledger; may be repeated"
+    parser.add_argument("--ledger", action="append", default=[], metavar="URL", help=further)
+
+
+def forget(options: argparse.Namespace) -> int:
+    """Forget the owner. Returns 1 if a ledger could not be reached."""
+    from langchain_dpicl.budget import upkeep
+
+    owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
+    if not owner:
+        raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
+    model: Any = None  # forgetting embeds nothing
+    if options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
+        from langchain_dpicl.store.postgres import PostgresExemplarStore
+
+        store: Any = PostgresExemplarStore.open(options.store, model, name=options.collection)
+    else:
+        from langchain_dpicl.store import ExemplarStore
+
+        store = ExemplarStore.load(options.store, model)
+    ledgers, lost = upkeep.open_ledgers(store, options.ledger)
+    try:
+        went = upkeep.forget(store, owner, ledgers)
+        places = [ledger.place for ledger in ledgers]
+    finally:
+        for ledger in ledgers:
+            ledger.close()
+    left, where = store.owner_count, ", ".join(map(str, places)) or "none"
+    facts = {"exemplars": went, "owners_left": left, "ledgers": places, "not_reached": lost}
+    show(options, facts, f"{went} exemplars went, {left} owners are left; ledgers: {where}")
+    for place in lost:
+        print(f"dpicl forget: the ledger {place} could not be opened: name it with --ledger", file=sys.stderr)
+    return 1 if lost else 0

@@ -1,7 +1,4 @@
-"""Solve for the least noise that keeps a privacy promise, and say what it means.
-
-With --gated the plan is for tickets: --releases counts them, for each owner, and the number of queries has no limit.
-"""
+"""The command ``plan``: its numbers, their words and their drawings."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.options import add_ensemble, add_prices, show
+from langchain_dpicl.cli import add_ensemble, add_prices, add_run, chosen, given, show
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots.charts import Curve, Panel, draw_panels
 from langchain_dpicl.plots.style import GREY, SHADES
@@ -27,8 +24,13 @@ _TICKETS = (
 )
 
 
-def add_options(parser: Any) -> None:
-    """Declare the options."""
+def plan_options(parser: Any) -> None:
+    """Solve for the least noise that keeps a privacy promise, and say what it means.
+
+    With --gated the plan is for tickets: --releases counts them, for each owner, and the number of queries has no
+    limit.
+    """
+    add_run(parser, plan)
     target = parser.add_argument_group("the promise")
     target.add_argument("--epsilon", type=float, required=True, help="all releases together stay below this epsilon")
     target.add_argument("--delta", type=float, required=True, help="at this delta; choose it below 1/owners")
@@ -55,16 +57,16 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the trade-offs between epsilon, releases and noise")
 
 
-def run(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
     from langchain_dpicl.privacy.plan import CallCosts, words
 
-    (plan, gate), calls = _solved(options), None
+    (solved, gate), calls = _solved(options), None
     if options.prompt_tokens is not None:
         calls = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
     shape = {"members": options.members, "shots": options.shots if gate is None else None}
-    numbers = plan.numbers(**shape, margins=options.margin, labels=options.labels, calls=calls)
-    numbers["plan"] = json.loads(plan.to_json())
+    numbers = solved.numbers(**shape, margins=options.margin, labels=options.labels, calls=calls)
+    numbers["plan"] = json.loads(solved.to_json())
     warnings = []
     if options.owners is not None and options.delta >= 1.0 / options.owners:  # one owner may be revealed whole
         warnings.append(f"delta {options.delta:g} is not below 1/owners = {1.0 / options.owners:.3g}")
@@ -79,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
             warnings.append("every eligible owner takes part, so nothing is amplified: fewer members or shots?")
         numbers["warnings"] = warnings
     if options.verify:
-        verified = plan.verify()
+        verified = solved.verify()
         numbers["verification"] = verified.to_dict()
         text += f"\n\n{verified}"
         if gate is not None:
             numbers["verification"]["note"] = _TICKETS
             text += f"\n{_TICKETS}"
     if options.plot:
-        draw_panels(_panels(plan, options) if gate is None else _gated_panels(gate), options.plot)
+        draw_panels(_panels(solved, options) if gate is None else _gated_panels(gate), options.plot)
         numbers["plot"] = options.plot
     show(options, numbers, text)
     for warning in [] if options.json else warnings:
@@ -102,7 +104,7 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
 
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
-    fixed = {name: value for name in ("delta0", "select", "step") if (value := getattr(options, name)) is not None}
+    fixed = given(options, "delta0", "select", "step")
     for name, value in fixed.items():
         if name not in MECHANISMS[mechanism].options:
             raise InvalidParameter(name, value, f"{mechanism} has no such number")
@@ -141,11 +143,7 @@ def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
         entry.pop("cost", None)
     noise = line[gate.family.parameter]
     found["gated"] = {
-        "eligible": gate.eligible,
-        "owners": gate.owners,
-        "members": gate.members,
-        "rate": gate.rate,
-        "tickets": gate.tickets,
+        **chosen(gate, "eligible", "owners", "members", "rate", "tickets"),
         "exemplars": gate.rate * gate.eligible,
         "parameter": gate.family.parameter,
         "noise": noise,

@@ -1,23 +1,4 @@
-"""Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.
-
-examples:
-  dpicl serve --new-key mobile-app
-  dpicl serve --config server.yaml --check
-  dpicl serve --config server.yaml --workers 4
-
-a configuration:
-  store:    {file: tickets.npz}
-  model:    {name: gpt-4.1-mini, url: https://api.openai.com/v1, api_key_env: OPENAI_API_KEY}
-  release:  {kind: vote, labels: [billing, technical]}
-  selector: {members: 20, shots: 2}
-  budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
-  keys:     {mobile-app: 64 hex digits, as --new-key prints them}
-  server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
-
-answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
-  selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
-  budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
-"""
+"""The command ``serve``."""
 
 from __future__ import annotations
 
@@ -28,12 +9,32 @@ import sys
 from functools import partial
 from typing import Any
 
-from langchain_dpicl.cli.options import chosen, show
+from langchain_dpicl.cli import add_run, given, show
 from langchain_dpicl.errors import InvalidParameter
 
 
-def add_options(parser: Any) -> None:
-    """Declare the options."""
+def serve_options(parser: Any) -> None:
+    """Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.
+
+    examples:
+      dpicl serve --new-key mobile-app
+      dpicl serve --config server.yaml --check
+      dpicl serve --config server.yaml --workers 4
+
+    a configuration:
+      store:    {file: tickets.npz}
+      model:    {name: gpt-4.1-mini, url: https://api.openai.com/v1, api_key_env: OPENAI_API_KEY}
+      release:  {kind: vote, labels: [billing, technical]}
+      selector: {members: 20, shots: 2}
+      budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
+      keys:     {mobile-app: 64 hex digits, as --new-key prints them}
+      server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
+
+    answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
+      selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
+      budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
+    """
+    add_run(parser, serve)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="YAML or TOML: store, model, release, budget, keys, server")
     what.add_argument("--new-key", metavar="NAME", help="print a fresh API key and its line for the configuration")
@@ -43,7 +44,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--workers", type=int, help="instead of the file's")
 
 
-def run(options: argparse.Namespace) -> int:
+def serve(options: argparse.Namespace) -> int:
     """Print the plan, freeze it, and listen; or make a key."""
     from langchain_dpicl.serving.guards import check_name, hash_of, new_key
 
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
 
-    replaced = {k: v for k, v in chosen(options, "host", "port", "workers").items() if v is not None}
+    replaced = given(options, "host", "port", "workers")
     settings = read(options.config, **replaced)
     app: Any = create_app(settings)
     if not options.check:
@@ -70,7 +71,19 @@ def run(options: argparse.Namespace) -> int:
     server, budgets = settings.server, plans(app.state.chain)
     where = f"http://{server.host}:{server.port}{server.path}"
     callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
-    words = [*_words(budgets), f"{where} (workers: {server.workers}; {callers})"]
+    words = []
+    for budget in budgets:
+        state = "" if budget["frozen"] else ", not frozen yet"
+        words.append(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
+        for line in budget["lines"]:
+            if budget["tickets"]:  # there is no end
+                so_far = " for each caller" if line["spent"] is None else f", {line['spent']:,} so far"
+                count = f"no last answer{so_far}; each owner takes part in at most {line['releases']:,}"
+            else:
+                left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
+                count = f"{line['releases']:,} {line['unit']}, {left}"
+            words.append(f"  {line['line']}: {count}; rate {line['rate']:.4g}\n  each: {line['mechanism']}")
+    words.append(f"{where} (workers: {server.workers}; {callers})")
     facts = {"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
@@ -93,20 +106,3 @@ def run(options: argparse.Namespace) -> int:
     os.environ[ENVIRONMENT] = json.dumps({"config": os.path.abspath(options.config), "server": replaced})
     uvicorn.run("langchain_dpicl.serving.app:from_environment", factory=True, workers=server.workers, **how)
     return 0
-
-
-def _words(budgets: list[dict[str, Any]]) -> list[str]:
-    """Describe the budgets. With tickets there is no end."""
-    words = []
-    for budget in budgets:
-        state = "" if budget["frozen"] else ", not frozen yet"
-        words.append(f"{budget['budget']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:.2g}{state}")
-        for line in budget["lines"]:
-            if budget["tickets"]:
-                so_far = " for each caller" if line["spent"] is None else f", {line['spent']:,} so far"
-                count = f"no last answer{so_far}; each owner takes part in at most {line['releases']:,}"
-            else:
-                left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
-                count = f"{line['releases']:,} {line['unit']}, {left}"
-            words.append(f"  {line['line']}: {count}; rate {line['rate']:.4g}\n  each: {line['mechanism']}")
-    return words

@@ -1,4 +1,4 @@
-"""Ask a sealed release from the command line, beside answers that are not private; open the store and budget of a file.
+"""Ask a sealed release from the command line, for labels or texts, beside answers that are not private.
 
 The comparison is for the owner of the data, who wants to see what privacy costs. The ensemble's plain majority is NOT
 private: no release contains it, and a service must not show it.
@@ -9,26 +9,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
-from langchain_dpicl.aggregators import NoisyVote
+from langchain_dpicl import local
+from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
-from langchain_dpicl.cli.options import show
-from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError
+from langchain_dpicl.cli import show
+from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
+from langchain_dpicl.members.downstream import keywords_to_answer
+from langchain_dpicl.members.models import ModelChoice, Wording, read_lines
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.private.boundary import run_private
-from langchain_dpicl.release.sealed import SealedRelease
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.release.transaction import Charged, Request, transact
+from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store.base import PrivateStore
 
 _WAYS = {"private": "private", "ensemble_not_private": "ensemble, NOT private", "zero_shot": "zero-shot"}
@@ -76,19 +85,19 @@ class Session:
 
     def ask(self, questions: Sequence[str], *, compared: bool) -> None:
         """Answer each question; with ``compared`` show the cost of privacy."""
-        with self._keep_answers():
-            for question in questions:
-                entry = {"question": question, **self.answer(question, compared)}
-                self.asked.append(entry)
-                self._show(entry)
+        self.options.answered = self._answered
+        for question in questions:
+            entry = {"question": question, **self.answer(question, compared)}
+            self.asked.append(entry)
+            self._show(entry)
 
     def test(self, questions: Sequence[tuple[str, str]]) -> None:
         """Answer questions whose right answers are known, under a progress bar, and print the scores."""
         if not questions:
             return
-        with self._keep_answers():
-            for text, expected in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
-                self.tested.append((self.answer(text, True), expected))
+        self.options.answered = self._answered
+        for text, expected in tqdm(questions, desc="held-out", unit="question", disable=None, file=sys.stderr):
+            self.tested.append((self.answer(text, True), expected))
         self.say()
         for way, score in self._scores().items():
             self.say(
@@ -119,15 +128,6 @@ class Session:
             found["held_out"] = len(self.tested)
         return found
 
-    @contextlib.contextmanager
-    def _keep_answers(self) -> Iterator[None]:
-        """Attach to an error the answers that were charged before it."""
-        try:
-            yield
-        except DPICLError as error:
-            error.__dict__["answered"] = self._answered()
-            raise
-
     def _show(self, entry: dict[str, Any]) -> None:
         receipt = entry["receipt"]
         nothing = "-" if "keywords" in entry else "(the members abstain)"
@@ -147,19 +147,91 @@ class Session:
             self.say(f"    {name:20s} {words}")
 
 
-def label_session(chain: SealedRelease, input_key: str, options: argparse.Namespace) -> Session:
+def label_session(
+    options: argparse.Namespace,
+    budget: PrivacyBudget,
+    selector: PoissonExampleSelector,
+    member: Runnable[Any, Any],
+    labels: list[str],
+    input_key: str,
+) -> Session:
     """Ask for labels, and score the share of right ones."""
+    release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
 
     def answer(text: str, compared: bool) -> dict[str, Any]:
         if compared:
-            return compare(chain, {input_key: text})
-        found = chain.invoke({input_key: text})
+            return compare(release, {input_key: text})
+        found = release.invoke({input_key: text})
         return {"private": found["answer"], "receipt": found["receipt"]}
 
     def score(given: list[Any], right: list[str]) -> float:
         return sum(1 for a, b in zip(given, right, strict=True) if a == b) / len(right)
 
-    return Session(chain, options, answer, score)
+    return Session(release, options, answer, score)
+
+
+def text_session(
+    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, choice: ModelChoice
+) -> Session:
+    """Ask for sentences, or for keywords from which a model writes a text.
+
+    Raises `InvalidParameter` for an option of another mode.
+    """
+    from langchain_dpicl.evaluation.tasks import text_scores
+
+    for name, mode in (("domain", "keywords-joint"), ("candidates", "embedding")):
+        if getattr(options, name) is not None and options.mode != mode:
+            raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or --mode {mode}")
+    if options.k is not None and options.mode == "embedding":
+        raise InvalidParameter("--k", options.k, "left out unless keywords are released")
+    form = r"\d{1,9}" if options.mode == "keywords-joint" else r"\d{1,9}(-\d{1,9})?"
+    if options.k is not None and not re.fullmatch(form, options.k, re.ASCII):
+        raise InvalidParameter("--k", options.k, "a whole number, or for keywords-ptr also a range such as 5-10")
+    least, _, most = (options.k or "").partition("-")
+
+    def model(temperature: float) -> Any:
+        return choice.load(max_tokens=options.max_tokens, temperature=temperature)
+
+    wording = Wording(options.input_key, options.output_key, options.instruction)
+    member, writer = wording.member(model(0.0)), None
+    if options.mode == "embedding":
+        public = read_lines("--candidates", options.candidates) if options.candidates else wording.member(model(0.9))
+        aggregator: Aggregator[Any] = EmbeddingMean(local.local_embeddings(), public, options.n_candidates)
+    else:
+        if options.mode == "keywords-joint":
+            domain = read_lines("--domain", options.domain) if options.domain else "query"
+            aggregator = Keywords.joint_em(domain, int(least or 10))
+        else:
+            aggregator = Keywords.ptr((int(least), int(most or least)) if least else (15, 30))
+        chain = model(0.0) | StrOutputParser() | wording.first_answer()
+        writer = keywords_to_answer(chain, PromptTemplate.from_template("{asked}{suggestions}.\n\n{field}"))
+    release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
+
+    def answer(text: str, compared: bool) -> dict[str, Any]:
+        """If the members abstain there is no text, and no receipt."""
+        asked = {options.input_key: text}
+        more: dict[str, Any] = {"zero_shot": str(member.invoke({**asked, "examples": ""}))} if compared else {}
+        try:
+            found = release.invoke(asked)
+        except MembersAbstained:
+            return {"private": None, "receipt": None, **more}
+        words = written = found["answer"]
+        if writer is not None:
+            more["keywords"] = list(words)
+            query = {"asked": wording.asked, "field": wording.field(text)}
+            try:
+                given = ReleasedKeywords(words, ranked=words.ranked, fallback=words.fallback, query=query)
+                written = str(writer.invoke(given))
+            except Exception as error:  # the keywords are charged: a model that fails now must not lose them
+                session.say(f"    no text was written: {type(error).__name__}")
+                written = None
+        return {"private": written, "receipt": found["receipt"], **more}
+
+    def score(given: list[Any], right: list[str]) -> dict[str, float]:
+        return text_scores([text or "" for text in given], right)
+
+    session = Session(release, options, answer, score)
+    return session
 
 
 def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:

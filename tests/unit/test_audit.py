@@ -375,6 +375,6 @@ def test_the_command_refuses_bad_input_in_one_line(
 
 
 def test_declaring_the_command_loads_nothing_of_the_audit() -> None:
-    code = "import sys, langchain_dpicl.cli.audit; print(*sys.modules)"
+    code = "import sys, langchain_dpicl.cli.measure; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"langchain_dpicl.audit", "scipy", "numpy", "matplotlib", "langchain_core"}.isdisjoint(loaded)
