@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.privacy.abstaining import abstention_threshold
-from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.noise import Randomness, abstention_threshold
 
 Ints = NDArray[np.int64]
 

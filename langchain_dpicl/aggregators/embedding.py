@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.aggregators.base import Aggregator, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
-from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.noise import Randomness, abstention_threshold, tells_abstention
 
 STEPS = 1 << 16
 """Lattice points between 0 and 1."""
@@ -39,7 +38,7 @@ class EmbeddingMean(Aggregator[str | list[float]]):
 
     "The members abstain" is released (as None) if the noisy number of abstentions reaches a threshold that depends on N
     and sigma alone: a function of the noisy sum, so at no further cost. If fewer than half of the members abstain,
-    noise brings it about with a probability of at most 1e-6 a release (`privacy.abstaining` has the proof).
+    noise brings it about with a probability of at most 1e-6 a release (`abstention_threshold` has the proof).
 
     Parameters
     ----------

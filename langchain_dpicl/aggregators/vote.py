@@ -11,8 +11,7 @@ import numpy as np
 
 from langchain_dpicl.aggregators.base import Aggregator, text_of
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.abstaining import abstention_threshold, tells_abstention
-from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.noise import Randomness, abstention_threshold, tells_abstention
 
 _LONG = 1 << 14  # characters: a millisecond or so
 _EDGES = " \t\r\n.,;:!?\"'`*()[]{}<>"
@@ -49,7 +48,7 @@ class NoisyVote(Aggregator[str | dict[str, int]]):
     The answer "the members abstain" is released (as None) if the noisy count of abstentions beats every label and
     reaches a threshold that depends on N and sigma alone: a function of the noisy counts, so at no further cost. If
     fewer than half of the members abstain, noise brings it about with a probability of at most 1e-6 a release
-    (`privacy.abstaining` has the proof). So few members under much noise do not tell (`tells`; `PrivacyPlan.explain`
+    (`abstention_threshold` has the proof). So few members under much noise do not tell (`tells`; `PrivacyPlan.explain`
     says so): then the ensemble finds a model that is down by public questions instead.
 
     An output is read as a label if it is one, up to case, surrounding spaces and punctuation; else as the longest label

@@ -228,7 +228,8 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
 
 def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
-    from langchain_dpicl.privacy.plan import VOTES, flip_probability
+    from langchain_dpicl.privacy.noise import flip_probability
+    from langchain_dpicl.privacy.plan import VOTES
 
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))

@@ -2,8 +2,8 @@
 
 from langchain_dpicl.privacy.accountant import Line, PLDAccountant, RenyiFilter
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
-from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan, flip_probability
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, flip_probability
+from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan
 from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,

@@ -10,13 +10,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
-
 from langchain_dpicl.errors import AccountingError, InvalidParameter
-from langchain_dpicl.privacy.abstaining import FALSE_RATE, TOLD, discrete_gaussian, told_probability
 from langchain_dpicl.privacy.accountant import PLDAccountant
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.mechanisms import FrozenMapping, LineRequest, PlanLine
+from langchain_dpicl.privacy.noise import FALSE_RATE, TOLD, flip_probability, told_probability
 from langchain_dpicl.privacy.solve import solve
 from langchain_dpicl.privacy.verify import Verification, verify
 
@@ -44,25 +42,6 @@ class CallCosts:
     def cost(self, members: int) -> float:
         """The price of one answer: `members` calls."""
         return members * (self.prompt_tokens * self.price_in + self.answer_tokens * self.price_out) / 1e6
-
-
-def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
-    """Chance that discrete Gaussian noise of `sigma` takes the win from a label that leads every other by `margin`.
-
-    Ties are broken at random. Exact for two labels: the sum over the winner's noise x of P(x) times
-    P(noise > x + margin) plus half of P(noise = x + margin). With more labels this is an upper bound for the worst
-    case, in which all others are runners-up (and a tie among several rivals counts for each of them).
-    """
-    sigma = positive("sigma", sigma)
-    margin = whole("margin", margin, at_least=0)
-    labels = whole("labels", labels, at_least=2)
-    _, weights = discrete_gaussian(sigma)
-    tails = np.append(np.minimum(np.cumsum(weights[::-1])[::-1], 1.0), 0.0)  # sums from the right
-    level = np.arange(weights.size) + margin  # a rival's noise draws level here with the winner's
-    lost = 0.5 * (tails[np.minimum(level, tails.size - 1)] + tails[np.minimum(level + 1, tails.size - 1)])
-    with np.errstate(divide="ignore"):
-        any_lost = -np.expm1((labels - 1) * np.log1p(-lost))
-    return float(min(1.0, (weights * any_lost).sum()))
 
 
 @dataclass(frozen=True)

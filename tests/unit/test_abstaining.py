@@ -1,4 +1,4 @@
-"""`privacy/abstaining.py`: how rarely noise says that the members abstain, and who is heard when they do."""
+"""`privacy/noise.py`: how rarely noise says that the members abstain, and who is heard when they do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from langchain_dpicl.aggregators.embedding import STEPS, EmbeddingMean
 from langchain_dpicl.aggregators.vote import NoisyVote
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.privacy.abstaining import (
+from langchain_dpicl.privacy.noise import (
     FALSE_RATE,
     TOLD,
     abstention_threshold,

@@ -23,7 +23,7 @@ from ways import shown
 from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.aggregators.embedding import STEPS
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, SecureRandomness
-from langchain_dpicl.privacy.abstaining import abstention_threshold
+from langchain_dpicl.privacy.noise import abstention_threshold
 from langchain_dpicl.privacy.profile import Gaussian
 from langchain_dpicl.private.boundary import ABSTAIN
 
