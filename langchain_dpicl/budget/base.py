@@ -32,7 +32,7 @@ from langchain_dpicl.budget.terms import (
 from langchain_dpicl.budget.tickets import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
-from langchain_dpicl.privacy.accountant import MAX_COUNT
+from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Closed
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.file import OpenedBudget

@@ -28,7 +28,7 @@ from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
-from langchain_dpicl.privacy.accountant import MAX_COUNT
+from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
 RELEASED = "released"

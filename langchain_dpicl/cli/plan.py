@@ -99,8 +99,8 @@ def plan(options: argparse.Namespace) -> int:
 def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     """Check the options and solve the plan. Its gate is None unless ``--gated``."""
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.privacy.accountant import MAX_COUNT
     from langchain_dpicl.privacy.gate import Gate
+    from langchain_dpicl.privacy.profile import MAX_COUNT
 
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
@@ -252,7 +252,7 @@ def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
 
 def _gated_panels(gate: Gate) -> list[Panel]:
     """Return noise against tickets at several rates, and signal over noise against members."""
-    from langchain_dpicl.privacy.accountant import MAX_COUNT
+    from langchain_dpicl.privacy.profile import MAX_COUNT
 
     def noise(rate: float, label: str, color: str, style: str = "-") -> Curve:
         return Curve([(count, gate.noise(rate, count)) for count in counts], label, color, style)

@@ -1,6 +1,6 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
-from langchain_dpicl.privacy.accountant import Line, PLDAccountant, RenyiFilter
+from langchain_dpicl.privacy.accountant import PLDAccountant, PRVAccountant, RenyiFilter, Verification
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, flip_probability
 from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan
@@ -8,11 +8,11 @@ from langchain_dpicl.privacy.profile import (
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
+    Line,
     Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.verify import PRVAccountant, Verification
 
 __all__ = [
     "MECHANISMS",

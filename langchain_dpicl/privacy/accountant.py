@@ -1,28 +1,29 @@
-"""The cost of releases: epsilon at a delta, or delta at an epsilon.
+"""The cost of releases: epsilon at a delta, or delta at an epsilon; and second opinions on it.
 
-`PLDAccountant` is for a schedule, a list of `Line`s that is fixed in advance. Callers may choose their questions after
-seeing answers; the parameters may not change. `RenyiFilter` is for parameters that are chosen after seeing answers:
-Rényi divergences of one fixed order add up even if each step's parameters depend on earlier answers. For a schedule the
-`PLDAccountant` is tighter, often by a factor of two in epsilon.
+- `PLDAccountant` is for a schedule, a list of `Line`s that is fixed in advance. Callers may choose their questions
+  after seeing answers; the parameters may not change.
+- `RenyiFilter` is for parameters that are chosen after seeing answers. For a schedule the `PLDAccountant` is tighter,
+  often by a factor of two in epsilon.
+- `verify` asks prv-accountant and dp-accounting too. All three start from the same definition of a release, its privacy
+  profile, and compose it by code of their own. If a release is the subsampled Gaussian mechanism, dp-accounting also
+  brings its own profile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.checks import open_unit, positive, probability, real, whole
+from langchain_dpicl.errors import AccountingError, InvalidParameter
+from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
-from langchain_dpicl.privacy.losses import FloatArray, Losses
-from langchain_dpicl.privacy.profile import DIRECTIONS, Direction, Profile, Subsampled
-
-MAX_COUNT = 10_000_000
+from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
+from langchain_dpicl.privacy.profile import DIRECTIONS, MAX_COUNT, Gaussian, Line, Profile, Subsampled
 
 _ROUNDING = 2e-14
 """Bound on the rounding error of a log moment, relative to 1 + order * the largest loss; it is added."""
@@ -30,32 +31,10 @@ _ROUNDING = 2e-14
 _TAILS = 1e-9
 """Share of delta set aside for the ends of densities, which count as infinite losses (6e-39 of a Gaussian's mass)."""
 
+OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
-@dataclass(frozen=True)
-class Line:
-    """`count` releases, each on its own Poisson sample of `rate`. Neighbours of the schedule differ by one owner.
-
-    `profile` is what one release gives away of ONE member's output.
-    """
-
-    profile: Profile
-    rate: float
-    count: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.profile, Profile):
-            raise InvalidParameter("profile", self.profile, "a Profile")
-        object.__setattr__(self, "rate", probability("rate", self.rate))
-        object.__setattr__(self, "count", whole("count", self.count, at_least=0, at_most=MAX_COUNT))
-
-    def losses(self, direction: Direction) -> Losses:
-        """One release's losses after amplification."""
-        return _losses(self.profile, self.rate, direction)
-
-
-@lru_cache(maxsize=256)
-def _losses(profile: Profile, rate: float, direction: Direction) -> Losses:
-    return profile.subsample(rate).losses(direction)
+_TRUNCATED = 1e-15
+"""What dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +101,11 @@ def to_epsilon(order: FloatArray, divergence: FloatArray, delta: float) -> Float
 class RenyiFilter:
     """Stops before the budget is passed, although each step's parameters may depend on earlier answers.
 
-    Feldman and Zrnic 2021, theorem 4.3: at one order fixed in advance, stopping before the divergences spent exceed
-    a budget keeps the whole interaction within that budget. With several orders each gets its share of delta: let
-    A_i be the transcripts whose least order still within budget at the end is order i. On A_i the run is the one that
-    order i's own filter allows, so P(S and A_i) <= e^epsilon Q(S and A_i) + delta_i; add up over i.
+    Feldman and Zrnic 2021, theorem 4.3: at one order fixed in advance Rényi divergences add up all the same, and
+    stopping before those spent exceed a budget keeps the whole interaction within that budget. With several orders each
+    gets its share of delta: let A_i be the transcripts whose least order still within budget at the end is order i. On
+    A_i the run is the one that order i's own filter allows, so P(S and A_i) <= e^epsilon Q(S and A_i) + delta_i; add up
+    over i.
 
     ``epsilon`` and ``delta`` bound what the whole interaction gives away when one owner is added or removed. ``orders``
     are integers, fixed in advance; few are best, near 1 + 2 log(1/delta) / epsilon. ``failures`` is the part of delta
@@ -142,8 +122,8 @@ class RenyiFilter:
         self.delta = open_unit("delta", self.delta)
         self.failures = real("failures", self.failures, at_least=0.0, below=self.delta)
         rest = self.delta - self.failures
-        best = 1.0 + 2.0 * math.log(1.0 / rest) / self.epsilon
-        self.orders = self.orders or (int(min(max(round(best), 2), 1024)),)
+        best = round(1.0 + 2.0 * math.log(1.0 / rest) / self.epsilon)
+        self.orders = self.orders or (min(max(best, 2), 1024),)
         if len(set(self.orders)) != len(self.orders):
             raise InvalidParameter("orders", self.orders, "different whole numbers")
         for order in self.orders:
@@ -206,6 +186,196 @@ class RenyiFilter:
         spent = np.array([float.fromhex(value) for value in state["spent"]])
         failed = float.fromhex(state["failed"])
         if spent.size != len(self.orders) or not (spent >= 0.0).all() or not failed >= 0.0:
-            bound = f"the state of a filter at {len(self.orders)} orders"
-            raise InvalidParameter("state", f"{spent.size} orders", bound)
+            raise InvalidParameter("state", f"{spent.size} orders", f"a filter's state at {len(self.orders)} orders")
         self._spent, self._failed = spent, failed
+
+
+# -- second opinions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """An accountant's upper bound on epsilon; None if the accountant does not apply, and ``note`` says why."""
+
+    accountant: str
+    epsilon: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The opinions of three accountants on each line of a plan (``lines``), and on all lines together (``plan``).
+
+    All numbers hold at ``delta``.
+    """
+
+    delta: float
+    lines: Mapping[str, tuple[Opinion, ...]]
+    plan: tuple[Opinion, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [f"epsilon at delta {self.delta:g}"]
+        for name, opinions in {**self.lines, "all lines together": self.plan}.items():
+            rows.append(f"{name}:")
+            for each in opinions:
+                epsilon = "does not apply" if each.epsilon is None else f"{each.epsilon:.5g}"
+                rows.append(f"  {each.accountant:<16} {epsilon}" + (f" ({each.note})" if each.note else ""))
+        return "\n".join(rows)
+
+
+def verify(lines: Mapping[str, Line], delta: float) -> Verification:
+    """Ask all three accountants about every line, and about the lines together. Takes seconds to minutes.
+
+    A failure of prv-accountant or dp-accounting is no error: its opinion says that it does not apply.
+    """
+    delta = open_unit("delta", delta)
+    each = {name: _opinions([line], delta) for name, line in lines.items()}
+    together = next(iter(each.values())) if len(each) == 1 else _opinions(list(lines.values()), delta)
+    return Verification(delta, each, together)
+
+
+def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
+    opinions = [Opinion(OURS, PLDAccountant().epsilon(schedule, delta))]
+    for accountant, ask in ((PRV, _ask_prv), (GOOGLE, _ask_google)):
+        try:
+            opinions.append(Opinion(accountant, *ask(schedule, delta)))
+        except ImportError:
+            opinions.append(Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'"))
+        except Exception as failure:
+            opinions.append(Opinion(accountant, None, str(failure) or type(failure).__name__))
+    return tuple(opinions)
+
+
+def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
+    low, high = PRVAccountant().interval(schedule, delta)
+    return high, f"at least {low:.5g}"
+
+
+def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
+    """Its subsampled Gaussian, or its grid for our profile; its convolutions for all."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+
+    if delta <= 10.0 * _TRUNCATED:
+        raise AccountingError(f"it cuts tails of {_TRUNCATED:g} off, which is too much for delta {delta:g}")
+    schedule = [line for line in schedule if line.count]
+    if not schedule:
+        return 0.0, ""
+    losses = [[line.losses(way) for way in DIRECTIONS] for line in schedule]
+    ranges = [[each.losses[each.masses > 1e-30] for each in both] for both in losses]
+    # Fine enough for the line whose losses lie closest together, as far as the widest line allows.
+    spreads = [SummedLosses([(each, 1)]).moments(0.0).deviation for both in losses for each in both]
+    widest = max(float(np.ptp(held)) for both in ranges for held in both)
+    step = max(min(spreads) / 10.0, widest / 100_000)
+    total: Any = None
+    for line, both in zip(schedule, ranges, strict=True):
+        if isinstance(line.profile, Gaussian):
+            sigma = line.profile.multiplier
+            one = pld.from_gaussian_mechanism(sigma, value_discretization_interval=step, sampling_prob=line.rate)
+        else:
+            release = Subsampled(line.profile, line.rate)
+            pmfs = []
+            for direction, held in zip(DIRECTIONS, both, strict=True):
+                low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
+                deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)
+                pmfs.append(create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0)))
+            one = pld.PrivacyLossDistribution(*pmfs)
+        many = one.self_compose(line.count, _TRUNCATED)
+        total = many if total is None else total.compose(many, _TRUNCATED)
+    own = sum(isinstance(line.profile, Gaussian) for line in schedule)
+    notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
+    return float(total.get_epsilon_for_delta(delta)), notes.get(own, "its own Gaussian, and our other profiles")
+
+
+class _Variable:
+    """The privacy loss of a dominating pair on (low, high], as prv-accountant's discretiser asks for it.
+
+    Its mean is exact. The library's own variables integrate it by quadrature, which fails on ordinary parameters. Mean
+    and probabilities are conditional on a finite loss; `pm_inf` is the mass of the infinite one.
+    """
+
+    def __init__(self, losses: Losses, low: float, high: float) -> None:
+        order = np.argsort(losses.losses)
+        order = order[(losses.losses[order] > low) & (losses.losses[order] <= high)]
+        self._losses, self._masses = losses.losses[order], losses.masses[order] / losses.masses[order].sum()
+        self._cumulated = np.append(0.0, np.cumsum(self._masses))
+        self.pm_inf = losses.infinity
+
+    def probability(self, low: Any, high: Any) -> FloatArray:
+        """The mass in (low, high]."""
+        ends = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
+        return np.asarray(-np.subtract(*ends), np.float64)
+
+    def mean(self) -> float:
+        return float((self._masses * self._losses).sum())
+
+
+class PRVAccountant:
+    """prv-accountant (Gopi, Lee, Wutschitz 2021) for every profile, in both directions.
+
+    The library knows the subsampled Gaussian. A privacy random variable is the privacy loss under P, though, and every
+    profile here turns into losses of a dominating pair; so the library composes PTR and the exponential mechanism as
+    well. It bounds the error of epsilon by `eps_error` on both sides: the upper end counts.
+
+    Two of its parts are replaced, since they stop it on ordinary parameters: the mean of a truncated variable (see
+    `_Variable`) and the size of the domain (from Rényi divergences at a fixed list of orders there, which overflow;
+    from Chernoff's bound at the best order here).
+
+    ``eps_error``: how far the answer may lie above the truth (and the library's lower end below it). None: half a per
+    cent of the answer.
+    """
+
+    def __init__(self, eps_error: float | None = None) -> None:
+        self._eps_error = None if eps_error is None else positive("eps_error", eps_error)
+
+    def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
+        """The upper end of the library's interval, in the worse direction."""
+        return self.interval(schedule, delta)[1]
+
+    def interval(self, schedule: Sequence[Line], delta: float) -> tuple[float, float]:
+        """The library's lower and upper end, in the worse direction. `AccountingError` if it gives none."""
+        delta = open_unit("delta", delta)
+        lows, highs = [0.0], [0.0]
+        for direction in DIRECTIONS:
+            parts = [(line.losses(direction), line.count) for line in schedule if line.count]
+            guess = Composition(parts).epsilon(delta)
+            if not math.isfinite(guess):
+                return math.inf, math.inf
+            if not parts:
+                continue
+            error = self._eps_error or max(5e-3 * guess, 1e-5)
+            try:
+                low, _, high = self._compose(parts, error, delta / 1000.0).compute_epsilon(delta, delta / 1000.0, error)
+            except (RuntimeError, ValueError, OverflowError) as failure:
+                if guess != 0.0:
+                    text = f"prv-accountant cannot do this ({failure}); the PLD accountant can"
+                    raise AccountingError(text) from None
+                low, high = 0.0, error
+            lows.append(low)
+            highs.append(high)
+        return max(lows), max(highs)
+
+    def _compose(self, parts: list[tuple[Losses, int]], eps_error: float, delta_error: float) -> Any:
+        """The library's algorithm (its remark 5.6 and theorem 5.5) with exact means and our domain size."""
+        from prv_accountant import composers, discretisers
+        from prv_accountant.domain import Domain
+
+        total = sum(count for _, count in parts)
+        # the epsilons at which the finite parts' delta is small enough: of all releases, and of each
+        finite = [(Losses(losses.losses, losses.masses), count) for losses, count in parts]
+        each = [Composition([(losses, 1)]).epsilon(delta_error / 8.0 / total) for losses, _ in finite]
+        reach = max(Composition(finite).epsilon(delta_error / 4.0), *each, eps_error) + 3.0
+        mesh = eps_error / math.sqrt(total / 2.0 * math.log(12.0 / delta_error))
+        if 2.0 * reach / mesh > 1 << 22:
+            raise AccountingError(
+                f"prv-accountant needs a mesh of {2.0 * reach / mesh:.3g} places for these {total} releases; "
+                "the PLD accountant needs fewer"
+            )
+        domain = Domain.create_aligned(-reach, reach, mesh)
+        ends = float(domain.t_min()), float(domain.t_max())
+        discrete = [discretisers.CellCentred().discretise(_Variable(losses, *ends), domain) for losses, _ in parts]
+        return composers.Heterogeneous(discrete).compute_composition([count for _, count in parts])

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.errors import InfeasiblePlan
-from langchain_dpicl.privacy.accountant import MAX_COUNT
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping, LineRequest, Mechanism
 from langchain_dpicl.privacy.plan import PrivacyPlan
+from langchain_dpicl.privacy.profile import MAX_COUNT
 
 
 @dataclass(frozen=True)

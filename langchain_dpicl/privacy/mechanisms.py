@@ -13,12 +13,13 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.accountant import MAX_COUNT, Line
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.profile import (
+    MAX_COUNT,
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
+    Line,
     Profile,
     ProposeTestRelease,
     lattice_multiplier,

@@ -11,12 +11,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from langchain_dpicl.errors import AccountingError, InvalidParameter
-from langchain_dpicl.privacy.accountant import PLDAccountant
+from langchain_dpicl.privacy.accountant import PLDAccountant, Verification, verify
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.mechanisms import FrozenMapping, LineRequest, PlanLine
 from langchain_dpicl.privacy.noise import FALSE_RATE, TOLD, flip_probability, told_probability
 from langchain_dpicl.privacy.solve import solve
-from langchain_dpicl.privacy.verify import Verification, verify
 
 VOTES = ("vote", "scores")
 

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Literal
 
 import numpy as np
@@ -27,11 +27,14 @@ from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.checks import positive, probability, real
+from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+
+MAX_COUNT = 10_000_000
+"""The most releases of a line."""
 
 RATE_ERROR = 1e-9
 """The sampler's coins show heads with probability q (1 +- 1e-10); profiles account for q (1 + 1e-9)."""
@@ -148,6 +151,33 @@ class Subsampled(Profile):
     def losses(self, direction: Direction = "remove") -> Losses:
         base = self.base.losses(direction)
         return base.removed(self.covered_rate) if direction == "remove" else base.added(self.covered_rate)
+
+
+@dataclass(frozen=True)
+class Line:
+    """`count` releases, each on its own Poisson sample of `rate`. Neighbours of the schedule differ by one owner.
+
+    `profile` is what one release gives away of ONE member's output.
+    """
+
+    profile: Profile
+    rate: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.profile, Profile):
+            raise InvalidParameter("profile", self.profile, "a Profile")
+        object.__setattr__(self, "rate", probability("rate", self.rate))
+        object.__setattr__(self, "count", whole("count", self.count, at_least=0, at_most=MAX_COUNT))
+
+    def losses(self, direction: Direction) -> Losses:
+        """One release's losses after amplification."""
+        return _losses(self.profile, self.rate, direction)
+
+
+@lru_cache(maxsize=256)
+def _losses(profile: Profile, rate: float, direction: Direction) -> Losses:
+    return profile.subsample(rate).losses(direction)
 
 
 # -- base profiles: what each kind of mechanism gives away when ONE MEMBER'S OUTPUT IS REPLACED ------------------------

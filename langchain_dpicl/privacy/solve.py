@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from langchain_dpicl.errors import InfeasiblePlan
-from langchain_dpicl.privacy.accountant import Line, PLDAccountant, compositions
+from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
 from langchain_dpicl.privacy.losses import crossing
 from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.profile import Line
 
 _WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""

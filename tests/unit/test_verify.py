@@ -1,4 +1,4 @@
-"""`privacy/verify.py`: three accountants side by side, against closed forms, and what each cannot do."""
+"""`privacy/accountant.py`: three accountants side by side, against closed forms, and what each cannot do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from langchain_dpicl.privacy import (
     Profile,
     ProposeTestRelease,
 )
-from langchain_dpicl.privacy.verify import GOOGLE, OURS, PRV, Opinion, verify
+from langchain_dpicl.privacy.accountant import GOOGLE, OURS, PRV, Opinion, verify
 
 
 def opinions(profile: Profile, rate: float, count: int, delta: float) -> dict[str, Opinion]:
