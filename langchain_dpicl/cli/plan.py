@@ -11,12 +11,12 @@ from langchain_dpicl.cli import add_ensemble, add_prices, add_run, chosen, given
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots.charts import Curve, Panel, draw_panels
 from langchain_dpicl.plots.style import GREY, SHADES
-from langchain_dpicl.privacy.checks import probability, whole
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, FrozenMapping
+from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy import PrivacyPlan
-    from langchain_dpicl.privacy.gate import Gate
+    from langchain_dpicl.privacy.plan import Gate
 
 _TICKETS = (
     "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
@@ -99,7 +99,7 @@ def plan(options: argparse.Namespace) -> int:
 def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     """Check the options and solve the plan. Its gate is None unless ``--gated``."""
     from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.privacy.gate import Gate
+    from langchain_dpicl.privacy.plan import Gate
     from langchain_dpicl.privacy.profile import MAX_COUNT
 
     mechanism, rate = options.mechanism, options.rate
@@ -135,7 +135,7 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
 
 
 def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
-    """Add the numbers of a gate to those of its plan, and count its line in tickets. `privacy.gate` explains them."""
+    """Add the numbers of a gate to those of its plan, and count its line in tickets. `Gate` explains them."""
     line = found["lines"][gate.mechanism]
     line.pop("cost_of_all", None)  # the number of queries has no limit
     for entry in (line, *line["curve"]):

@@ -20,8 +20,7 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.aggregators.vote import check_labels, normal
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.checks import whole
-from langchain_dpicl.privacy.mechanisms import FrozenMapping
+from langchain_dpicl.privacy.checks import FrozenMapping, whole
 
 SEPARATOR = "\n\n"
 

@@ -1,11 +1,16 @@
-"""Checks of numbers: one message, which names parameter, value and bound."""
+"""Values that are checked once: numbers (one message, which names parameter, value and bound) and frozen mappings."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterator, Mapping
+from operator import ge, gt, le, lt
+from typing import TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
+
+V = TypeVar("V")
 
 
 def real(
@@ -18,21 +23,16 @@ def real(
     at_most: float | None = None,
 ) -> float:
     """Return `value` as a finite float inside the bounds, or raise `InvalidParameter`. Booleans are not numbers."""
-    limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
-    bound = "a finite number" + "".join(f" {sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
+    limits = zip((">", ">=", "<", "<="), (gt, ge, lt, le), (above, at_least, below, at_most), strict=True)
+    given = [(sign, inside, limit) for sign, inside, limit in limits if limit is not None]
+    bound = "a finite number" + "".join(f" {sign} {limit:g}" for sign, _, limit in given)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidParameter(name, value, f"{bound}, not {type(value).__name__}")
     try:
         number = float(value)
     except (OverflowError, ValueError):
-        raise InvalidParameter(name, value, bound) from None
-    if (
-        not math.isfinite(number)
-        or (above is not None and number <= above)
-        or (at_least is not None and number < at_least)
-        or (below is not None and number >= below)
-        or (at_most is not None and number > at_most)
-    ):
+        number = math.nan
+    if not (math.isfinite(number) and all(inside(number, limit) for _, inside, limit in given)):
         raise InvalidParameter(name, value, bound)
     return number
 
@@ -61,3 +61,27 @@ def probability(name: str, value: object) -> float:
 def open_unit(name: str, value: object) -> float:
     """A delta: in (0, 1)."""
     return real(name, value, above=0.0, below=1.0)
+
+
+class FrozenMapping(Mapping[str, V]):
+    """A read-only mapping that can be hashed, compared and pickled; keys stay in order."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, V] | None = None) -> None:
+        self._items: dict[str, V] = dict(items or {})
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)

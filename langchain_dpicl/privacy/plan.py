@@ -1,4 +1,4 @@
-"""PrivacyPlan: the whole schedule, fixed in advance, from a target (epsilon, delta) to noise, and what it means."""
+"""The whole schedule, fixed in advance: from a target (epsilon, delta) to noise, and what it means; tickets too."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from langchain_dpicl.errors import AccountingError, InvalidParameter
+from langchain_dpicl.errors import AccountingError, InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, Verification, verify
-from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
-from langchain_dpicl.privacy.mechanisms import FrozenMapping, LineRequest, PlanLine
+from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, positive, real, whole
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, check_lines, solve
 from langchain_dpicl.privacy.noise import FALSE_RATE, TOLD, flip_probability, told_probability
-from langchain_dpicl.privacy.solve import solve
+from langchain_dpicl.privacy.profile import MAX_COUNT
 
 VOTES = ("vote", "scores")
-
 _FORMAT = 1
 
 _PLACES = 1 << 19
@@ -57,7 +56,7 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", open_unit("delta", self.delta))
-        _check_lines(self.lines, PlanLine)
+        check_lines(self.lines, PlanLine)
         object.__setattr__(self, "lines", FrozenMapping(dict(sorted(self.lines.items()))))
 
     @classmethod
@@ -67,15 +66,8 @@ class PrivacyPlan:
         At most half a per cent of epsilon is wasted, unless even the least noise that a mechanism allows costs less.
         `InfeasiblePlan` names the line that is too expensive.
         """
-        epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
-        delta = open_unit("delta", delta)
-        _check_lines(lines, LineRequest)
-        delta0 = max(line.options.get("delta0", 0.0) for line in lines.values())
-        if delta0 >= delta:
-            raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
-        found = zip(lines.items(), solve(epsilon, delta, lines), strict=True)
-        frozen = {name: PlanLine(**{**vars(line), "parameter": noise}) for (name, line), noise in found}
-        return cls(epsilon, delta, frozen)
+        found = zip(solve(epsilon, delta, lines), lines.items(), strict=True)
+        return cls(epsilon, delta, {name: PlanLine(**{**vars(line), "parameter": n}) for n, (name, line) in found})
 
     @cached_property
     def certified_epsilon(self) -> float:
@@ -120,8 +112,7 @@ class PrivacyPlan:
     def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
         """These counts, none above its line's.
 
-        With tickets this bounds the releases of any owner: it pays for each query once at most, and never more than it
-        has.
+        With tickets this bounds any owner's releases: it pays for each query once at most, and never more than it has.
         """
         return {name: min(count, self.lines[name].count) for name, count in counts.items()}
 
@@ -243,14 +234,103 @@ class PrivacyPlan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def _check_lines(lines: object, kind: type[LineRequest]) -> None:
-    if not isinstance(lines, Mapping) or not lines:
-        raise InvalidParameter("lines", lines, "a mapping of at least one name to its line")
-    for name, line in lines.items():
-        if not isinstance(name, str) or not name:
-            raise InvalidParameter("lines", name, "names that are non-empty strings")
-        if not isinstance(line, kind):
-            raise InvalidParameter(f"lines[{name!r}]", line, f"a {kind.__name__}")
+@dataclass(frozen=True)
+class Gate:
+    """The public numbers of a plan with tickets: how much noise it needs if only relevant owners take part.
+
+    Size such a plan by the owners that a query finds eligible, E of them, a public estimate: the rate is
+    q = min(1, members * shots / E). Its count T is not a number of queries but of each owner's tickets: every query
+    that finds the owner eligible uses one. So the number of queries has no limit, and an owner that is eligible for a
+    share s of them lasts T / s queries.
+
+    If E is much below the number of owners, q is larger than without a gate, and amplifies less. That is the price of
+    relevance. These numbers show it: noise against rate, members and tickets, beside the blind plan of the same
+    epsilon, for T queries in all and for as many as an average owner's tickets last.
+
+    ``epsilon`` and ``delta`` bound what all releases together reveal of an owner. ``mechanism`` and ``options`` are the
+    family of the releases and its fixed numbers. Of ``owners`` a query finds ``eligible``, an estimate. ``members``,
+    ``rate`` and ``tickets`` are N, q and T.
+    """
+
+    epsilon: float
+    delta: float
+    mechanism: str
+    options: FrozenMapping[float]
+    eligible: int
+    owners: int
+    members: int
+    rate: float
+    tickets: int
+
+    @property
+    def family(self) -> Mechanism:
+        """The mechanism's family."""
+        return MECHANISMS[self.mechanism]
+
+    @property
+    def lasting(self) -> int:
+        """How many queries an average owner's tickets last."""
+        return self.tickets * self.owners // self.eligible
+
+    @property
+    def blind_rate(self) -> float:
+        """The rate that samples as many of all owners as the gate samples of the eligible ones."""
+        return min(1.0, self.rate * self.eligible / self.owners)
+
+    def rate_of(self, members: int) -> float:
+        """The rate for another number of members, with as many exemplars for each."""
+        return min(1.0, self.rate * members / self.members)
+
+    def solve(self, rate: float, count: int) -> PrivacyPlan:
+        """The plan of one line at this rate, for ``count`` tickets or queries."""
+        request = LineRequest(self.mechanism, rate, count, options=self.options)
+        return PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines={self.mechanism: request})
+
+    def noise(self, rate: float, count: int) -> float | None:
+        """The noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
+        try:
+            return None if count > MAX_COUNT else self.solve(rate, count).lines[self.mechanism].parameter
+        except InfeasiblePlan:
+            return None
+
+    @property
+    def signal_name(self) -> str:
+        """The formula of `signal`, in words."""
+        if self.mechanism == "tokens":
+            return "exemplars * range_bound"
+        return f"members / {self.family.parameter}" if self.family.noisier > 0 else "members * eps0 / 4"
+
+    def signal(self, members: int, parameter: float | None) -> float | None:
+        """How much all members together can say, over the noise: more is better. None without a parameter.
+
+        For a sigma, N / sigma. For joint-em, N eps0 / 4: the logarithm of the odds of a word that all members name
+        against one that none names. For tokens, expected exemplars times range_bound: the furthest that they move two
+        logits.
+        """
+        if parameter is None:
+            return None
+        if self.mechanism == "tokens":
+            return self.rate_of(members) * self.eligible * parameter
+        return members / parameter if self.family.noisier > 0 else members * parameter / 4.0
+
+    def point(self, members: int, rate: float, **count: int) -> dict[str, Any]:
+        """Noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
+        (number,) = count.values()
+        noise = self.noise(rate, number)
+        return {"members": members, "rate": rate, **count, "noise": noise, "signal": self.signal(members, noise)}
+
+    def trade_off(self) -> list[dict[str, Any]]:
+        """A `point` for each of several numbers of members, with as many exemplars each, and of tickets."""
+        crowds = sorted({max(1, round(self.members * factor)) for factor in (0.5, 1.0, 2.0, 4.0)})
+        full = [members for members in crowds if self.rate_of(members) == 1.0]
+        most = max(self.members, min(full, default=crowds[-1]))
+        counts = sorted({max(1, round(self.tickets * factor)) for factor in (0.25, 1.0, 4.0, 16.0)})
+        return [
+            self.point(members, self.rate_of(members), tickets=count)
+            for members in crowds
+            for count in counts
+            if members <= most and count <= MAX_COUNT
+        ]
 
 
 def _rung(count: int) -> int:

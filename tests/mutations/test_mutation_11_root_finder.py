@@ -18,7 +18,6 @@ from langchain_dpicl.privacy import (
     ProposeTestRelease,
     mechanisms,
     profile,
-    solve,
 )
 
 Patch = pytest.MonkeyPatch
@@ -49,7 +48,7 @@ def check_plan() -> None:
 
 def test_11_a_search_that_stops_on_the_wrong_side_is_caught(monkeypatch: Patch) -> None:
     check_plan()
-    monkeypatch.setattr(solve, "PLDAccountant", NearEnough)
+    monkeypatch.setattr(mechanisms, "PLDAccountant", NearEnough)
     with pytest.raises(AssertionError, match="is claimed"):
         check_plan()
 

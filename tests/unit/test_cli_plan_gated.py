@@ -13,8 +13,8 @@ from plan_command import answer, run
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.plots import charts, style
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
-from langchain_dpicl.privacy.gate import Gate
-from langchain_dpicl.privacy.mechanisms import FrozenMapping
+from langchain_dpicl.privacy.checks import FrozenMapping
+from langchain_dpicl.privacy.plan import Gate
 
 TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200 --members 20 --shots 1"
 
