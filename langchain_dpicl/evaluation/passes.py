@@ -22,9 +22,9 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavailable
 from langchain_dpicl.evaluation.tasks import ClassificationTask, HubSource, Task
 from langchain_dpicl.privacy import PrivacyPlan, checks
-from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import boundary
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
