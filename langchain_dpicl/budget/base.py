@@ -34,8 +34,7 @@ from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarnin
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Closed
-from langchain_dpicl.store.base import PrivateStore
-from langchain_dpicl.store.file import OpenedBudget
+from langchain_dpicl.store.base import OpenedBudget, PrivateStore
 
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
 

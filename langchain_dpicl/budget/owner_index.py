@@ -22,8 +22,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget.database import Database
 from langchain_dpicl.budget.schema import ADVICE, counters, key_of, owner_index, owner_marks, usage
 from langchain_dpicl.errors import LedgerError
-from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.owners import MARK
+from langchain_dpicl.store.base import MARK, Numbers, PrivateStore
 
 UNKNOWN = -1
 LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"

@@ -36,7 +36,7 @@ from langchain_dpicl.budget.schema import (
 )
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
 from langchain_dpicl.errors import LedgerError, PlanMismatch
-from langchain_dpicl.store.owners import SKETCH
+from langchain_dpicl.store.base import SKETCH
 
 _RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 

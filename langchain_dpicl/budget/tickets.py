@@ -40,7 +40,7 @@ What follows. Answers in parallel are one run: each uses its tickets in a transa
 transactions have an order, and an answer is one step, whose query was chosen before it. A crash gives no ticket back.
 Owners that come later have all their tickets. An owner's life in the store is protected: an owner who is forgotten, and
 with it its row, and comes again is a new owner, and two lives have 2 T together. If each exemplar is its own owner,
-exemplars of equal content are one owner (`store.owners`): one row, one coin, forgotten with the last of them. Forget in
+exemplars of equal content are one owner (`store.base`): one row, one coin, forgotten with the last of them. Forget in
 every process that has a copy of the store. A line's tickets are its own. Under ``per_principal`` each principal has a
 set of them, and colluding principals see the sum.
 

@@ -25,8 +25,7 @@ from langchain_dpicl.budget.terms import Receipt, assumption, parse_release_id, 
 from langchain_dpicl.budget.tickets import WARNING, begin_anew, is_whole
 from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
-from langchain_dpicl.store.base import PrivateStore
-from langchain_dpicl.store.owners import owner_mark, sketch_hash
+from langchain_dpicl.store.base import PrivateStore, owner_mark, sketch_hash
 from langchain_dpicl.store.sql import shown
 
 FIELDS = (

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.decoding.demonstrations import RECEIPT, from_lines, to_line
-from langchain_dpicl.store.durable import LineFile, append, sync_folder
+from langchain_dpicl.durable import LineFile, append, sync_folder
 
 _FORMAT = "dpicl-job-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()

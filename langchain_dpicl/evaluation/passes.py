@@ -19,6 +19,7 @@ import numpy as np
 from langchain_core.embeddings import FakeEmbeddings
 from langchain_core.runnables import Runnable
 
+from langchain_dpicl.durable import LineFile
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavailable
 from langchain_dpicl.evaluation.tasks import ClassificationTask, HubSource, Task
 from langchain_dpicl.privacy import PrivacyPlan, checks
@@ -28,7 +29,6 @@ from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import boundary
 from langchain_dpicl.selection.selector import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
-from langchain_dpicl.store.durable import LineFile
 from langchain_dpicl.store.records import read_records
 
 _SLOT = re.compile(r"\{(\w+)\}")

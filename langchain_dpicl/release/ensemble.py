@@ -24,7 +24,7 @@ from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, publi
 from langchain_dpicl.release.doubt import Doubts
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 R = TypeVar("R")
 

@@ -43,7 +43,7 @@ from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.selection.suggest import public_texts
 from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 MECHANISM = "threshold"
 GRID = tuple(step / 50 for step in range(48))

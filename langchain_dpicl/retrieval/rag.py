@@ -30,7 +30,7 @@ from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_
 from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 DOCUMENTS = 4
 """Documents that a member gets, unless told otherwise: as many as a LangChain retriever gives."""

@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import Closed, OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 
 class Examples(list[dict[str, Any]]):

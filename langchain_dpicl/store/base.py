@@ -3,17 +3,24 @@
 Owners have numbers: whole numbers that a store gives out in ascending order and never gives again. Rows are exemplars'
 places within one `StoreView`, and mean nothing outside of it.
 
+A ledger recognises an owner by a keyed hash, in every process and after every restart, without a name. An owner with a
+key is recognised by its key. If each exemplar is its own owner, it is recognised by its content, so exemplars of equal
+content have one mark, and a ledger takes them for one owner.
+
 Nothing here is differentially private: a store is the private side. Its ``repr`` shows counts, its errors name
 positions and keys, and it refuses to be pickled or deep-copied, because a copy could not be made to forget.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import hmac
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,10 +29,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
-from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.owners import SKETCH, Owners, owner_mark, sketch_hash
-from langchain_dpicl.store.records import Batch, RecordKeys, check_records
-from langchain_dpicl.store.vectors import Vectors, aembed_query, embed_query
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -36,7 +40,51 @@ Watcher = Callable[[Sequence[int]], None]
 MarkWatcher = Callable[[bytes], None]
 PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
 
+SKETCH = 128
+"""Hashes in a fingerprint."""
+
+MARK = 16
+"""Bytes of a mark. Two of a million owners share one with probability 1.5e-27."""
+
 _BATCH = 10_000
+_BLOCK = 1024  # rows at a time: they stay in the processor's cache between the product and the sum
+
+
+class HiddenOwners:
+    """Owners' keys, which may be names: their ``repr`` is their number, and they are not pickled or copied."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} owners>"  # type: ignore[arg-type]
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("owners' keys are not pickled or copied")
+
+
+class Owners(HiddenOwners, Sequence[str]):
+    """The owners' keys, in order of first appearance. Private. No tuple: serialisers write those out."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._keys[index]
+
+
+@dataclass(frozen=True)
+class OpenedBudget:
+    """A budget that was opened on a store: the ledger's permanent name, its address then (without a password), and the
+    budget's name."""
+
+    ledger: str
+    url: str
+    name: str
 
 
 class StoreView(ABC):
@@ -229,3 +277,38 @@ class PrivateStore(PrivateRecords, ABC):
 
     def __reduce__(self) -> NoReturn:
         raise UnsafeConfigurationError("a store is not pickled or copied: save() and load() it, or open() it again")
+
+
+def owner_mark(key: bytes, content: bytes, *, named: bool) -> bytes:
+    """BLAKE2b of an owner's key or of an exemplar's content, keyed, and for one purpose."""
+    person = b"dpicl owner" if named else b"dpicl exemplar"
+    return hashlib.blake2b(content, digest_size=MARK, key=key, person=person).digest()
+
+
+def sketch_hash(key: bytes, content: bytes) -> str:
+    """One hash of a fingerprint: the first 128 bits of HMAC-SHA256."""
+    return hmac.digest(key, content, hashlib.sha256).hex()[:32]
+
+
+def rounding(dimension: int) -> float:
+    """A bound on the difference of two ways to compute the inner product of two vectors of norm 1 in single precision.
+
+    Each is within n u / (1 - n u) of the exact one, with n operations on the way and u = 2^-24, whatever the order of
+    its sum (Higham 2002, section 3.1); norms are 1 up to rounding. Twice as much again covers that.
+    """
+    return 4.0 * (dimension + 4) * 2.0**-24
+
+
+def inner_products(vectors: Vectors, rows: Numbers, query: Vectors) -> Vectors:
+    """The inner product of each of these rows with the query.
+
+    Each is computed from its own row alone, by the same operations in the same order wherever it lies. A matrix product
+    would not do: it treats rows in groups, so the presence of one owner could change the last digit for another, and
+    with it who is nearer in a bucket that is not the first owner's.
+    """
+    found = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), _BLOCK):
+        block = vectors[rows[start : start + _BLOCK]]
+        block *= query
+        block.sum(axis=1, out=found[start : start + _BLOCK])
+    return found

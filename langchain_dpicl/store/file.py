@@ -22,18 +22,18 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl.durable import lock, replacing, sync_folder
 from langchain_dpicl.errors import StoreFileChanged, StoreFileError
-from langchain_dpicl.store.arena import Arena
-from langchain_dpicl.store.durable import lock
-from langchain_dpicl.store.owners import OwnerKeys, decoded, encoded
-from langchain_dpicl.store.records import RecordKeys
+from langchain_dpicl.store.base import OpenedBudget
+from langchain_dpicl.store.memory import Arena, Contents, FileState, OwnerKeys
+from langchain_dpicl.store.records import RecordKeys, decoded, encoded
 
 _FORMAT = {"format": "langchain-dpicl store", "version": 2}
 _WAIT_SECONDS = 60.0
@@ -42,52 +42,6 @@ _REFRESH = "read it with refresh(), then save again"
 _START_AGAIN = "load it in a new process, or remove it and save again"
 
 Signature = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class OpenedBudget:
-    """A budget that was opened on a store: the ledger's permanent name, its address then (without a password), and the
-    budget's name."""
-
-    ledger: str
-    url: str
-    name: str
-
-
-@dataclass(frozen=True)
-class FileState:
-    """Which store a file holds, and which of its generations. Public.
-
-    ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
-    ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
-    in ``budgets`` alone: those that were opened on the store.
-    """
-
-    lineage: str = field(default_factory=lambda: secrets.token_hex(16))
-    generation: int = 0
-    edition: str = ""
-    records: str = ""
-    budgets: tuple[OpenedBudget, ...] = ()
-
-
-@dataclass(repr=False)
-class Contents:
-    """The contents of a store or its file: rows with their owners' slots, and by slot the owners' keys and lives."""
-
-    keys: RecordKeys
-    dimension: int
-    vectors: NDArray[np.float32]
-    next_id: int = 0
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    owner_of: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    owner_keys: OwnerKeys = field(default_factory=OwnerKeys)
-    lives: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    texts: Arena = field(default_factory=Arena)
-    state: FileState = field(default_factory=FileState)
-
-    def row_lives(self) -> NDArray[np.int64]:
-        """The life of each row's owner."""
-        return self.lives[self.owner_of]
 
 
 def write(file: IO[bytes], contents: Contents) -> FileState:
@@ -301,34 +255,25 @@ class SharedFile:
     def _replace(self, contents: Contents, old: int | None, scrub: bool) -> None:
         """Write beside the target, flush to disk, then rename over it: a crash or a fault leaves the old file whole."""
         path, reason, stands, is_taken = self.path, "", "the old file is as it was", False
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with contextlib.ExitStack() as cleanup:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                cleanup.callback(temporary.unlink, missing_ok=True)
-                with os.fdopen(descriptor, "wb") as file:
-                    state = write(file, contents)
-                    file.flush()
-                    now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
-                    os.utime(descriptor, ns=(now, now))
-                    os.fsync(descriptor)
-                    found = os.fstat(descriptor)
-                if old is not None or not _link(temporary, path):
-                    os.replace(temporary, path)
-                stands = "the new file is in place, but perhaps not durable yet"
-                self._looked_at = _signature(found)
-                self.know(state, contents)  # whatever fails from here on
-                folder = os.open(path.parent, os.O_RDONLY)
-                cleanup.callback(os.close, folder)
-                os.fsync(folder)
-                if scrub and old is not None:
-                    _overwrite(old)
-                if scrub:  # and temporary files of this target, left by a process that was killed while it saved
-                    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-                    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-                        with open(stray, "r+b", 0) as file:
-                            _overwrite(file.fileno())
-                        stray.unlink()
+            with replacing(path, is_new=old is None) as file:
+                state = write(file, contents)
+                file.flush()
+                now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
+                os.utime(file.fileno(), ns=(now, now))
+                found = os.fstat(file.fileno())
+            stands = "the new file is in place, but perhaps not durable yet"
+            self._looked_at = _signature(found)
+            self.know(state, contents)  # whatever fails from here on
+            sync_folder(path, must=True)
+            if scrub and old is not None:
+                _overwrite(old)
+            if scrub:  # and temporary files of this target, left by a process that was killed while it saved
+                name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+                for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+                    with open(stray, "r+b", 0) as file:
+                        _overwrite(file.fileno())
+                    stray.unlink()
         except FileExistsError:
             is_taken = True
         except OSError as error:
@@ -343,18 +288,6 @@ class SharedFile:
 
 def _signature(found: os.stat_result) -> Signature:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _link(temporary: Path, path: Path) -> bool:
-    """Give a new file its name; False on a file system without links. Raises `FileExistsError` if the name is taken."""
-    try:
-        os.link(temporary, path)
-        os.unlink(temporary)
-    except FileExistsError:
-        raise
-    except OSError:
-        return False
-    return True
 
 
 def _overwrite(descriptor: int) -> None:

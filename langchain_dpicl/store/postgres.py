@@ -26,12 +26,9 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidRecords, StoreError
 from langchain_dpicl.store import tables
-from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
-from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.owners import Owners, decoded, owner_mark
-from langchain_dpicl.store.records import Batch, RecordKeys, check_records, unpack
+from langchain_dpicl.store.base import Numbers, OpenedBudget, Owners, PrivateStore, StoreView, owner_mark
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, unpack
 from langchain_dpicl.store.tables import Collection
-from langchain_dpicl.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

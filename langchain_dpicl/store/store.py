@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store.file import Contents, OpenedBudget, SharedFile
-from langchain_dpicl.store.memory import MemoryStore
-from langchain_dpicl.store.records import RecordKeys, check_records, contents_of, records_of
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.base import OpenedBudget
+from langchain_dpicl.store.file import SharedFile
+from langchain_dpicl.store.memory import Contents, MemoryStore
+from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, contents_of, records_of
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document

@@ -20,11 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Numbers
-from langchain_dpicl.store.file import OpenedBudget
-from langchain_dpicl.store.owners import encoded
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.base import Numbers, OpenedBudget
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, encoded
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.sql import Connection

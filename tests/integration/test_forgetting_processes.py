@@ -19,7 +19,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl import ExemplarStore, PrivacyBudget, StoreFileChanged, UnknownOwner
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.cli import main
-from langchain_dpicl.store.owners import owner_mark, sketch_hash
+from langchain_dpicl.store.base import owner_mark, sketch_hash
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 TICKETS = 3

@@ -18,8 +18,8 @@ from scipy import stats
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
+from langchain_dpicl.store.base import rounding
 from langchain_dpicl.store.postgres import PostgresView
-from langchain_dpicl.store.vectors import rounding
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four
 DIMENSION = 8

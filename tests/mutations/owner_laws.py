@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.profile import DIRECTIONS
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.selection.selector import Examples
 from langchain_dpicl.store.base import Numbers
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 MEMBERS, SIGMA = 2, 0.7
 LABELS = ("yes", "no")

@@ -19,7 +19,7 @@ ROOT = Path(langchain_dpicl.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"privacy", "plots"},
+    {"privacy", "plots", "durable"},
     {"calls"},
     {"private"},
     {"store", "aggregators", "local"},

@@ -1,4 +1,4 @@
-"""`budget/owner_index.py` and `store/owners.py`: a row of its own for every owner, found again, and removed when it is
+"""`budget/owner_index.py` and `store/base.py`: a row of its own for every owner, found again, and removed when it is
 forgotten."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.budget import tickets
-from langchain_dpicl.store.owners import MARK
+from langchain_dpicl.store.base import MARK
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from langchain_dpicl.calls.flow import run
 from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Line, PLDAccountant, PrivacyPlan, SecureRandomness
 from langchain_dpicl.release import threshold as release
 from langchain_dpicl.release.transaction import Charged, checked
-from langchain_dpicl.store.vectors import Vectors
+from langchain_dpicl.store.records import Vectors
 
 FALSE_ALARM = 1e-8
 EPS0 = 1.5

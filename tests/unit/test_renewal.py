@@ -20,7 +20,7 @@ from langchain_dpicl import (
     release_threshold,
 )
 from langchain_dpicl.privacy import PLDAccountant
-from langchain_dpicl.store.owners import sketch_hash
+from langchain_dpicl.store.base import sketch_hash
 
 KEY = b"k" * 32
 StoreOf = Callable[..., Any]

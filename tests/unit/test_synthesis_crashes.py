@@ -20,10 +20,16 @@ import pytest
 from ledger_files import copy_ledger
 from letters import INPUTS, letters, no_more, part_of
 
-from langchain_dpicl import Demonstrations, DPSampler, InvalidParameter, PrivacyBudget, synthesize_demonstrations
+from langchain_dpicl import (
+    Demonstrations,
+    DPSampler,
+    InvalidParameter,
+    PrivacyBudget,
+    durable,
+    synthesize_demonstrations,
+)
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.decoding import journal
-from langchain_dpicl.store import durable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -1,12 +1,14 @@
-"""Files that one process at a time appends lines to, and that lose no written line in a crash."""
+"""Files that a crash or a fault leaves whole: replaced at once, or locked and appended to line by line."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from langchain_dpicl.errors import InvalidParameter
 
@@ -39,9 +41,35 @@ def append(descriptor: int, content: bytes) -> None:
     os.fsync(descriptor)
 
 
-def sync_folder(path: Path) -> None:
-    """Make a new file's name durable, on systems that can flush folders."""
-    with contextlib.suppress(OSError):
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write in the ``with`` block. After it the content is on the disk, and takes the place of ``path``.
+
+    It is written beside its place, as ``.NAME.SIXTEEN_HEX_DIGITS.tmp``. If anything fails, the old file stays as it was
+    and the new one goes; a process that is killed leaves it. ``is_new``: `FileExistsError` if there is such a path by
+    the end, on a file system with links. Call `sync_folder` to make the new name durable too.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with contextlib.ExitStack() as cleanup:
+        with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            cleanup.callback(beside.unlink, missing_ok=True)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            try:
+                os.link(beside, path)
+                return
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                pass
+        os.replace(beside, path)
+
+
+def sync_folder(path: Path, *, must: bool = False) -> None:
+    """Make a file's new name durable, on systems that can flush folders. ``must``: `OSError` if that fails."""
+    with contextlib.suppress(*() if must else (OSError,)):
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
