@@ -48,21 +48,21 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import StoreFileError as StoreFileError
     from langchain_dpicl.errors import UnknownOwner as UnknownOwner
     from langchain_dpicl.errors import UnsafeConfigurationError as UnsafeConfigurationError
-    from langchain_dpicl.members.downstream import keywords_to_answer as keywords_to_answer
+    from langchain_dpicl.members.chains import keywords_to_answer as keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
     from langchain_dpicl.privacy import LineRequest as LineRequest
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
-    from langchain_dpicl.release.base import acting_for as acting_for
     from langchain_dpicl.release.base import as_tool as as_tool
     from langchain_dpicl.release.ensemble import PrivateEnsemble as PrivateEnsemble
     from langchain_dpicl.release.sealed import DPAggregate as DPAggregate
     from langchain_dpicl.release.sealed import SealedRelease as SealedRelease
+    from langchain_dpicl.release.threshold import ShareThreshold as ShareThreshold
     from langchain_dpicl.release.threshold import release_threshold as release_threshold
+    from langchain_dpicl.release.threshold import suggest_threshold as suggest_threshold
+    from langchain_dpicl.release.transaction import acting_for as acting_for
     from langchain_dpicl.retrieval import DPRetriever as DPRetriever
     from langchain_dpicl.retrieval import wrap_rag as wrap_rag
-    from langchain_dpicl.selection.selector import PoissonExampleSelector as PoissonExampleSelector
-    from langchain_dpicl.selection.suggest import ShareThreshold as ShareThreshold
-    from langchain_dpicl.selection.suggest import suggest_threshold as suggest_threshold
+    from langchain_dpicl.selection import PoissonExampleSelector as PoissonExampleSelector
     from langchain_dpicl.serving import add_dp_routes as add_dp_routes
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
     from langchain_dpicl.store.postgres import PostgresExemplarStore as PostgresExemplarStore
@@ -82,16 +82,16 @@ _HOMES = {
         "PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged StoreFileError "
         "UnknownOwner UnsafeConfigurationError"
     ),
-    "members.downstream": "keywords_to_answer",
+    "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",
     "privacy": "LineRequest PrivacyPlan",
-    "release.base": "acting_for as_tool",
+    "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",
     "release.sealed": "DPAggregate SealedRelease",
-    "release.threshold": "release_threshold",
+    "release.threshold": "ShareThreshold release_threshold suggest_threshold",
+    "release.transaction": "acting_for",
     "retrieval": "DPRetriever wrap_rag",
-    "selection.selector": "PoissonExampleSelector",
-    "selection.suggest": "ShareThreshold suggest_threshold",
+    "selection": "PoissonExampleSelector",
     "serving": "add_dp_routes",
     "store": "ExemplarStore",
     "store.postgres": "PostgresExemplarStore",

@@ -25,7 +25,7 @@ from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.ensemble import PrivateEnsemble
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 _MEMBERS, _MEMBER_SHOTS, _CANDIDATES = 10, 4, 10

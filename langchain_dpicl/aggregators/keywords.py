@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -162,6 +163,9 @@ class Keywords(Aggregator[ReleasedKeywords]):
     @property
     def release_type(self) -> Any:
         return list[str]
+
+    @abstractmethod
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords: ...
 
 
 class _JointEM(Keywords):

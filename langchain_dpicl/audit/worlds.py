@@ -25,7 +25,7 @@ from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.privacy import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.ensemble import PrivateEnsemble
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 QUERY = "which of the two?"

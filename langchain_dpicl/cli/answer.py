@@ -121,7 +121,7 @@ def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
     from langchain_dpicl import ExemplarStore, PoissonExampleSelector, local
     from langchain_dpicl.cli.session import label_session, open_budget, text_session
-    from langchain_dpicl.members.models import ModelChoice, label_member
+    from langchain_dpicl.members.chains import ModelChoice, label_member
     from langchain_dpicl.store.records import read_records
 
     if options.mode == "label" and not options.labels:
@@ -208,7 +208,7 @@ def synthesize(options: argparse.Namespace) -> int:
     from langchain_dpicl import synthesize_demonstrations
     from langchain_dpicl.cli.session import shortened
     from langchain_dpicl.decoding import Made
-    from langchain_dpicl.members.models import read_lines
+    from langchain_dpicl.members.chains import read_lines
     from langchain_dpicl.store.records import read_records
 
     started, made = time.monotonic(), []

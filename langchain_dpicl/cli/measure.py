@@ -67,7 +67,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.evaluation.report import write_index, write_report
     from langchain_dpicl.evaluation.tasks import task
     from langchain_dpicl.local import DEFAULT_MODEL
-    from langchain_dpicl.members.models import ModelChoice
+    from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.privacy.checks import whole
 
     about = task(options.task)
@@ -186,7 +186,7 @@ def audit(options: argparse.Namespace) -> int:
     if options.model:
         from langchain_dpicl import local
         from langchain_dpicl.audit.cases import LABELS
-        from langchain_dpicl.members.models import ModelChoice, label_member
+        from langchain_dpicl.members.chains import ModelChoice, label_member
 
         if options.mechanism != "vote" or options.canary != "owner":
             raise InvalidParameter("model", options.model, "given with --mechanism vote --canary owner, and only there")

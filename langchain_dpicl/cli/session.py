@@ -30,14 +30,13 @@ from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.cli import show
 from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
-from langchain_dpicl.members.downstream import keywords_to_answer
-from langchain_dpicl.members.models import ModelChoice, Wording, read_lines
+from langchain_dpicl.members.chains import ModelChoice, Wording, keywords_to_answer, read_lines
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.release.transaction import Charged, Request, transact
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.base import PrivateStore
 
 _WAYS = {"private": "private", "ensemble_not_private": "ensemble, NOT private", "zero_shot": "zero-shot"}

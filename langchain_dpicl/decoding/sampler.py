@@ -28,10 +28,9 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
-from langchain_dpicl.release.base import AnyRelease, Configs, check_budget
-from langchain_dpicl.release.doubt import Doubts
-from langchain_dpicl.release.transaction import Charged, Release, Request, checked, transact
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.release.base import AnyRelease, Configs, Doubts, check_budget
+from langchain_dpicl.release.transaction import Charged, Request, checked, transact
+from langchain_dpicl.selection import PoissonExampleSelector
 
 Input = str | Mapping[str, Any]
 
@@ -42,7 +41,7 @@ AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """Answers of a batch that run at once by default: as many as a pool of threads has."""
 
 
-class DPSampler(AnyRelease, Release):  # type: ignore[override]
+class DPSampler(AnyRelease):
     """Writes an answer whose every token is drawn privately from the mixed logits of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.

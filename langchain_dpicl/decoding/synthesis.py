@@ -16,8 +16,7 @@ from langchain_dpicl.decoding.demonstrations import RECEIPT, DemonstrationReceip
 from langchain_dpicl.decoding.journal import Journal, mark_of
 from langchain_dpicl.decoding.sampler import DPSampler, Input
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning, ReleaseFailed
-from langchain_dpicl.release.base import acting_principal
-from langchain_dpicl.release.transaction import transact
+from langchain_dpicl.release.transaction import acting_principal, transact
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import boundary
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.records import read_records
 

@@ -1,13 +1,16 @@
-"""What every release is: a Runnable on a budget, for one acting principal, and as an agent's tool."""
+"""What every release is: a Runnable on a budget, an agent's tool, and each caller's doubt about its model."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import copy
+import math
 import re
+import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +30,8 @@ from langchain_dpicl.errors import (
 )
 from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.release.transaction import Release
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.base import PrivateStore
 
 if TYPE_CHECKING:
@@ -49,32 +53,14 @@ ABSTAINED = "This tool found no answer to this; the attempt counts. Trying again
 
 UNAVAILABLE = "The model behind this tool does not answer now. Trying again later may help."
 
-_principal: contextvars.ContextVar[str | None] = contextvars.ContextVar("dpicl_principal", default=None)
+_SAID: dict[type[Exception], str] = {
+    PrivacyBudgetExceeded: SPENT,
+    MembersAbstained: ABSTAINED,
+    ModelUnavailable: UNAVAILABLE,
+}
 
 
-@contextlib.contextmanager
-def acting_for(principal: str) -> Iterator[None]:
-    """Count the releases made within this block for an authenticated caller.
-
-    For budgets with ``scope="per_principal"``; a shared one counts all callers together. The name must come from
-    authentication, never from the request: a caller who may choose it has as many budgets as names. It reaches what
-    runs within the block, threads and tasks that LangChain starts included, and nothing else.
-    """
-    if not isinstance(principal, str) or not principal:
-        raise InvalidParameter("principal", principal, "the authenticated caller, a non-empty string")
-    token = _principal.set(principal)
-    try:
-        yield
-    finally:
-        _principal.reset(token)
-
-
-def acting_principal() -> str | None:
-    """The caller whom `acting_for` names here; None outside of such a block."""
-    return _principal.get()
-
-
-class AnyRelease(Released, Closed, Runnable[Any, Any]):
+class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
@@ -82,7 +68,6 @@ class AnyRelease(Released, Closed, Runnable[Any, Any]):
     streams and errors nothing but the request and what is released.
     """
 
-    budget: Budget
     selector: PoissonExampleSelector
     mechanism: str
     """The mechanism that its line counts."""
@@ -100,7 +85,7 @@ class AnyRelease(Released, Closed, Runnable[Any, Any]):
     _bound: tuple[object, BudgetLine] | None = None
 
     @property
-    def store(self) -> PrivateStore:
+    def store(self) -> PrivateStore:  # type: ignore[override]
         """The selector's."""
         return self.selector.store
 
@@ -243,12 +228,8 @@ def as_tool(
         said = ""
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
-        except PrivacyBudgetExceeded:
-            said = SPENT
-        except MembersAbstained:
-            said = ABSTAINED
-        except ModelUnavailable:
-            said = UNAVAILABLE
+        except tuple(_SAID) as error:
+            said = next(text for kind, text in _SAID.items() if isinstance(error, kind))
         if said:
             raise ToolException(said)
         receipt = None
@@ -271,3 +252,54 @@ def as_tool(
         response_format="content_and_artifact",
         handle_tool_error=True,
     )
+
+
+@dataclass(slots=True)
+class Doubt:
+    """What one caller has seen of the model."""
+
+    suspected: bool = False
+    answered_at: float = -math.inf
+
+    @property
+    def never_answered(self) -> bool:
+        """Whether no public question was answered so far."""
+        return self.answered_at == -math.inf
+
+    def is_due(self, seconds: float = math.inf) -> bool:
+        """Whether a release or a public question failed, or none was answered for so many seconds."""
+        return self.suspected or time.monotonic() - self.answered_at > seconds
+
+    def judge(self, answered: bool) -> None:
+        """A public question was answered, or not."""
+        self.suspected = not answered
+        if answered:
+            self.answered_at = time.monotonic()
+
+
+class Doubts:
+    """Every caller's `Doubt`, of so many callers at most: those who asked last.
+
+    A caller's next query asks the model a public question first because of that caller's own release, or of the time
+    since that caller's own last public question. What a release said to one caller changes nothing that another one
+    gets, pays or is refused. Who is forgotten follows from who asked and when, and never from what came of it: `asked`
+    alone changes the order.
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._most = most
+        self._held: OrderedDict[str, Doubt] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def asked(self, caller: str) -> Doubt:
+        """A caller's, at the start of each request; "" stands for all callers if they share what they see."""
+        with self._lock:
+            doubt = self._held.setdefault(caller, Doubt())
+            self._held.move_to_end(caller)
+            if len(self._held) > self._most:
+                self._held.popitem(last=False)
+            return doubt
+
+    def of(self, caller: str) -> Doubt:
+        """A caller's, later in the same request; a new one, which nobody else sees, if it is forgotten by then."""
+        return self._held.get(caller) or Doubt()

@@ -21,8 +21,8 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
 from langchain_dpicl.private.copies import TimeLimit, Timeout
 from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
-from langchain_dpicl.release.doubt import Doubts
-from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
+from langchain_dpicl.release.base import Doubts
+from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
 

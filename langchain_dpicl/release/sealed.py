@@ -24,7 +24,6 @@ from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
 from langchain_dpicl.release.transaction import (
     Charged,
     Find,
-    Release,
     Request,
     charge,
     checked,
@@ -89,7 +88,7 @@ class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-class SealedRelease(AnyRelease, Release):  # type: ignore[override]
+class SealedRelease(AnyRelease):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private

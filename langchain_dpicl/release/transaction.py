@@ -14,9 +14,10 @@ thresholds are `Release`s: each fills in its steps, and `transact` alone puts th
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,16 +25,39 @@ from typing import Any
 from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import Flow, together
-from langchain_dpicl.errors import DPICLError, LedgerError, PrivacyBudgetExceeded
+from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PrivacyBudgetExceeded
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
-from langchain_dpicl.release.base import acting_principal
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
 Find = Callable[[], Numbers]
 """Finds the owners who are eligible for a query. Private."""
 
 Entries = list[Charge | Replayed]
+
+_principal: contextvars.ContextVar[str | None] = contextvars.ContextVar("dpicl_principal", default=None)
+
+
+@contextlib.contextmanager
+def acting_for(principal: str) -> Iterator[None]:
+    """Count the releases made within this block for an authenticated caller.
+
+    For budgets with ``scope="per_principal"``; a shared one counts all callers together. The name must come from
+    authentication, never from the request: a caller who may choose it has as many budgets as names. It reaches what
+    runs within the block, threads and tasks that LangChain starts included, and nothing else.
+    """
+    if not isinstance(principal, str) or not principal:
+        raise InvalidParameter("principal", principal, "the authenticated caller, a non-empty string")
+    token = _principal.set(principal)
+    try:
+        yield
+    finally:
+        _principal.reset(token)
+
+
+def acting_principal() -> str | None:
+    """The caller whom `acting_for` names here; None outside of such a block."""
+    return _principal.get()
 
 
 @dataclass(frozen=True)
@@ -113,9 +137,10 @@ class Release(ABC):
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
         """For the receipt: the outcome, the answer as JSON text (None: not to be replayed), and the unused units."""
 
-    @abstractmethod
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
-        """The answer, once its receipt is recorded."""
+        """The answer, once its receipt is recorded: what is released, unless a kind of release makes more of it."""
+        yield from ()
+        return release
 
     @abstractmethod
     def replay(self, request: Request, known: Replayed) -> Flow[Any]:

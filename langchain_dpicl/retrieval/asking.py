@@ -23,7 +23,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.ensemble import PrivateEnsemble
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 
 Form = Literal["text", "mapping"]
 

@@ -27,7 +27,7 @@ from langchain_dpicl.private.sharing import MadeUp
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
-from langchain_dpicl.selection.selector import Examples, PoissonExampleSelector
+from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.members.models import ModelChoice, Wording, label_member, read_lines
+from langchain_dpicl.members.chains import ModelChoice, Wording, label_member, read_lines
 from langchain_dpicl.serving.guards import Limits
 from langchain_dpicl.serving.routes import PATH
 

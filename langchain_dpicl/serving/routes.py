@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.release.base import AnyRelease, acting_for, releases_in
+from langchain_dpicl.release.base import AnyRelease, releases_in
+from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Limits, failure_of, read_body, read_json
 
 if TYPE_CHECKING:

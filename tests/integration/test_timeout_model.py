@@ -14,7 +14,7 @@ from langchain_dpicl.local import local_chat_model, local_llm
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import TimeLimit
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 from langchain_dpicl.privacy.profile import DIRECTIONS
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
 

@@ -56,7 +56,7 @@ def a_seed_in_the_release(patch: Patch, seeded: Seeded) -> None:
 
 def a_seed_in_the_selector(patch: Patch, seeded: Seeded) -> None:
     """The mutant: the selector's generator has a seed."""
-    patch.setattr("langchain_dpicl.selection.selector.SecureRandomness", lambda: seeded(7))
+    patch.setattr("langchain_dpicl.selection.SecureRandomness", lambda: seeded(7))
 
 
 def words_of_the_global_generator(patch: Patch, seeded: Seeded) -> None:

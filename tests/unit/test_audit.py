@@ -28,7 +28,7 @@ from langchain_dpicl.audit.cases import CASES, MemberCase, Setting
 from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.mixing import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.selection.selector import PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 
 CERTAIN = 1.0 - 1e-8
 CLAIM: dict[str, Any] = {"epsilon": 1.0, "delta": 0.05, "confidence": CERTAIN}

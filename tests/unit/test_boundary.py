@@ -37,7 +37,7 @@ from ways import WAYS, ask
 from langchain_dpicl import InvalidParameter, ModelUnavailable, ReleaseFailed, UnsafeConfigurationError
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 
 def prompt() -> Runnable[Any, Any]:

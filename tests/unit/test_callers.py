@@ -29,8 +29,8 @@ from langchain_dpicl import (
     release_threshold,
 )
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.release import doubt
-from langchain_dpicl.release.doubt import Doubts
+from langchain_dpicl.release import base
+from langchain_dpicl.release.base import Doubts
 from langchain_dpicl.serving import add_dp_routes
 
 LABELS = ["Positive", "Negative"]
@@ -115,7 +115,7 @@ def test_bob_gets_the_same_in_two_worlds_that_differ_in_alices_outcomes(
     """Both ask by turns, old questions and new ones, some failing, while the clock goes on: every answer, error,
     charge and public call of Bob's is the same, whatever came of Alice's releases."""
     now = 0.0
-    monkeypatch.setattr(doubt.time, "monotonic", lambda: now)
+    monkeypatch.setattr(base.time, "monotonic", lambda: now)
     turns = random.Random(5)
     script = [
         (turns.choice(["alice", "bob"]), turns.choice(["", BROKEN]), turns.randrange(6), turns.choice([1, 40, 61]))

@@ -26,7 +26,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
     monkeypatch.setattr(local, "local_llm", lambda *_, **__: None)
     monkeypatch.setattr(
-        "langchain_dpicl.members.models.LabelScorer",
+        "langchain_dpicl.members.chains.LabelScorer",
         lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
     )
     return path

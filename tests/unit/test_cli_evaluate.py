@@ -12,7 +12,7 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, unit
 from langchain_dpicl import local
 from langchain_dpicl.cli import main
 from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.members.models import ModelChoice
+from langchain_dpicl.members.chains import ModelChoice
 
 LABELS = ("Negative", "Positive")
 

@@ -1,4 +1,4 @@
-"""`downstream.py`: from released keywords to a text, with nothing but the keywords and the public query."""
+"""`keywords_to_answer`: from released keywords to a text, with nothing but the keywords and the public query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_core.tracers.context import collect_runs
 from ways import WAYS, ask, shown
 
 from langchain_dpicl import InvalidParameter, Keywords, ReleasedKeywords, keywords_to_answer
-from langchain_dpicl.members.downstream import RANKED, UNRANKED
+from langchain_dpicl.members.chains import RANKED, UNRANKED
 
 TEMPLATE = "Summarize the dialogue{suggestions}.\n\n{input}\nSummary:"
 QUERY = {"input": "I cough", "more": "public", "n": 3}

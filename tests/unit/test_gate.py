@@ -21,7 +21,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     ShareThreshold,
 )
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 from langchain_dpicl.store.base import inner_products, rounding
 
 QUERY = {"input": "what does text 3.1 say?"}

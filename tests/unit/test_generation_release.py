@@ -45,7 +45,7 @@ from langchain_dpicl.aggregators.embedding import STEPS
 from langchain_dpicl.privacy import LineRequest
 from langchain_dpicl.privacy.profile import Gaussian
 from langchain_dpicl.private.boundary import current_bucket
-from langchain_dpicl.release import doubt
+from langchain_dpicl.release import base
 
 QUESTION = {"input": "a witty, seductive movie"}
 WAYS = ways.WAYS
@@ -366,7 +366,7 @@ async def test_joint_em_asks_in_public_first_where_the_last_proof_is_old(
     """Its releases cannot show that the members fail: without the question each would cost a charge for nothing."""
     failing, seen = Ears([1]), Ears()
     now = 1000.0
-    monkeypatch.setattr(doubt.time, "monotonic", lambda: now)
+    monkeypatch.setattr(base.time, "monotonic", lambda: now)
 
     def member(values: dict[str, Any]) -> str:
         seen.append(len(values["examples"]))

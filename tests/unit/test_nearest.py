@@ -23,7 +23,7 @@ from langchain_dpicl import (
     StoreError,
 )
 from langchain_dpicl.cli.session import compare
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 QUERY = {"question": "what does text 3.1 say?"}
 DIMENSION = 8

@@ -33,7 +33,7 @@ from langchain_dpicl import (
     UnsafeConfigurationError,
 )
 from langchain_dpicl.privacy import SecureRandomness
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are about a dozen
 

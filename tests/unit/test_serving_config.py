@@ -15,7 +15,8 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
 from langchain_dpicl.cli import main
-from langchain_dpicl.release.base import acting_for, releases_in
+from langchain_dpicl.release.base import releases_in
+from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving import app as serving_app
 from langchain_dpicl.serving.app import TimedProtocol, create_app, freeze, plans
 from langchain_dpicl.serving.config import read
@@ -40,7 +41,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
     monkeypatch.setattr(local, "local_llm", lambda *_, **__: RunnableLambda(lambda _: "spray and inhaler"))
     monkeypatch.setattr(
-        "langchain_dpicl.members.models.LabelScorer",
+        "langchain_dpicl.members.chains.LabelScorer",
         lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
     )
 

@@ -10,8 +10,9 @@ import pytest
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
 from langchain_dpicl import InvalidParameter, NoisyVote, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
-from langchain_dpicl.release.base import acting_for, releases_in
+from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.sealed import DPAggregate
+from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.service import budget_state, release_history
 
 Make = Callable[..., Any]

@@ -43,7 +43,7 @@ from langchain_dpicl.calls import clock, flow, threads, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import DEFAULT_TIMEOUT, TimeLimit
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 BOTH = ["sync", "async"]
 

@@ -40,7 +40,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.retrieval.rag import RELEVANT, BucketRetriever
-from langchain_dpicl.selection.selector import Examples
+from langchain_dpicl.selection import Examples
 
 QUESTION = "which desk renews a prescription?"
 LABELS = ["porch", "ledger"]

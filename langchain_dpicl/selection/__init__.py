@@ -1,1 +1,0 @@
-"""Which owners take part: Poisson sampling by owner, and the public thresholds of the relevance gate."""
