@@ -45,9 +45,8 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, choose_exponential
 from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
-from langchain_dpicl.store import vectors
-from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.records import Vectors
+from langchain_dpicl.store.base import Numbers, PrivateStore, inner_products
+from langchain_dpicl.store.records import Vectors, embed, embed_query
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -152,11 +151,11 @@ def suggest_threshold(
     if pairs < 1.0:
         bound = f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
         raise InvalidParameter("share", wanted, bound)
-    matrix = vectors.embed(embeddings, shown, progress=False)
+    matrix = embed(embeddings, shown, progress=False)
     best = np.full((len(asked), held), -np.inf, np.float32)  # the similarity of each owner's best text to each query
     for row, text in zip(best, asked, strict=True):
-        query = vectors.embed_query(embeddings, text, matrix.shape[1])
-        np.maximum.at(row, slots, vectors.inner_products(matrix, np.arange(len(matrix)), query))
+        query = embed_query(embeddings, text, matrix.shape[1])
+        np.maximum.at(row, slots, inner_products(matrix, np.arange(len(matrix)), query))
     last = min(best.size, math.ceil(pairs - 1e-9))
     nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
     threshold = max(-1.0, math.floor(min(1.0, nearest) * 10**_DIGITS) / 10**_DIGITS)
@@ -199,13 +198,13 @@ class ShareThreshold:
     def __init__(self, embeddings: Embeddings, texts: Sequence[str], share: float) -> None:
         shown = public_texts("texts", texts)
         self.share = checks.probability("share", share)
-        self._vectors = vectors.embed(embeddings, shown, progress=False)
+        self._vectors = embed(embeddings, shown, progress=False)
         self._rank = max(1, math.ceil(self.share * len(shown) - 1e-9))
         self._name = hashlib.sha256("\0".join(shown).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def __call__(self, query: Vectors) -> float:
         """The threshold for a query's vector of norm 1."""
-        near = vectors.inner_products(self._vectors, np.arange(len(self._vectors)), query)
+        near = inner_products(self._vectors, np.arange(len(self._vectors)), query)
         return float(np.clip(np.partition(near, len(near) - self._rank)[len(near) - self._rank], -1.0, 1.0))
 
     def __repr__(self) -> str:

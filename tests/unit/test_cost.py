@@ -1,4 +1,4 @@
-"""The cost in `evaluation.evaluate`: tokens and price by hand and by counting samples; the plan's noise at each rate."""
+"""The cost in `evaluation.evaluate`: tokens and price by hand and by counting samples; its noise at each rate."""
 
 from __future__ import annotations
 
