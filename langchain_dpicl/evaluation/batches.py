@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -179,32 +179,31 @@ NO_BOUND = 1e6
 """A bound that clips nothing: NOT private."""
 
 
+@dataclass
 class Decoder:
     """Decodes answers with an embedded model, or a GGUF file. Records have the texts ``input`` and ``output``.
 
     The sample of a token has ``shots`` owners on average; a prompt shows ``prompt_shots`` demonstrations.
     """
 
-    def __init__(
-        self,
-        model: str,
-        template: DemonstrationTemplate,
-        private: Sequence[Mapping[str, Any]],
-        settings: Settings,
-        delta: float,
-        *,
-        shots: float = 4.0,
-        prompt_shots: int = 4,
-        threads: int | None = None,
-        dtype: Any = "float32",
-    ) -> None:
-        self.model, self.template, self.private, self.settings = model, template, private, settings
-        self.rate, self.delta, self.shots, self._prompt_shots = shots / len(private), delta, shots, prompt_shots
-        self._threads, self._dtype = threads, dtype
+    model: str
+    template: DemonstrationTemplate
+    private: Sequence[Mapping[str, Any]] = field(repr=False)
+    settings: Settings
+    delta: float
+    shots: float = 4.0
+    prompt_shots: int = 4
+    threads: int | None = None
+    dtype: Any = "float32"
+
+    @property
+    def rate(self) -> float:
+        """An owner's probability to take part in one token."""
+        return self.shots / len(self.private)
 
     @cached_property
     def _batches(self) -> Batches:
-        return Batches(TransformersLogits(self.model, threads=self._threads, dtype=self._dtype))
+        return Batches(TransformersLogits(self.model, threads=self.threads, dtype=self.dtype))
 
     def bound(self, epsilon: float, answers: int) -> float:
         """Return B of a plan for so many answers."""
@@ -262,7 +261,7 @@ class Decoder:
         llm, randomness = local_llm(self.model, max_tokens=self.settings.max_tokens), SecureRandomness()
         texts = []
         for text in tqdm(inputs, desc=name, unit="answer", disable=None, file=sys.stderr):
-            order = np.argsort(randomness.uniforms(len(pairs)))[: self._prompt_shots]
+            order = np.argsort(randomness.uniforms(len(pairs)))[: self.prompt_shots]
             shown = "".join(self.template.show(pairs[int(i)]) for i in order)
             texts.append(str(llm.invoke(shown + self.template.ask({"input": text}), stop=["\n"])).strip())
         return texts

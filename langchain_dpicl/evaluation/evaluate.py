@@ -23,10 +23,7 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
 
-_TEXTS, _DECODED = ("embedding", "joint-em", "ptr"), ("online", "offline")
-METHODS = {"classification": ("vote",), "generation": (*_TEXTS, *_DECODED)}
-"""What may be measured, by the kind of task. The default is all that needs no decoding."""
-
+_VOTES, _TEXTS, _DECODED = ("vote",), ("embedding", "joint-em", "ptr"), ("online", "offline")
 _VARIED = {"vote": ("members", "releases", "shots"), "embedding": ("candidates", "members"), "online": ("top_k",)}
 
 
@@ -52,7 +49,8 @@ class Evaluation:
     - ``folder``: keeps the model's answers; a stopped evaluation resumes from them.
     - ``samples``: how many samples of owners get each query.
     - ``draws``: how often noise is drawn for each sample.
-    - ``methods``: of `METHODS`; () for the default.
+    - ``methods``: "vote" for a classification task; else "embedding", "joint-em", "ptr", "online" and "offline". ()
+      stands for all that need no decoding.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
     - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
@@ -86,8 +84,7 @@ class Evaluation:
         if 0 < len(self.public) < few:
             raise InvalidParameter("public", f"{len(self.public)} rows", f"at least few_shots = {few} rows, or none")
         is_label_task = isinstance(self.task, ClassificationTask)
-        known = METHODS["classification" if is_label_task else "generation"]
-        chosen = self._chosen
+        known, chosen = _VOTES if is_label_task else _TEXTS + _DECODED, self._chosen
         for method in chosen:
             if method not in known:
                 raise InvalidParameter("methods", method, f"of {', '.join(known)} for {self.task.name}")
@@ -111,33 +108,25 @@ class Evaluation:
 
     @property
     def _chosen(self) -> Sequence[str]:
-        default = METHODS["classification"] if isinstance(self.task, ClassificationTask) else _TEXTS
-        return self.methods or default
+        return self.methods or (_VOTES if isinstance(self.task, ClassificationTask) else _TEXTS)
 
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
         if isinstance(self.task, ClassificationTask):
             return self._labels(self.task)
         found: list[Score] = []
-        if any(method in _TEXTS for method in self._chosen):
-            with closing(self._file("texts", self.plan)) as file:
-                found += self._texts(self.task, file)
-        if any(method in _DECODED for method in self._chosen):
-            with closing(self._file("tokens", self.plan)) as file:
-                found += self._tokens(self.task, file)
+        for kind, methods, measured in (("texts", _TEXTS, self._texts), ("tokens", _DECODED, self._tokens)):
+            if any(method in methods for method in self._chosen):
+                with closing(self._file(kind, self.plan)) as file:
+                    found += measured(self.task, file)
         return found
 
     def costs(self) -> list[CostPoint]:
         """Tokens and price of 100 queries at rates around the plan's."""
-        is_label_task = isinstance(self.task, ClassificationTask)
-        return cost_curve(
-            tokens_of(self.task, self.rows[:1000], self.queries),
-            self.plan,
-            price_in=self.price_in,
-            price_out=self.price_out,
-            mechanism="vote" if is_label_task else "embedding",
-            public_calls=0 if is_label_task else self.candidates,
-        )
+        tokens, prices = tokens_of(self.task, self.rows[:1000], self.queries), (self.price_in, self.price_out)
+        if isinstance(self.task, ClassificationTask):
+            return cost_curve(tokens, self.plan, *prices)
+        return cost_curve(tokens, self.plan, *prices, mechanism="embedding", public_calls=self.candidates)
 
     def _file(self, kind: str, plan: EvaluationPlan) -> PassFile:
         """The file of one pass: its content depends on these settings alone."""
@@ -146,9 +135,7 @@ class Evaluation:
             "instruction": self.task.shape.instruction,
             "query": self.task.shape.query,
             "model": self.model.name,
-            "members": plan.members,
-            "shots": plan.shots,
-            "few_shots": plan.few_shots,
+            **{name: getattr(plan, name) for name in ("members", "shots", "few_shots")},
             "data": _digest(self.rows),
             "public": _digest(self.public) if self.public else None,
             "in_batches": self.in_batches,
@@ -160,7 +147,6 @@ class Evaluation:
         return tqdm(total=texts * self.samples, desc=words, unit="query", disable=None, file=sys.stderr)
 
     def _labels(self, task: ClassificationTask) -> list[Score]:
-        reader: Reader
         if self.in_batches:
             from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
             from langchain_dpicl.evaluation.batches import label_reader
@@ -320,9 +306,9 @@ class CostPoint:
 def cost_curve(
     tokens: tuple[float, float, float],
     plan: EvaluationPlan,
-    *,
     price_in: float,
     price_out: float,
+    *,
     mechanism: str = "vote",
     public_calls: int = 0,
 ) -> list[CostPoint]:

@@ -188,8 +188,6 @@ Pairs = Sequence[tuple[str, str]]
 
 Key = tuple[int | str, ...]
 
-_BAD_HEAD = "a folder of an evaluation: its first line is damaged"
-
 
 class PassFile(dict[Key, Any], LineFile):
     """Entries by key, on disk from the moment they are added (with `add` or `answers`).
@@ -205,35 +203,29 @@ class PassFile(dict[Key, Any], LineFile):
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.settings = dict(settings)
         LineFile.__init__(self, path, path, "a folder", "evaluation", private=True)
-        try:
-            self._take_over()
-        except BaseException:
-            self.close()
-            raise
-
-    def _take_over(self) -> None:
-        """Read the file; then cut off the line that was not finished, if any."""
         head = json.dumps(self.settings, sort_keys=True)
-        if self.lines:
-            found, asked = _parsed(self.lines[0]), json.loads(head)
-            if not isinstance(found, dict):
-                raise self.refused(_BAD_HEAD)
+        try:
+            asked = json.loads(head)
+            found = _parsed(self.lines[0]) if self.lines else asked
+            if not isinstance(found, dict) or not (self.lines or head.encode().startswith(self.torn)):
+                raise self.refused("a folder of an evaluation: its first line is damaged")
             for name in sorted({*found, *asked}):
                 if found.get(name) != asked.get(name):
                     bound = f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder"
                     raise InvalidParameter(name, asked.get(name), bound)
-        elif not head.encode().startswith(self.torn):
-            raise self.refused(_BAD_HEAD)
-        for number, line in enumerate(self.lines[1:], start=2):
-            match _parsed(line):
-                case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
-                    self[tuple(key)] = value
-                case _:
-                    bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
-                    raise self.refused(bound)
-        self.mend()
-        if not self.lines:
-            self.write(head.encode() + b"\n")
+            for number, line in enumerate(self.lines[1:], start=2):
+                match _parsed(line):
+                    case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
+                        self[tuple(key)] = value
+                    case _:
+                        bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
+                        raise self.refused(bound)
+            self.mend()  # cut off the line that was not finished, if any
+            if not self.lines:
+                self.write(head.encode() + b"\n")
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, key: Key, value: Any) -> None:
         """Keep an entry."""

@@ -310,11 +310,11 @@ class TextStudy:
             delta0 = default_delta0(plan.delta, plan.rate, plan.releases)
             words, noise = Keywords.ptr(self.task.keywords, delta0=delta0), "sigma"
 
-        def release(query: str, texts: Sequence[str | None], parameter: float) -> ReleasedKeywords:
+        def release(query: str, texts: Sequence[str | None], parameter: float) -> ReleasedKeywords | None:
             try:
                 asked = words.prepare({"input": query}, words.options)
             except InvalidParameter:  # a query without words
-                return ReleasedKeywords()
+                return None
             encoded = [asked.encode(text) for text in texts[: plan.members] if text is not None]
             if method == "ptr" and parameter == _NO_CHOICE:
                 least, most = self.task.keywords
