@@ -103,27 +103,24 @@ def together(flows: Sequence[Flow[Any]], at_once: int | None = None) -> Either:
 
 def run(flow: Flow[T]) -> T:
     """Run a flow in this thread and return its result."""
-    steps = stream(flow)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
-def stream(flow: Flow[T]) -> Generator[Any, None, T]:
-    """Run a flow in this thread, yield its chunks and return its result. Closing this ends it with a `FlowClosed`."""
     driver = _Driver(flow)
     while driver.go_on():
+        driver.take() if type(driver.held[0]) is Chunk else driver.do()
+    return driver.result()
+
+
+def stream(flow: Flow[Any]) -> Generator[Any, None, None]:
+    """Run a flow in this thread and yield its chunks. Closing this ends it with a `FlowClosed`."""
+    driver = _Driver(flow)
+    while driver.go_on():
+        if type(driver.held[0]) is not Chunk:
+            driver.do()
+            continue
         try:
-            if type(driver.held[0]) is Chunk:
-                yield driver.take()
-            else:
-                driver.do()
+            yield driver.take()
         except BaseException as error:
             driver.throw(error)
-    return driver.result()
+    driver.result()
 
 
 async def arun(flow: Flow[T]) -> T:
@@ -173,8 +170,11 @@ class _Driver(Generic[T]):
 
     def do(self) -> None:
         """Do the flow's effect in this thread."""
-        self.held.append(self.held[0].here() if type(self.held[0]) is Either else self.held[0]())
-        del self.held[0]
+        try:
+            self.held.append(self.held[0].here() if type(self.held[0]) is Either else self.held[0]())
+            del self.held[0]
+        except BaseException as error:
+            self.throw(error)
 
     def take(self) -> Any:
         """The chunk that the flow handed out."""
@@ -229,10 +229,8 @@ class _Driver(Generic[T]):
                 self._away = not self._ended and (self._cancelled or callable(self.held[0]))
             if not self._away:
                 return
-            try:
-                if self._cancelled and not (self._told and callable(self.held[0])):
-                    self._told = True
-                    raise asyncio.CancelledError
+            if self._cancelled and not (self._told and callable(self.held[0])):
+                self._told = True
+                self.throw(asyncio.CancelledError())
+            else:
                 self.do()
-            except BaseException as error:
-                self.throw(error)

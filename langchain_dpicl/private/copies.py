@@ -97,9 +97,9 @@ class TimeLimit:
             elif is_named(item, _OPENAI) and (clients := _clients_of(item)):
                 for client in clients:
                     install(client)
-            elif is_model and not inspect.isclass(item):
+            elif is_model:
                 (in_loop if _is_async(item) else never).append(name)
-            elif is_one(item, Released) and not inspect.isclass(item):
+            elif is_one(item, Released):
                 ensemble = getattr(getattr(item, "release", item), "ensemble", None)
                 if getattr(ensemble, "timeout", None) is None:
                     never.append(f"a {name} without a timeout")

@@ -40,7 +40,6 @@ from langchain_dpicl.private import Closed
 
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
-_CONTAINERS = frozenset({dict, list, tuple, set, frozenset})
 CLOSED = (Closed, Embeddings, VectorStore)
 _CACHED = type(functools.cache(lambda: None))
 
@@ -77,7 +76,7 @@ def reachable(chain: Any) -> Iterator[Any]:
             continue
         seen[id(item)] = item
         yield item
-        if kind in _CONTAINERS or not is_one(item, CLOSED):
+        if not is_one(item, CLOSED):
             waiting += _inside(item)
 
 

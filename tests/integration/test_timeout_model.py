@@ -41,7 +41,7 @@ def chain(form: str) -> Any:
     return RunnableLambda(lambda values: endless if values["examples"][0]["input"] == SLOW else ordinary)
 
 
-def requests(owners: list[str]) -> list[boundary.Request]:
+def requests(owners: list[str]) -> list[boundary.MemberRequest]:
     return [({"input": f"{i} {owner[:3]} two three"}, Examples([{"input": owner}])) for i, owner in enumerate(owners)]
 
 

@@ -157,7 +157,7 @@ def vote_law(vote: NoisyVote, said: Sequence[str | Callable[[], Any]]) -> Law:
         answer = said[values["member"]]
         return answer() if callable(answer) else answer
 
-    requests: list[boundary.Request] = [({"member": i}, []) for i in range(len(said))]
+    requests: list[boundary.MemberRequest] = [({"member": i}, []) for i in range(len(said))]
     outputs = boundary.run_private(RunnableLambda(member), requests, max_concurrency=1, reader=vote)
 
     def run(randomness: Branching) -> Hashable:
@@ -194,7 +194,9 @@ class ReadAtTheEnd(NoisyVote):
         return super().aggregate(votes, parameter, randomness)
 
 
-def calls_in_a_batch(member: Any, requests: Sequence[boundary.Request], *, max_concurrency: int, reader: Any) -> Any:
+def calls_in_a_batch(
+    member: Any, requests: Sequence[boundary.MemberRequest], *, max_concurrency: int, reader: Any
+) -> Any:
     """The mutant: members called as a batch, which has an error where one of them has."""
     try:
         return [reader.encode(output) for output in member.batch([{**values} for values, _ in requests])]

@@ -120,7 +120,7 @@ def test_a_hook_whose_variable_is_off_is_no_reason_to_refuse(hook: str, monkeypa
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def request(text: str) -> boundary.Request:
+def request(text: str) -> boundary.MemberRequest:
     return {"input": text}, Examples([{"input": text, "output": "x"}])
 
 

@@ -1,4 +1,4 @@
-"""`chains.py`: walking through chains finds every Runnable, copies only what changes, and ends."""
+"""Walking through chains finds every Runnable, copies only what changes, and ends."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from langchain_dpicl.selection import Examples
 BOTH = ["sync", "async"]
 
 
-def request(text: str) -> boundary.Request:
+def request(text: str) -> boundary.MemberRequest:
     return {"input": text}, Examples([{"input": text, "output": "x"}])
 
 
