@@ -16,8 +16,8 @@ from paper_radius import Weighed, ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.mixing import IntArray, Settings, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.answer import IntArray, Settings, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.evaluation.batches import Decoder
 from langchain_dpicl.evaluation.tasks import meaning_scores, text_measures
 from langchain_dpicl.local import local_embeddings, local_llm

@@ -50,9 +50,9 @@ from scipy.special import log_softmax, logsumexp
 from tqdm import tqdm
 
 from langchain_dpicl.audit.reading import Known, Readings, read
+from langchain_dpicl.decoding.answer import STEP, IntArray, Settings, base_scores, clipped_terms
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.mixing import STEP, IntArray, Settings, base_scores, clipped_terms
+from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots.audit import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness
@@ -280,7 +280,7 @@ class Mixture:
 
 
 def log_law(scores: IntArray) -> FloatArray:
-    """Row by row the logarithm of the law from which `langchain_dpicl.decoding.mixing.draw` draws."""
+    """Row by row the logarithm of the law from which `langchain_dpicl.decoding.answer.draw` draws."""
     return np.asarray(log_softmax(STEP * (scores - scores.max(axis=1, keepdims=True)), axis=1), np.float64)
 
 

@@ -18,10 +18,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl.audit.cases import Case, TokenCase
-from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, slots_for
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, choose, clipped_terms, slots_for
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.privacy import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.ensemble import PrivateEnsemble

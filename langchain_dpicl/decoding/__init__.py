@@ -2,10 +2,9 @@
 
 from langchain_dpicl.decoding.backends.server_model import ServerLogits
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.demonstrations import Demonstrations, DemonstrationTemplate
-from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits, LogitsModel, LogitsSession
 from langchain_dpicl.decoding.sampler import DPSampler
-from langchain_dpicl.decoding.synthesis import Made, synthesize_demonstrations
+from langchain_dpicl.decoding.synthesis import Demonstrations, Made, synthesize_demonstrations
 
 __all__ = [
     "DPSampler",

@@ -3,27 +3,162 @@
 For every token each owner flips a fresh coin of the plan's rate and, if in, shows one exemplar, chosen by its own
 randomness. The coins ignore the text, so those of all tokens are flipped before the first token, and the model can read
 the demonstrations together. No coin, choice or text depends on another owner's.
+
+One token from many rows of logits: clip every owner's term to a range, sum exactly, draw exactly. With l0 the zero-shot
+logits over the candidates (both public) and l_i an owner's one-shot logits, the token y has probability exactly
+proportional to exp(base(y) + sum_i term_i(y)), where base = kappa * l0 / temperature and term_i is
+lambda_i * (l_i - l0) / temperature with the largest lambda_i <= cap for which max term_i - min term_i <= B.
+
+Why it is private. Let P and P' be the laws of the token without and with one owner's term t. Then log(P'/P) = t minus
+a constant, so over all tokens it lies in an interval of length B: the pair is B-bounded-range in both directions,
+for any other terms. Averaging both laws over the others' coins, and P' over the owner's choice of an exemplar, keeps
+every privacy profile (it is jointly convex). So one token is one mechanism "tokens"; neighbours differ by an owner
+ADDED or REMOVED.
+
+The sum of the terms must not depend on their order or on rounding, as floating-point sums do. So a term is a vector of
+whole steps, shifted to begin at 0 (a constant changes nothing), and at most floor(B / step) of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from langchain_dpicl.calls.flow import Chunk, Flow
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.journal import Journal
-from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, LogitsSession, attempt
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits, LogitsModel, Rows, attempt
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.privacy.losses import FloatArray
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import PrivateStore, StoreView
+
+IntArray = NDArray[np.int64]
+Terms = Callable[[FloatArray, FloatArray], IntArray]
+"""(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""
+
+STEP = 2.0**-20
+"""The lattice of all scores, in nats. A power of two: dividing by it is exact."""
+
+_LOWEST = 2.0**40
+"""A public score this many steps below the best (a million nats) is as good as any further below."""
+
+# -- one token ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The public numbers of a sampler. Their ``repr`` is part of an answer's identity in the ledger."""
+
+    max_tokens: int
+    min_tokens: int
+    top_k: int
+    shots: float
+    temperature: float
+    cap: float
+    stop: tuple[str, ...]
+
+
+def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> IntArray:
+    """The ``top_k`` tokens of largest zero-shot logit, in ascending order; of equal ones those of the lowest ids.
+
+    ``barred`` tokens, and those whose logit is no finite number, are left out; the result may be empty. Public: it
+    reads public values only.
+    """
+    scores = zero_shot.astype(np.float64)
+    scores[list(barred)] = -np.inf
+    scores[~np.isfinite(scores)] = -np.inf
+    count = min(top_k, int(np.isfinite(scores).sum()))
+    if not count:
+        return np.empty(0, np.int64)
+    least = np.partition(scores, -count)[-count]
+    above = np.flatnonzero(scores > least)
+    equal = np.flatnonzero(scores == least)[: count - len(above)]
+    return np.asarray(np.union1d(above, equal), np.int64)
+
+
+def possible(model: LogitsModel, settings: Settings, released: Sequence[int], zero_shot: Logits) -> IntArray:
+    """The candidates of the next token: before ``min_tokens`` none that ends the answer.
+
+    Public: it reads the zero-shot logits, the released tokens and the settings alone.
+    """
+    may_end = len(released) >= settings.min_tokens
+    barred = set[int]() if may_end else set(model.end_tokens)
+    while True:
+        chosen = candidates(zero_shot, settings.top_k, barred)
+        if may_end or not settings.stop:
+            return chosen
+        texts = {int(token): model.text([*released, int(token)]) for token in chosen}
+        ending = [token for token, text in texts.items() if any(stop in text for stop in settings.stop)]
+        if not ending:
+            return chosen
+        barred.update(ending)
+
+
+def base_scores(zero_shot: FloatArray, shots: float, temperature: float) -> IntArray:
+    """``shots * zero_shot / temperature`` over the candidates, in whole steps below the largest. Public."""
+    below = (zero_shot - zero_shot.max()) * (shots / temperature) / STEP
+    return np.asarray(np.rint(np.maximum(below, -_LOWEST)), np.int64)
+
+
+def mixing_weights(difference: FloatArray, bound: float, cap: float) -> FloatArray:
+    """lambda for each row: the largest number <= ``cap`` at which the row's range is at most ``bound``.
+
+    0 for a row whose range is not finite (an infinity or NaN in it, or all NaN, as a row that failed): nothing of it
+    can be used.
+    """
+    with np.errstate(all="ignore"):
+        reach = difference.max(axis=1) - difference.min(axis=1)
+        return np.asarray(np.where(np.isfinite(reach), np.minimum(cap, bound / reach), 0.0), np.float64)
+
+
+def clipped_terms(
+    one_shot: FloatArray, zero_shot: FloatArray, *, bound: float, temperature: float, cap: float
+) -> IntArray:
+    """One term a row, in whole steps: least entry 0, largest at most floor(bound / STEP), for any input at all.
+
+    Each row depends on its own one-shot logits and on the public zero-shot ones, on nothing else.
+    """
+    with np.errstate(all="ignore"):
+        difference = (one_shot - zero_shot) / temperature
+        weight = mixing_weights(difference, bound, cap)[:, None]
+        steps = np.floor(weight * (difference - difference.min(axis=1, keepdims=True)) / STEP)
+    # Rounding could reach one step above the bound; an unusable row is NaN here, and 0 in all its entries.
+    whole = np.nan_to_num(np.where(weight > 0.0, steps, 0.0), nan=0.0)
+    return np.asarray(np.clip(whole, 0.0, math.floor(bound / STEP)), np.int64)
+
+
+def choose(
+    model: LogitsModel,
+    settings: Settings,
+    released: Sequence[int],
+    zero_shot: Logits,
+    one_shot: Logits,
+    terms: Terms,
+    randomness: Randomness,
+) -> int:
+    """Draw the next token from the public scores and the sum of the ``terms`` of one row for each owner."""
+    chosen = possible(model, settings, released, zero_shot)
+    public = zero_shot[chosen].astype(np.float64)
+    scores = base_scores(public, settings.shots, settings.temperature)
+    if len(one_shot):
+        scores = scores + terms(one_shot[:, chosen].astype(np.float64), public).sum(axis=0)
+    return int(chosen[draw(scores, randomness)])
+
+
+def draw(scores: IntArray, randomness: Randomness) -> int:
+    """An index with probability exactly proportional to exp(STEP * scores)."""
+    losses = (scores.max() - scores).tolist()
+    return choose_exponential([1] * len(losses), losses, STEP, randomness)
+
+
+# -- who takes part ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,70 +255,32 @@ def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
     return slots
 
 
-def read_rows(model: LogitsModel, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
-    """A session's logits. Raises ValueError if they have another shape than the model must give."""
-    found: Any = np.asarray(session.logits(list(rows), list(released)))
-    if found.shape != (1 + len(rows), model.vocabulary):
-        raise ValueError("the model's logits have another shape")
-    logits: Logits = found if found.dtype.kind == "f" else found.astype(np.float64)
-    return logits
+# -- the whole answer --------------------------------------------------------------------------------------------------
 
 
-class Rows:
-    """A model's session whose rows do not fail one another, whatever the model does. Private: ``repr`` shows nothing.
+class TokenJournal(Protocol):
+    """Keeps the tokens of a job's answer, so that it goes on after an interruption, on the same charge."""
 
-    A row that the model cannot answer is all NaN, and `clipped_terms` makes it a term of zeros: its owner adds nothing
-    to this token, as if its coin had said no. Nothing else moves. If a failed row failed the answer, or emptied the
-    rows beside it, one owner would decide what all the others add.
+    name: str
+    """The job's secret name, which makes its questions ones that nobody else can ask."""
+    is_reopened: bool
+    """Whether the answer under way has the charge on which its tokens were handed out."""
 
-    All rows are asked for in one call. If it raises, or its answer has another shape, each row is asked for by itself;
-    if that fails too, or no session opens on all demonstrations, in a session of its own. The rows have the same bits
-    every way. A session that keeps the contract of `LogitsSession.logits` never needs it: the further calls show in
-    time.
-    """
+    def begin(self, shared: str) -> None:
+        """Note an answer, by its shared text, before it is charged or continued."""
 
-    def __init__(self, model: LogitsModel, shared: str, demonstrations: Sequence[Demonstration], steps: int) -> None:
-        self._demonstrations = demonstrations
-        self._open, self._read = partial(model.session, shared, steps=steps), partial(read_rows, model)
-        self._whole = attempt(self._open, demonstrations)
-        self._apart: dict[int | None, LogitsSession] = {}  # a session for each row, and None's for the zero-shot one
+    def tokens(self) -> list[int]:
+        """The tokens that were handed out of this answer on a reopened charge. On another charge none were."""
 
-    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
-        """See `LogitsSession.logits`. Raises if the zero-shot row fails, and only then."""
-        found = None if self._whole is None else attempt(self._read, self._whole, rows, released)
-        if found is not None:
-            return found
-        zero_shot = self._alone(None, released)
-        nothing = np.full_like(zero_shot, np.nan, np.float32)
-        some = [attempt(self._alone, row, released) for row in rows]
-        stacked: Logits = np.stack([zero_shot, *(nothing if row is None else row for row in some)])
-        return stacked
-
-    def _alone(self, row: int | None, released: Sequence[int]) -> Any:
-        """One row, asked for by itself; None is the zero-shot one."""
-        found = None
-        if self._whole is not None:
-            found = attempt(self._read, self._whole, [] if row is None else [row], released)
-        if found is None:
-            if row not in self._apart:
-                self._apart[row] = self._open([] if row is None else [self._demonstrations[row]])
-            found = self._read(self._apart[row], [] if row is None else [0], released)
-        return found[-1]
-
-    def close(self) -> None:
-        """Drop every session, each whatever becomes of the others."""
-        for session in (self._whole, *self._apart.values()):
-            if session is not None:
-                attempt(session.close)
-        self._whole, self._demonstrations = None, ()
-        self._apart.clear()
+    def keep(self, token: int) -> None:
+        """Write a token, on the private side. It leaves only after this: what is not kept was not released."""
 
 
 @dataclass(eq=False, repr=False)
 class PrivateAnswer:
     """The model's rows, the demonstrations, and who takes part in which token. Private.
 
-    Each token is one mechanism "tokens" of range ``bound`` (see `mixing`) on that token's own sample. With ``slots``
+    Each token is one mechanism "tokens" of range ``bound`` (see the top) on that token's own sample. With ``slots``
     every call has that many rows, filled up with the public ``padding``. A token takes one call, and a further one for
     every ``slots`` owners that its sample has above that (see `slots_for`).
     """
@@ -198,7 +295,7 @@ class PrivateAnswer:
     _rows: Rows | None = None
 
     def written(
-        self, shared: str, units: int, draw: Callable[[str, int], Draw], journal: Journal | None = None
+        self, shared: str, units: int, draw: Callable[[str, int], Draw], journal: TokenJournal | None = None
     ) -> Flow[Writer]:
         """Draw up to ``units`` tokens, those in the journal included; hand out the text as it becomes certain.
 
@@ -226,7 +323,7 @@ class PrivateAnswer:
         shown = [*self.drawn.demonstrations, *([self.padding] if self.slots else [])]
         self._rows = Rows(self.model, shared, shown, len(self.drawn.steps))
 
-    def token(self, released: Sequence[int], journal: Journal | None = None) -> int:
+    def token(self, released: Sequence[int], journal: TokenJournal | None = None) -> int:
         """Draw the token after the released ones; the journal has it before it leaves."""
         assert self._rows is not None
         sample = self.drawn.steps[len(released)]

@@ -1,4 +1,4 @@
-"""A sampler's interface to a language model: next-token logits for many (demonstration, shared text) prompts at once.
+"""What a sampler asks of a language model: next-token logits for many (demonstration, shared text) prompts at once.
 
 The shared text is public, the demonstrations are private. A demonstration comes first in its prompt, so that a model's
 state of it serves every later query.
@@ -6,18 +6,25 @@ state of it serves every later query.
 
 from __future__ import annotations
 
+import string
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.privacy.checks import whole
+from langchain_dpicl.store.base import PrivateStore
 
 T = TypeVar("T")
 Logits = NDArray[np.float32]
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,11 +39,90 @@ class Demonstration:
     text: str
 
 
-class NotCopied:
-    """Base of objects that hold private states or a key: they are not pickled or copied."""
+@dataclass(frozen=True)
+class DemonstrationTemplate:
+    """A prompt is one demonstration, then the query: format strings with names in braces, both public.
 
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError(f"a {type(self).__name__.strip('_')} is not pickled or copied")
+    ``demonstration`` names an exemplar's keys and should end with a separator; ``query`` names the keys of the caller's
+    input. The demonstration comes first, so that a model's state of it serves every query. Raises `InvalidParameter`
+    for a string that is no format, or that names anything but plain keys.
+    """
+
+    demonstration: str
+    query: str
+
+    def __post_init__(self) -> None:
+        for name in ("demonstration", "query"):
+            layout = getattr(self, name)
+            try:
+                layout.format_map(dict.fromkeys(_names(layout), ""))
+            except Exception:
+                bound = "a format string with the plain names of keys in braces"
+                raise InvalidParameter(f"template.{name}", layout, bound) from None
+
+    @classmethod
+    def of(
+        cls, store: PrivateStore, *, input_name: str | None = None, output_name: str | None = None
+    ) -> DemonstrationTemplate:
+        """One ``Name: value`` line for a store's input and one for its output, which the model continues.
+
+        The names default to the store's keys. Descriptive names ("Data", "Description") help a model more than "Input"
+        and "Output": a demonstration cannot make a text likely that the model finds very unlikely without it.
+        """
+
+        def word(parameter: str, name: str | None, key: str) -> str:
+            if name is None:
+                return key.capitalize()
+            if not isinstance(name, str) or not name.strip() or set(name) & set("{}\n"):
+                raise InvalidParameter(parameter, name, "a word or more, on one line, without braces")
+            return name.strip()
+
+        asked = f"{word('input_name', input_name, store.input_key)}: {{{store.input_key}}}\n"
+        if store.output_key is None:
+            return cls(f"{asked}\n", asked)
+        told = f"{word('output_name', output_name, store.output_key)}:"
+        return cls(f"{asked}{told} {{{store.output_key}}}\n\n", asked + told)
+
+    @property
+    def query_keys(self) -> tuple[str, ...]:
+        """The keys that a caller's input must have."""
+        return tuple(_names(self.query))
+
+    @property
+    def padding(self) -> str:
+        """A public demonstration: one with nothing in it."""
+        return self.show(dict.fromkeys(_names(self.demonstration), ""))
+
+    @property
+    def ending(self) -> str:
+        """The text after a demonstration's last field: a model that continues a query ends there."""
+        pieces = list(string.Formatter().parse(self.demonstration))
+        return pieces[-1][0] if pieces and pieces[-1][1] is None else ""
+
+    def show(self, exemplar: Mapping[str, Any]) -> str:
+        """An exemplar's text. Private, as its errors may be."""
+        return self.demonstration.format_map(exemplar)
+
+    def ask(self, values: Mapping[str, Any]) -> str:
+        """The shared text for a caller's input. Raises `InvalidParameter`, which never shows it, for a missing key."""
+        missing = [name for name in self.query_keys if name not in values]
+        if missing:
+            raise InvalidParameter("input", missing[0], f"a mapping with the keys {', '.join(self.query_keys)}")
+        try:
+            return self.query.format_map(values)
+        except Exception:
+            pass
+        raise InvalidParameter("input", "(not shown)", "values that the template can format")
+
+
+def _names(layout: str) -> list[str]:
+    names = [name for _, name, _, _ in string.Formatter().parse(layout) if name is not None]
+    if not all(name and not set(name) & set(".[]") and not name.isdigit() for name in names):
+        raise ValueError("only plain names")
+    return list(dict.fromkeys(names))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
 
 
 class LogitsSession(Protocol):
@@ -88,6 +174,9 @@ class LogitsModel(Protocol):
         """Drop every private state kept for these demonstrations."""
 
 
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
 def attempt(function: Callable[..., T], *arguments: object) -> T | None:
     """Return what a function returns for one row, or None if it raises.
 
@@ -101,3 +190,112 @@ def attempt(function: Callable[..., T], *arguments: object) -> T | None:
     if issubclass(kind, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread():
         raise kind
     return None
+
+
+def read_rows(model: LogitsModel, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
+    """A session's logits. Raises ValueError if they have another shape than the model must give."""
+    found: Any = np.asarray(session.logits(list(rows), list(released)))
+    if found.shape != (1 + len(rows), model.vocabulary):
+        raise ValueError("the model's logits have another shape")
+    logits: Logits = found if found.dtype.kind == "f" else found.astype(np.float64)
+    return logits
+
+
+class Rows:
+    """A model's session whose rows do not fail one another, whatever the model does. Private: ``repr`` shows nothing.
+
+    A row that the model cannot answer is all NaN, and `clipped_terms` makes it a term of zeros: its owner adds nothing
+    to this token, as if its coin had said no. Nothing else moves. If a failed row failed the answer, or emptied the
+    rows beside it, one owner would decide what all the others add.
+
+    All rows are asked for in one call. If it raises, or its answer has another shape, each row is asked for by itself;
+    if that fails too, or no session opens on all demonstrations, in a session of its own. The rows have the same bits
+    every way. A session that keeps the contract of `LogitsSession.logits` never needs it: the further calls show in
+    time.
+    """
+
+    def __init__(self, model: LogitsModel, shared: str, demonstrations: Sequence[Demonstration], steps: int) -> None:
+        self._demonstrations = demonstrations
+        self._open, self._read = partial(model.session, shared, steps=steps), partial(read_rows, model)
+        self._whole = attempt(self._open, demonstrations)
+        self._apart: dict[tuple[int, ...], LogitsSession] = {}  # a session for each row, and one for zero-shot
+
+    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
+        """See `LogitsSession.logits`. Raises if the zero-shot row fails, and only then."""
+        found = None if self._whole is None else attempt(self._read, self._whole, rows, released)
+        if found is not None:
+            return found
+        zero_shot = self._alone((), released)
+        nothing = np.full_like(zero_shot, np.nan, np.float32)
+        some = [attempt(self._alone, (row,), released) for row in rows]
+        stacked: Logits = np.stack([zero_shot, *(nothing if row is None else row for row in some)])
+        return stacked
+
+    def _alone(self, row: tuple[int, ...], released: Sequence[int]) -> Any:
+        """One row, asked for by itself; () is the zero-shot one."""
+        found = None if self._whole is None else attempt(self._read, self._whole, row, released)
+        if found is None:
+            if row not in self._apart:
+                self._apart[row] = self._open([self._demonstrations[each] for each in row])
+            found = self._read(self._apart[row], range(len(row)), released)
+        return found[-1]
+
+    def close(self) -> None:
+        """Drop every session, each whatever becomes of the others."""
+        for session in (self._whole, *self._apart.values()):
+            if session is not None:
+                attempt(session.close)
+        self._whole, self._demonstrations = None, ()
+        self._apart.clear()
+
+
+# -- what a model keeps ------------------------------------------------------------------------------------------------
+
+
+class NotCopied:
+    """Base of objects that hold private states or a key: they are not pickled or copied."""
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError(f"a {type(self).__name__.strip('_')} is not pickled or copied")
+
+
+class StateCache(NotCopied):
+    """Private states by demonstration (key and text), for any thread: the last used, up to ``memory_bytes`` in all."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
+        self.bytes = 0
+        self._entries: OrderedDict[Demonstration, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, demonstration: Demonstration) -> Any:
+        """The state, or None."""
+        with self._lock:
+            if demonstration not in self._entries:
+                return None
+            self._entries.move_to_end(demonstration)
+            return self._entries[demonstration][0]
+
+    def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
+        """Keep a state of so many bytes, if that is within the bound; the least recently used ones make room."""
+        with self._lock:
+            self._drop(demonstration)
+            if size > self.memory_bytes:
+                return
+            self._entries[demonstration] = (state, size)
+            self.bytes += size
+            while self.bytes > self.memory_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop every state of these keys, whatever their text was."""
+        gone = set(keys)
+        with self._lock:
+            for demonstration in [each for each in self._entries if each.key in gone]:
+                self._drop(demonstration)
+
+    def _drop(self, demonstration: Demonstration) -> None:
+        self.bytes -= self._entries.pop(demonstration, (None, 0))[1]
+
+    def __len__(self) -> int:
+        return len(self._entries)

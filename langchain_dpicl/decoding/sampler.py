@@ -18,11 +18,8 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_dpicl.budget import Budget, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED, BudgetLine
 from langchain_dpicl.calls.flow import Chunk, Either, Flow, FlowClosed, arun, astream, run, stream, together
-from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Writer, read_rows, slots_for
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.journal import Journal, mark_of
-from langchain_dpicl.decoding.mixing import Settings
-from langchain_dpicl.decoding.model import LogitsModel, attempt
+from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, TokenJournal, Writer, slots_for
+from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel, attempt, read_rows
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
@@ -47,8 +44,8 @@ class DPSampler(AnyRelease):
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
     The change that it makes to the next-token logits is clipped to the plan's range B, over the ``top_k`` tokens that
     the model finds likeliest WITHOUT any demonstration. The clipped changes are added to ``shots`` times the public
-    logits, and one token is drawn from exactly that distribution (`mixing` has the proof). Neighbouring data sets: one
-    owner added or removed.
+    logits, and one token is drawn from exactly that distribution (`decoding.answer` has the proof). Neighbouring data
+    sets: one owner added or removed.
 
     Parameters
     ----------
@@ -102,7 +99,7 @@ class DPSampler(AnyRelease):
     comes_in_pieces = True
     for_job = False
     """Whether this makes one of many answers that are kept: no zero-shot answer stands in for it."""
-    journal: Journal | None = None
+    journal: TokenJournal | None = None
     """Keeps the tokens of a job's answer, so that it resumes after an interruption, on the same charge."""
 
     def __init__(
@@ -322,7 +319,7 @@ class DPSampler(AnyRelease):
         """Note in the journal that this answer is under way; return the charge that it has if it was interrupted."""
         if self.journal is None:
             return None
-        self.journal.begin(mark_of(request.asked))
+        self.journal.begin(request.asked)
         charge = request.line.reopen(request.id, request.principal)
         self.journal.is_reopened = charge is not None
         return charge

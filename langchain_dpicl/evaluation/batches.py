@@ -4,7 +4,7 @@ In a batch a row's last digits depend on the other rows, which the guarantee doe
 release, and the data must be public.
 
 `Decoder` evaluates private decoding: the sampler itself (online), and demonstrations that it wrote once (offline). Its
-draws are the sampler's own (`langchain_dpicl.decoding.mixing.choose`), from the same samples, candidates and terms.
+draws are the sampler's own (`langchain_dpicl.decoding.answer.choose`), from the same samples, candidates and terms.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from langchain_dpicl.decoding.answer import Writer
+from langchain_dpicl.decoding.answer import IntArray, Settings, Writer, choose, clipped_terms
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-from langchain_dpicl.decoding.mixing import IntArray, Settings, choose, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration, Logits
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import Pairs
 from langchain_dpicl.evaluation.studies import Reader, Scores

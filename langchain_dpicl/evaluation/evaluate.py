@@ -208,8 +208,8 @@ class Evaluation:
 
     def _tokens(self, task: GenerationTask, file: PassFile) -> list[Score]:
         """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
-        from langchain_dpicl.decoding.demonstrations import DemonstrationTemplate
-        from langchain_dpicl.decoding.mixing import Settings
+        from langchain_dpicl.decoding.answer import Settings
+        from langchain_dpicl.decoding.model import DemonstrationTemplate
         from langchain_dpicl.evaluation.batches import Decoder
         from langchain_dpicl.local import local_embeddings
 

@@ -23,7 +23,7 @@ from branching import Coins, Tree
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import keywords
-from langchain_dpicl.decoding import mixing
+from langchain_dpicl.decoding import answer
 from langchain_dpicl.privacy.profile import Direction, Profile
 
 EPSILONS = (-1.0, -0.3, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
@@ -86,7 +86,7 @@ def law(run: Callable[[Branching], Hashable], kind: type[Branching] = Branching)
         return tree.choose([1 / bound] * bound)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (keywords, mixing):
+        for module in (keywords, answer):
             patch.setattr(module, "choose_exponential", choose_exponential)
         patch.setattr(keywords, "choose_weighted", choose_weighted)
         patch.setattr(keywords, "random_below", random_below)

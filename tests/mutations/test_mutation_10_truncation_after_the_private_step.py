@@ -18,8 +18,8 @@ from table_model import TableModel
 from langchain_dpicl import Keywords
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.keywords import _JointEM
-from langchain_dpicl.decoding import mixing
-from langchain_dpicl.decoding.mixing import Settings
+from langchain_dpicl.decoding import answer
+from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 
 Patch = pytest.MonkeyPatch
@@ -36,10 +36,10 @@ ROWS = [np.array(row, np.float32) for row in itertools.product((-3.0, 0.5, 3.0),
 def token_law(rows: Sequence[NDArray[np.float32]]) -> Law:
     """The law of the product's next token, where these owners take part in it."""
     one_shot = np.array(rows, np.float32).reshape(len(rows), 4)
-    terms = partial(mixing.clipped_terms, bound=BOUND, temperature=1.0, cap=SETTINGS.cap)
+    terms = partial(answer.clipped_terms, bound=BOUND, temperature=1.0, cap=SETTINGS.cap)
 
     def run(randomness: Branching) -> int:
-        return mixing.choose(MODEL, SETTINGS, [], PUBLIC, one_shot, terms, randomness)
+        return answer.choose(MODEL, SETTINGS, [], PUBLIC, one_shot, terms, randomness)
 
     return law(run)
 
@@ -63,7 +63,7 @@ def _cut(keep: Callable[[NDArray[np.float64]], NDArray[np.bool_]], real: Draw) -
     """Draw among the scores that ``keep`` keeps, given their probabilities."""
 
     def draw(scores: NDArray[np.int64], randomness: Randomness) -> int:
-        weights = np.exp((scores - scores.max()) * mixing.STEP)
+        weights = np.exp((scores - scores.max()) * answer.STEP)
         kept = np.flatnonzero(keep(weights / weights.sum()))
         return int(kept[real(scores[kept], randomness)])
 
@@ -80,12 +80,12 @@ def _nucleus(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def top_k_of_the_mixed_scores(patch: Patch) -> None:
     """The mutant: the two likeliest tokens of the mixture."""
-    patch.setattr(mixing, "draw", _cut(lambda p: p >= np.sort(p)[-2], mixing.draw))
+    patch.setattr(answer, "draw", _cut(lambda p: p >= np.sort(p)[-2], answer.draw))
 
 
 def top_p_of_the_mixed_scores(patch: Patch) -> None:
     """The mutant: the fewest tokens that hold 0.8 of the mixture."""
-    patch.setattr(mixing, "draw", _cut(_nucleus, mixing.draw))
+    patch.setattr(answer, "draw", _cut(_nucleus, answer.draw))
 
 
 @pytest.mark.parametrize("mutant", [top_k_of_the_mixed_scores, top_p_of_the_mixed_scores])

@@ -26,7 +26,7 @@ from langchain_dpicl.audit import worlds
 from langchain_dpicl.audit.attack import ATTACKED, audit
 from langchain_dpicl.audit.cases import CASES, MemberCase, Setting
 from langchain_dpicl.audit.worlds import BlockRandomness
-from langchain_dpicl.decoding.mixing import clipped_terms
+from langchain_dpicl.decoding.answer import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
 

@@ -34,9 +34,8 @@ from langchain_dpicl import (
     UnsafeConfigurationError,
     acting_for,
 )
-from langchain_dpicl.decoding import mixing
-from langchain_dpicl.decoding.answer import Draw, Exemplars, PrivateAnswer, Writer, slots_for
-from langchain_dpicl.decoding.mixing import Settings, clipped_terms
+from langchain_dpicl.decoding import answer
+from langchain_dpicl.decoding.answer import Draw, Exemplars, PrivateAnswer, Settings, Writer, clipped_terms, slots_for
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.decoding.sampler import CUT
 from langchain_dpicl.privacy.noise import SecureRandomness
@@ -479,7 +478,7 @@ def scores_of(
 ) -> Any:
     """The integer scores of one token whose sample is these demonstrations."""
     seen: list[Any] = []
-    monkeypatch.setattr(mixing, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(answer, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
     numbers = Settings(1, 0, 5, 4.0, 1.0, 1.5, ())
     model = TableModel(table, ALPHABET)
     padding = Demonstration("padding", "9")

@@ -40,8 +40,8 @@ from langchain_dpicl.audit.membership import (
     wins,
 )
 from langchain_dpicl.audit.reading import Readings
-from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, mixing
-from langchain_dpicl.decoding.mixing import Settings, choose, clipped_terms, possible
+from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, answer
+from langchain_dpicl.decoding.answer import Settings, choose, clipped_terms, possible
 from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from tests.table_model import TableModel
@@ -120,7 +120,7 @@ def by_hand(readings: Readings, present: list[list[int]], bound: float = 1.25) -
 def test_the_scores_are_those_that_the_sampler_draws_from(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last step, at every place; the sampler reads whole rows and finds the possible tokens by itself."""
     seen: list[Any] = []
-    monkeypatch.setattr(mixing, "draw", lambda scores, randomness: seen.append(scores) or 0)
+    monkeypatch.setattr(answer, "draw", lambda scores, randomness: seen.append(scores) or 0)
     model, terms = TableModel(table, ALPHABET), mixture_of(readings)
     limits = partial(clipped_terms, bound=BOUND, temperature=1.0, cap=CAP)
     for output in OUTPUTS:

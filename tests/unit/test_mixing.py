@@ -1,4 +1,4 @@
-"""One token from clipped terms: `langchain_dpicl.decoding.mixing`."""
+"""One token from clipped terms: `langchain_dpicl.decoding.answer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import chisquare
 
-from langchain_dpicl.decoding.mixing import STEP, base_scores, candidates, clipped_terms, draw, mixing_weights
+from langchain_dpicl.decoding.answer import STEP, base_scores, candidates, clipped_terms, draw, mixing_weights
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 FALSE_ALARM = 1e-8

@@ -7,7 +7,7 @@ import pytest
 from paper_radius import ball_terms, claimed_beta
 from scipy.special import softmax
 
-from langchain_dpicl.decoding.mixing import STEP
+from langchain_dpicl.decoding.answer import STEP
 
 NUMBERS = np.random.default_rng(1)
 

@@ -13,10 +13,9 @@ import pytest
 from table_model import TableModel, TableSession
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, ReleaseFailed
-from langchain_dpicl.decoding import mixing
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Rows
-from langchain_dpicl.decoding.mixing import Settings, clipped_terms
-from langchain_dpicl.decoding.model import Demonstration, attempt
+from langchain_dpicl.decoding import answer
+from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Settings, clipped_terms
+from langchain_dpicl.decoding.model import Demonstration, Rows, attempt
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 ALPHABET = ["h", "e", "l", "o", "."]
@@ -121,7 +120,7 @@ MODELS: dict[str, Callable[[], Breaking]] = {
 def scores_of(model: TableModel, rows: list[int], monkeypatch: pytest.MonkeyPatch, slots: int | None) -> Any:
     """The integer scores of one token whose sample is these demonstrations."""
     seen: list[Any] = []
-    monkeypatch.setattr(mixing, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(answer, "draw", lambda scores, _: seen.append(scores) or 0)  # type: ignore[func-returns-value]
     padding = Demonstration("padding", "9")
     private = PrivateAnswer(model, SETTINGS, bound=40.0, randomness=SecureRandomness(), slots=slots, padding=padding)
     private.open("?", lambda: Draw([Demonstration(i, str(i)) for i in range(9)], [rows]))

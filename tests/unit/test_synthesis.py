@@ -434,9 +434,9 @@ def test_a_failed_model_leaves_a_job_that_is_gone_on_with(
 def test_a_full_disk_is_said_and_hands_no_token_out(
     sampler_of: Letters, output: Path, monkeypatch: pytest.MonkeyPatch, canary_free: Any
 ) -> None:
-    from langchain_dpicl.decoding import journal
+    from langchain_dpicl.decoding import synthesis
 
-    sampler, write, left = sampler_of(), journal.os.write, [3]  # the header, the answer's mark, one token
+    sampler, write, left = sampler_of(), synthesis.os.write, [3]  # the header, the answer's mark, one token
 
     def full(descriptor: int, content: bytes) -> int:
         if not left[0]:
@@ -444,7 +444,7 @@ def test_a_full_disk_is_said_and_hands_no_token_out(
         left[0] -= 1
         return write(descriptor, content)
 
-    monkeypatch.setattr(journal.os, "write", full)
+    monkeypatch.setattr(synthesis.os, "write", full)
     with pytest.raises(InvalidParameter, match="No space left on device") as caught:
         synthesize_demonstrations(sampler, INPUTS, output=output)
     canary_free(caught.value, frames=True)

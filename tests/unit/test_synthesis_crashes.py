@@ -29,7 +29,7 @@ from langchain_dpicl import (
     synthesize_demonstrations,
 )
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.decoding import journal
+from langchain_dpicl.decoding import synthesis
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -104,8 +104,8 @@ class Countdown:
         return counted
 
     def install(self) -> None:
-        journal.os.write = self.halving(os.write)  # type: ignore[assignment]
-        journal.os.ftruncate = self.around(os.ftruncate)  # type: ignore[assignment]
+        synthesis.os.write = self.halving(os.write)  # type: ignore[assignment]
+        synthesis.os.ftruncate = self.around(os.ftruncate)  # type: ignore[assignment]
         for name in ("charge", "record", "open_charge"):
             setattr(Ledger, name, self.around(getattr(Ledger, name)))
 
@@ -146,7 +146,7 @@ def handed_out(output: Path) -> dict[str, str]:
 
 def marked(made: Demonstrations) -> dict[str, str]:
     """The outputs, by the mark of their input."""
-    return {journal.mark_of(f"Input: {pair['input']}\nOutput:"): pair["output"] for pair in made}
+    return {synthesis.mark_of(f"Input: {pair['input']}\nOutput:"): pair["output"] for pair in made}
 
 
 def check_finished(made: Demonstrations, sampler: DPSampler, output: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_answer_that_the_ledger_has_is_not_asked_of_the_model_again(sampler_a
     sampler = sampler_at(output.parent)
 
     def job() -> None:
-        journal.Journal.add = die  # type: ignore[method-assign]
+        synthesis.Journal.add = die  # type: ignore[method-assign]
         synthesize_demonstrations(sampler, ["one"], output=output)
 
     assert in_child(job) == -signal.SIGKILL
@@ -336,8 +336,8 @@ def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
         return lock(descriptor)
 
     monkeypatch.setattr(durable, "lock", late)
-    held = journal.Journal(output, "settings")
+    held = synthesis.Journal(output, "settings")
     with pytest.raises(InvalidParameter, match="no other job"):
-        journal.Journal(output, "settings")
+        synthesis.Journal(output, "settings")
     held.close()
     assert len(calls) == 3

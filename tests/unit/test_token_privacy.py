@@ -1,6 +1,6 @@
 """The privacy of whole answers, exhaustively: every coin and every output of two neighbouring stores.
 
-`law` runs the sampler's own private side (draws, model, mixing) once for every branch of every coin, choice of exemplar
+`law` runs the sampler's own private side (draws, model, answer) once for every branch of every coin, choice of exemplar
 and token, so that it gives the exact probability of every output. The true delta(eps) of two stores, one of which
 lacks an owner, must not exceed what the accountant says of that many tokens; and every mistake of a list must.
 """
@@ -22,7 +22,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.calls.flow import run
-from langchain_dpicl.decoding import DemonstrationTemplate, answer, mixing
+from langchain_dpicl.decoding import DemonstrationTemplate, answer
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
 from langchain_dpicl.release.transaction import Request
@@ -32,7 +32,7 @@ RATE, BOUND = 0.3, 1.25
 
 
 def softmax(scores: NDArray[np.int64]) -> NDArray[np.float64]:
-    weights = np.exp((scores - scores.max()) * mixing.STEP)
+    weights = np.exp((scores - scores.max()) * answer.STEP)
     return np.asarray(weights / weights.sum(), np.float64)
 
 
@@ -41,7 +41,7 @@ def law(sampler: DPSampler, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
     tree, outputs = Tree(), defaultdict[str, float](float)
     sampler._randomness = Coins(tree)  # type: ignore[assignment]
     with monkeypatch.context() as patch:
-        patch.setattr(mixing, "draw", lambda scores, _: tree.choose(softmax(scores).tolist()))
+        patch.setattr(answer, "draw", lambda scores, _: tree.choose(softmax(scores).tolist()))
         while True:
             text = one_answer(sampler)
             outputs[text] += tree.weight
@@ -181,27 +181,27 @@ Patch = pytest.MonkeyPatch
 
 def no_clipping(patch: Patch) -> None:
     def terms(one_shot: Any, zero_shot: Any, *, bound: float, temperature: float, cap: float) -> NDArray[np.int64]:
-        return np.asarray(np.clip((one_shot - zero_shot) / temperature, -100, 100) / mixing.STEP, np.int64)
+        return np.asarray(np.clip((one_shot - zero_shot) / temperature, -100, 100) / answer.STEP, np.int64)
 
     patch.setattr(answer, "clipped_terms", terms)
 
 
 def clipping_to_the_bound_on_both_sides(patch: Patch) -> None:
     def terms(one_shot: Any, zero_shot: Any, *, bound: float, temperature: float, cap: float) -> NDArray[np.int64]:
-        return np.asarray(np.clip((one_shot - zero_shot) / temperature, -bound, bound) / mixing.STEP, np.int64)
+        return np.asarray(np.clip((one_shot - zero_shot) / temperature, -bound, bound) / answer.STEP, np.int64)
 
     patch.setattr(answer, "clipped_terms", terms)
 
 
 def a_weight_above_the_bound_over_the_range(patch: Patch) -> None:
-    real = mixing.clipped_terms
+    real = answer.clipped_terms
     patch.setattr(
         answer, "clipped_terms", lambda one, zero, *, bound, **rest: real(one, zero, bound=1.5 * bound, **rest)
     )
 
 
 def the_temperature_after_the_clipping(patch: Patch) -> None:
-    real = mixing.clipped_terms
+    real = answer.clipped_terms
 
     def terms(one_shot: Any, zero_shot: Any, *, bound: float, temperature: float, cap: float) -> NDArray[np.int64]:
         after = real(one_shot, zero_shot, bound=bound, temperature=1.0, cap=cap) / temperature
@@ -224,22 +224,22 @@ def _seeing_all_rows(patch: Patch) -> list[NDArray[np.float32]]:
 
 
 def candidates_of_the_mixed_logits(patch: Patch) -> None:
-    seen, real = _seeing_all_rows(patch), mixing.candidates
-    patch.setattr(mixing, "candidates", lambda _, top_k, barred: real(seen[0].sum(axis=0), top_k, barred))
+    seen, real = _seeing_all_rows(patch), answer.candidates
+    patch.setattr(answer, "candidates", lambda _, top_k, barred: real(seen[0].sum(axis=0), top_k, barred))
 
 
 def end_tokens_barred_by_private_logits(patch: Patch) -> None:
-    seen, real = _seeing_all_rows(patch), mixing.candidates
+    seen, real = _seeing_all_rows(patch), answer.candidates
 
     def masked(zero_shot: Any, top_k: int, barred: Any) -> NDArray[np.int64]:
         return real(zero_shot, top_k, {0} if 0 in seen[0][1:].argmax(axis=1) else barred)
 
-    patch.setattr(mixing, "candidates", masked)
+    patch.setattr(answer, "candidates", masked)
 
 
 def shots_counted_in_the_sample(patch: Patch) -> None:
-    seen, real = _seeing_all_rows(patch), mixing.base_scores
-    patch.setattr(mixing, "base_scores", lambda zero, _, temperature: real(zero, len(seen[0]), temperature))
+    seen, real = _seeing_all_rows(patch), answer.base_scores
+    patch.setattr(answer, "base_scores", lambda zero, _, temperature: real(zero, len(seen[0]), temperature))
 
 
 def one_sample_for_all_tokens(patch: Patch) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from langchain_dpicl.decoding.backends.loading import fingerprint, load, pack
-from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, attempt
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, StateCache, attempt
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import whole
 
@@ -135,50 +134,6 @@ class TransformersLogits(NotCopied):
     def __repr__(self) -> str:
         source = "(model, tokeniser)" if isinstance(self._source, tuple) else repr(str(self._source))
         return f"TransformersLogits({source}, memory_bytes={self.states.memory_bytes})"
-
-
-class StateCache(NotCopied):
-    """Private states by demonstration (key and text), for any thread: the last used, up to ``memory_bytes`` in all."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
-        self.bytes = 0
-        self._entries: OrderedDict[tuple[Hashable, str], tuple[Any, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, demonstration: Demonstration) -> Any:
-        """The state, or None."""
-        place = (demonstration.key, demonstration.text)
-        with self._lock:
-            if place not in self._entries:
-                return None
-            self._entries.move_to_end(place)
-            return self._entries[place][0]
-
-    def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
-        """Keep a state of so many bytes, if that is within the bound; the least recently used ones make room."""
-        place = (demonstration.key, demonstration.text)
-        with self._lock:
-            self._drop(place)
-            if size > self.memory_bytes:
-                return
-            self._entries[place] = (state, size)
-            self.bytes += size
-            while self.bytes > self.memory_bytes:
-                self._drop(next(iter(self._entries)))
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop every state of these keys, whatever their text was."""
-        gone = set(keys)
-        with self._lock:
-            for place in [place for place in self._entries if place[0] in gone]:
-                self._drop(place)
-
-    def _drop(self, place: tuple[Hashable, str]) -> None:
-        self.bytes -= self._entries.pop(place, (None, 0))[1]
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 class _Session(NotCopied):
