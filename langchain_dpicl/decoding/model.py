@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import string
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.store.base import PrivateStore
 
 T = TypeVar("T")
 Logits = NDArray[np.float32]
-
-# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +118,11 @@ def _names(layout: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
+class NotCopied:
+    """Base of objects that hold private states or a key: they are not pickled or copied."""
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError(f"a {type(self).__name__.strip('_')} is not pickled or copied")
 
 
 class LogitsSession(Protocol):
@@ -172,9 +172,6 @@ class LogitsModel(Protocol):
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop every private state kept for these demonstrations."""
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def attempt(function: Callable[..., T], *arguments: object) -> T | None:
@@ -247,55 +244,3 @@ class Rows:
                 attempt(session.close)
         self._whole, self._demonstrations = None, ()
         self._apart.clear()
-
-
-# -- what a model keeps ------------------------------------------------------------------------------------------------
-
-
-class NotCopied:
-    """Base of objects that hold private states or a key: they are not pickled or copied."""
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError(f"a {type(self).__name__.strip('_')} is not pickled or copied")
-
-
-class StateCache(NotCopied):
-    """Private states by demonstration (key and text), for any thread: the last used, up to ``memory_bytes`` in all."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
-        self.bytes = 0
-        self._entries: OrderedDict[Demonstration, tuple[Any, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, demonstration: Demonstration) -> Any:
-        """The state, or None."""
-        with self._lock:
-            if demonstration not in self._entries:
-                return None
-            self._entries.move_to_end(demonstration)
-            return self._entries[demonstration][0]
-
-    def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
-        """Keep a state of so many bytes, if that is within the bound; the least recently used ones make room."""
-        with self._lock:
-            self._drop(demonstration)
-            if size > self.memory_bytes:
-                return
-            self._entries[demonstration] = (state, size)
-            self.bytes += size
-            while self.bytes > self.memory_bytes:
-                self._drop(next(iter(self._entries)))
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop every state of these keys, whatever their text was."""
-        gone = set(keys)
-        with self._lock:
-            for demonstration in [each for each in self._entries if each.key in gone]:
-                self._drop(demonstration)
-
-    def _drop(self, demonstration: Demonstration) -> None:
-        self.bytes -= self._entries.pop(demonstration, (None, 0))[1]
-
-    def __len__(self) -> int:
-        return len(self._entries)

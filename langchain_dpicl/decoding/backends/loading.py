@@ -11,18 +11,22 @@ import hashlib
 import importlib
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from langchain_dpicl.errors import LocalModelError
 
 _INSTALL = "pip install transformers torch gguf"
-_reading = threading.Lock()
+_loading = threading.Lock()
 
 
 def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
-    """The model and its tokeniser, from an embedded model's name, a GGUF file or a folder."""
+    """The model and its tokeniser, from an embedded model's name, a GGUF file or a folder.
+
+    One loading at a time, as it sets transformers to show no progress bars and no advice on standard error meanwhile.
+    """
     from langchain_dpicl.local.weights import KNOWN_MODELS, model_path, require
 
     transformers: Any = require("transformers", _INSTALL)
@@ -30,7 +34,16 @@ def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
     folder = Path(source).expanduser()
     path = None if folder.is_dir() and str(source) not in KNOWN_MODELS else model_path(source)
     try:
-        with _quiet():
+        logging: Any = importlib.import_module("transformers.utils.logging")
+        reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+        with _loading, contextlib.ExitStack() as undo:
+            undo.callback(setattr, reader, "tqdm", reader.tqdm)
+            undo.callback(logging.set_verbosity, logging.get_verbosity())
+            if logging.is_progress_bar_enabled():
+                undo.callback(logging.enable_progress_bar)
+            reader.tqdm = functools.partial(reader.tqdm, disable=True)
+            logging.disable_progress_bar()
+            logging.set_verbosity_error()
             if path is not None:
                 return _from_gguf(path, kind)
             model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=kind)
@@ -40,52 +53,31 @@ def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
     raise LocalModelError(f"transformers cannot load {str(path or folder)!r} as a causal language model ({reason})")
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and no advice on standard error while loading."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    bar, reader.tqdm = reader.tqdm, functools.partial(reader.tqdm, disable=True)
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        reader.tqdm = bar
-        logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
     """Take the steps of ``from_pretrained(gguf_file=...)``, which needs accelerate and reads the header for 25 s.
 
     Parse the header once, without a memory map's slow slices: 3.5 s instead of 25 s for 262,144 tokens. transformers
     takes the reader from ``gguf`` at every call, once for the configuration and once for the tensors, and has no
-    parameter for it. So replace the reader there meanwhile; a lock lets one loading at a time do so.
+    parameter for it. So replace the reader there meanwhile.
     """
     import gguf
-    import numpy as np
     import torch
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     class QuickReader(gguf.GGUFReader):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
 
     library: Any = importlib.import_module("transformers")
-    read: Any = load_gguf_checkpoint
-    with _reading:
-        usual = gguf.GGUFReader
-        gguf.GGUFReader = functools.cache(QuickReader)  # type: ignore[assignment, misc]
-        try:
-            config = library.AutoConfig.for_model(**read(str(path))["config"])
-            with torch.device("meta"):  # names and shapes alone: nothing is allocated
-                shape = library.AutoModelForCausalLM.from_config(config)
-            weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
-        finally:
-            gguf.GGUFReader = usual  # type: ignore[misc]
+    read: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils").load_gguf_checkpoint
+    usual = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(QuickReader)  # type: ignore[assignment, misc]
+    try:
+        config = library.AutoConfig.for_model(**read(str(path))["config"])
+        with torch.device("meta"):  # names and shapes alone: nothing is allocated
+            shape = library.AutoModelForCausalLM.from_config(config)
+        weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
+    finally:
+        gguf.GGUFReader = usual  # type: ignore[misc]
     model = type(shape).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
     # The generic class reads all that it needs from the file; AutoTokenizer would parse it once more for a name.
     tokenizer = library.PreTrainedTokenizerFast.from_pretrained(

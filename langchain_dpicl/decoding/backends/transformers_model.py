@@ -1,7 +1,5 @@
 """A :class:`~langchain_dpicl.decoding.model.LogitsModel` on any causal language model of transformers, in process.
 
-What a row depends on
----------------------
 *An owner's row depends on that owner's demonstration and on public text alone, to the last bit*, for one machine, one
 version of torch and one number of threads. Floating-point sums depend on how a product is laid out: with two threads, a
 row of a batch of five changes with its place in the batch (measured, torch 2.13 on a CPU). Therefore:
@@ -21,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from langchain_dpicl.decoding.backends.loading import fingerprint, load, pack
-from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, StateCache, attempt
+from langchain_dpicl.decoding.model import Demonstration, Logits, NotCopied, attempt
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import whole
 
@@ -136,6 +135,48 @@ class TransformersLogits(NotCopied):
         return f"TransformersLogits({source}, memory_bytes={self.states.memory_bytes})"
 
 
+class StateCache(NotCopied):
+    """Private states by demonstration (key and text), for any thread: the last used, up to ``memory_bytes`` in all."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = whole("memory_bytes", memory_bytes, at_least=0)
+        self.bytes = 0
+        self._entries: OrderedDict[Demonstration, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, demonstration: Demonstration) -> Any:
+        """The state, or None."""
+        with self._lock:
+            if demonstration not in self._entries:
+                return None
+            self._entries.move_to_end(demonstration)
+            return self._entries[demonstration][0]
+
+    def put(self, demonstration: Demonstration, state: Any, size: int) -> None:
+        """Keep a state of so many bytes, if that is within the bound; the least recently used ones make room."""
+        with self._lock:
+            self._drop(demonstration)
+            if size > self.memory_bytes:
+                return
+            self._entries[demonstration] = (state, size)
+            self.bytes += size
+            while self.bytes > self.memory_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop every state of these keys, whatever their text was."""
+        gone = set(keys)
+        with self._lock:
+            for demonstration in [each for each in self._entries if each.key in gone]:
+                self._drop(demonstration)
+
+    def _drop(self, demonstration: Demonstration) -> None:
+        self.bytes -= self._entries.pop(demonstration, (None, 0))[1]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class _Session(NotCopied):
     """One answer. Holds the zero-shot state; the states of demonstrations are in the shared cache."""
 
@@ -167,7 +208,11 @@ class _Session(NotCopied):
             state = (None, None)
             if tokens:
                 state = self._network.read(tokens, None)
-                self._states.put(demonstration, state, _compact(*state))
+                kept = [layer for layer in state[1].layers if layer.is_initialized]
+                for layer in kept:  # a sliding window is a view of the whole
+                    layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+                size = state[0].nbytes + sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
+                self._states.put(demonstration, state, size)
         vector, cache = state
         return self._network.read(rest, cache)[0] if rest else vector
 
@@ -250,9 +295,8 @@ class Network:
         nothing = torch.zeros_like(vectors[0])
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
-            pad, count = torch.nn.functional.pad, self._block
-            blocks = torch.split(rows, count)
-            rows = torch.cat([self._head(pad(some, (0, 0, 0, count - len(some))))[: len(some)] for some in blocks])
+            filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % self._block))
+            rows = torch.cat([self._head(block) for block in filled.split(self._block)])[: len(rows)]
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
         result[[vector is None for vector in vectors]] = np.nan
         return result
@@ -313,13 +357,3 @@ class Network:
             if not torch.equal(self._head(block)[there], expected[row]):
                 return False
         return True
-
-
-def _compact(vector: Any, cache: Any) -> int:
-    """Drop what a state does not need (a sliding window is a view of the whole); return the bytes that remain."""
-    size = int(vector.nbytes)
-    for layer in cache.layers:
-        if layer.is_initialized:
-            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-            size += int(layer.keys.nbytes + layer.values.nbytes)
-    return size
