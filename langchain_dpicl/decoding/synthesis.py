@@ -30,7 +30,7 @@ from langchain_dpicl.budget import Receipt
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.decoding.answer import TokenJournal
 from langchain_dpicl.decoding.sampler import DPSampler, Input
-from langchain_dpicl.durable import LineFile, append, sync_folder
+from langchain_dpicl.durable import LineFile, append, replacing, sync_folder
 from langchain_dpicl.errors import (
     InvalidParameter,
     InvalidRecords,
@@ -85,16 +85,10 @@ class Demonstrations(list[dict[str, Any]]):
         if len(self) != len(self.receipts):
             raise InvalidParameter("receipts", len(self.receipts), f"one for each of {len(self)} pairs")
         lines = [to_line({**pair, RECEIPT: receipt}) for pair, receipt in zip(self, self.receipts, strict=True)]
-        path = Path(path)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with beside.open("wb") as file:
+            with replacing(Path(path), mode=0o666) as file:
                 file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise InvalidParameter("path", str(path), f"a file that can be written ({error.strerror})") from None
 
     @classmethod
