@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_dpicl.plots.style import COLORS, new_figure
+from langchain_dpicl.plots import COLORS, new_figure
 
 
 def draw_stream(name: str, stream: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from langchain_dpicl.audit.bounds import choose_region
 from langchain_dpicl.audit.cases import CASES, Case, Setting
 from langchain_dpicl.audit.worlds import BlockRandomness, owner_world, synthetic_world
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.plots.audit import draw_bounds
+from langchain_dpicl.plots import draw_bounds
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray

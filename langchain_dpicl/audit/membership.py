@@ -54,7 +54,7 @@ from langchain_dpicl.decoding.answer import STEP, IntArray, Settings, base_score
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.plots.audit import draw_auc
+from langchain_dpicl.plots import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.losses import FloatArray

@@ -17,7 +17,7 @@ from langchain_dpicl.errors import InvalidParameter
 if TYPE_CHECKING:
     from langchain_dpicl.budget.schema import StoredPlan
     from langchain_dpicl.budget.upkeep import LedgerReport
-    from langchain_dpicl.plots.budget import Spending
+    from langchain_dpicl.plots import Spending
 
 Steps = list[tuple[datetime, float]]
 
@@ -72,7 +72,7 @@ def _show(options: argparse.Namespace) -> int:
     with _open(options) as report:
         found = report.show(options.name)
         if options.plot:
-            from langchain_dpicl.plots.budget import draw_spending
+            from langchain_dpicl.plots import draw_spending
 
             states = {budget["name"]: budget for budget in found["budgets"]}
             panels = [_spending(report, plan, states[plan.name]) for plan in report.chosen(options.name)]
@@ -121,7 +121,7 @@ def _line(name: str, state: dict[str, Any], kind: str) -> str:
 
 def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> Spending:
     """Return one budget over time: its charges by line and principal, or with tickets the losses by principal."""
-    from langchain_dpicl.plots.budget import Spending
+    from langchain_dpicl.plots import Spending
 
     each, lines = state["scope"] == "per_principal", state["lines"]
     several = len(lines) > 1
@@ -258,7 +258,7 @@ def _tickets(options: argparse.Namespace) -> int:
             title = f"{name}: {of['owners']:,} owners ever eligible, {holding} still hold tickets"
             panels.append((title, of["tickets"], ticket_bins(of["burnt"], of["tickets"], 50)))
     if options.plot:
-        from langchain_dpicl.plots.budget import draw_usage
+        from langchain_dpicl.plots import draw_usage
 
         draw_usage(panels, f"{options.name}: no owner was eligible so far", options.plot)
         found["plot"] = options.plot

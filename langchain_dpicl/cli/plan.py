@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_ensemble, add_prices, add_run, chosen, given, show
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.plots.charts import Curve, Panel, draw_panels
-from langchain_dpicl.plots.style import GREY, SHADES
+from langchain_dpicl.plots import GREY, SHADES, Curve, Panel, draw_panels
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 

@@ -16,8 +16,7 @@ import numpy as np
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.evaluate import CostPoint
 from langchain_dpicl.evaluation.tasks import MEASURES, Score, Task, Value
-from langchain_dpicl.plots.charts import Chart, Curve, Level, figure_of
-from langchain_dpicl.plots.style import COLORS, save_figure
+from langchain_dpicl.plots import COLORS, Chart, Curve, Level, figure_of, save_figure
 
 _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"

@@ -12,7 +12,7 @@ from plan_command import answer, run
 
 from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.plots.charts import draw_panels
+from langchain_dpicl.plots import draw_panels
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from plan_command import answer, run
 
+from langchain_dpicl import plots
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.plots import charts, style
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.plan import Gate
@@ -213,12 +213,13 @@ def test_two_pictures_are_drawn(
     """Every curve rises with the tickets as it should; a point of one is compared with a plan of its own."""
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
+    write = plots.save_figure
 
     def save(figure: Any, path: str) -> None:
         drawn.append(figure)
-        style.save_figure(figure, path)
+        write(figure, path)
 
-    monkeypatch.setattr(charts, "save_figure", save)
+    monkeypatch.setattr(plots, "save_figure", save)
     path = tmp_path / "gated.png"
     assert answer(f"{TARGET} {extra} --plot {path}", capsys)["plot"] == str(path)
     assert path.read_bytes().startswith(b"\x89PNG")

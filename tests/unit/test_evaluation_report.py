@@ -17,7 +17,7 @@ from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve
 from langchain_dpicl.evaluation.passes import EvaluationPlan
 from langchain_dpicl.evaluation.report import findings, main_table, papers_table, pictures, write_index, write_report
 from langchain_dpicl.evaluation.tasks import TASKS, Score, Value
-from langchain_dpicl.plots.charts import figure_of
+from langchain_dpicl.plots import figure_of
 
 PLAN: dict[str, Any] = {"members": 10, "shots": 4, "rate": 0.01, "releases": 10_000, "delta": 1e-5}
 SETTINGS: dict[str, Any] = {"model": "a model", **PLAN, "command": "dpicl evaluate trec --data trec"}

@@ -1,1 +1,0 @@
-"""Every figure of the package, in one style."""
