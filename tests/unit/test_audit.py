@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from langchain_dpicl import cli
 from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.keywords import sample_sequence
-from langchain_dpicl.audit import worlds
-from langchain_dpicl.audit.attack import ATTACKED, audit
+from langchain_dpicl.audit import attack
+from langchain_dpicl.audit.attack import ATTACKED, BlockRandomness, audit
 from langchain_dpicl.audit.cases import CASES, MemberCase, Setting
-from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.answer import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -102,7 +101,7 @@ def gap_test_without_delta0(patch: Patch) -> None:
 def terms_of_twice_the_range(patch: Patch) -> None:
     real = clipped_terms
     patch.setattr(
-        worlds, "clipped_terms", lambda *rows, bound, **more: real(*rows, bound=2.0 * bound, **more), raising=True
+        attack, "clipped_terms", lambda *rows, bound, **more: real(*rows, bound=2.0 * bound, **more), raising=True
     )
 
 
@@ -202,7 +201,7 @@ def test_a_cap_that_follows_the_store_is_proved_to_break_its_claim(monkeypatch: 
 
     def follows_the_store(self: PoissonExampleSelector, *arguments: Any, **options: Any) -> None:
         real(self, *arguments, **options)
-        self.max_exemplars = self.store.owner_count - worlds.OTHER_OWNERS + 1
+        self.max_exemplars = self.store.owner_count - attack.OTHER_OWNERS + 1
 
     honest = audit("vote", **CLAIM, trials=400, **how)
     assert honest.lower_bound <= honest.epsilon
