@@ -88,7 +88,22 @@ class Session:
         for question in questions:
             entry = {"question": question, **self.answer(question, compared)}
             self.asked.append(entry)
-            self._show(entry)
+            receipt = entry["receipt"]
+            nothing = "-" if "keywords" in entry else "(the members abstain)"
+            lines = {"private answer": entry["private"] or nothing}
+            if entry.get("keywords"):
+                lines["released keywords"] = ", ".join(entry["keywords"])
+            if "ensemble_not_private" in entry:
+                lines["NOT private"] = f"ensemble {entry['ensemble_not_private']}, zero-shot {entry['zero_shot']}"
+            elif "zero_shot" in entry:
+                lines["zero-shot"] = entry["zero_shot"]
+            if receipt is not None:
+                if receipt["outcome"] != RELEASED:
+                    lines["released"] = f"nothing: {receipt['outcome']}"
+                lines["receipt"] = receipt_words(receipt)
+            self.say(f"\n  {shortened(question)}")
+            for name, words in lines.items():
+                self.say(f"    {name:20s} {words}")
 
     def test(self, questions: Sequence[tuple[str, str]]) -> None:
         """Answer questions whose right answers are known, under a progress bar, and print the scores."""
@@ -99,11 +114,10 @@ class Session:
             self.tested.append((self.answer(text, True), expected))
         self.say()
         for way, score in self._scores().items():
-            self.say(
-                f"    {way:45s} {score:6.1%}"
-                if isinstance(score, float)
-                else f"    {way:20s} " + "  ".join(f"{name} {value:.3f}" for name, value in score.items())
-            )
+            if isinstance(score, float):
+                self.say(f"    {way:45s} {score:6.1%}")
+            else:
+                self.say(f"    {way:20s} " + "  ".join(f"{name} {value:.3f}" for name, value in score.items()))
 
     def finish(self, **facts: Any) -> int:
         """Print the last line, or the one JSON object."""
@@ -113,11 +127,8 @@ class Session:
 
     def _scores(self) -> dict[str, Any]:
         answers, right = zip(*self.tested, strict=True)
-        return {
-            way: self.score([answer[key] for answer in answers], list(right))
-            for key, way in _WAYS.items()
-            if key in answers[0]
-        }
+        ways = [(key, way) for key, way in _WAYS.items() if key in answers[0]]
+        return {way: self.score([answer[key] for answer in answers], list(right)) for key, way in ways}
 
     def _answered(self) -> dict[str, Any]:
         found: dict[str, Any] = {"answers": self.asked}
@@ -126,24 +137,6 @@ class Session:
             found["accuracy" if isinstance(scores["private"], float) else "scores"] = scores
             found["held_out"] = len(self.tested)
         return found
-
-    def _show(self, entry: dict[str, Any]) -> None:
-        receipt = entry["receipt"]
-        nothing = "-" if "keywords" in entry else "(the members abstain)"
-        lines = [("private answer", entry["private"] or nothing)]
-        if entry.get("keywords"):
-            lines.append(("released keywords", ", ".join(entry["keywords"])))
-        if "ensemble_not_private" in entry:
-            lines.append(("NOT private", f"ensemble {entry['ensemble_not_private']}, zero-shot {entry['zero_shot']}"))
-        elif "zero_shot" in entry:
-            lines.append(("zero-shot", entry["zero_shot"]))
-        if receipt is not None:
-            if receipt["outcome"] != RELEASED:
-                lines.append(("released", f"nothing: {receipt['outcome']}"))
-            lines.append(("receipt", receipt_words(receipt)))
-        self.say(f"\n  {shortened(entry['question'])}")
-        for name, words in lines:
-            self.say(f"    {name:20s} {words}")
 
 
 def label_session(

@@ -1,33 +1,38 @@
-"""wrap_rag: the user's own retrieval chain, as the member over buckets of private documents."""
+"""wrap_rag: the user's own retrieval chain, as the member over buckets of private documents; and how it is asked."""
 
 from __future__ import annotations
 
-import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import DynamicRunnable, RunnableConfigurableFields
-from langchain_core.stores import BaseStore
+from langchain_core.runnables import (
+    Runnable,
+    RunnableAssign,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnablePick,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.budget import Budget
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.private import OwnBucket
-from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.private.copies import Timeout
-from langchain_dpicl.private.reach import is_named, is_one, reachable
-from langchain_dpicl.private.sealing import rebuilt
-from langchain_dpicl.private.sharing import MadeUp
+from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.base import AnyRelease
+from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
-from langchain_dpicl.retrieval.asking import AskedEnsemble, Form, form_of, keys_of
-from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.retrieval.retrievers import bucket_documents, limit_of, on_buckets
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors
@@ -41,14 +46,10 @@ CHOICE, RATE = 8, 0.1
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
 
-_SETTINGS = (
-    "search_kwargs", "search_type", "filter", "filters", "pre_filter", "post_filter", "where", "score_threshold",
-    "similarity_threshold", "metadata_filter",
-)  # fmt: skip
-"""The names under which retrievers keep what narrows a search."""
+Form = Literal["text", "mapping"]
 
-_DOCUMENTS = (Document, BaseRetriever, VectorStore, BaseStore, PrivateStore, PoissonExampleSelector)
-_GRAPH_STORES = ("langgraph.store.base.BaseStore",)
+_WRAPPERS = ((RunnableBindingBase, "bound"), (RunnableWithFallbacks, "runnable"), (DynamicRunnable, "default"))
+_OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.Chain")
 
 
 def wrap_rag(
@@ -153,12 +154,12 @@ def wrap_rag(
     else:
         collection: object = source
         if isinstance(source, VectorStoreRetriever):
-            _limit(source, "the source")  # its k says how many documents a question finds, which is the chain's to say
+            limit_of(source, "the source")  # how many documents a question finds is the chain's to say
             collection = source.vectorstore
         if not isinstance(collection, VectorStore):
             raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
-    replaced, limits = _replaced(chain, documents_key)
+    replaced, limits = on_buckets(chain, documents_key)
     if documents is None and len(limits) > 1:
         raise InvalidParameter("documents", None, f"given if retrievers have different k: {sorted(limits)}")
     documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
@@ -194,7 +195,7 @@ def wrap_rag(
         if form == "text":
             return values[question_key]
         asked = {key: value for key, value in values.items() if key != "examples"}
-        return asked if documents_key is None else {**asked, documents_key: _bucket_documents()}
+        return asked if documents_key is None else {**asked, documents_key: bucket_documents()}
 
     settings = {"max_concurrency": max_concurrency, "timeout": timeout, "allow_state": allow_state}
     member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
@@ -230,90 +231,84 @@ class PrivateRAG(SealedRelease):
         return f"PrivateRAG({self.ensemble!r}, {self.aggregator!r})"
 
 
-class BucketRetriever(OwnBucket, BaseRetriever):
-    """Stands in for a chain's retriever within a member: gives that member's own documents, whatever it is asked."""
+class AskedEnsemble(PrivateEnsemble):
+    """An ensemble that may be asked a bare text, and whose chain is asked in one form, however the release was."""
 
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return _bucket_documents()
+    def __init__(
+        self,
+        selector: PoissonExampleSelector,
+        member: Runnable[Any, Any],
+        asks: Form,
+        question_key: str,
+        documents_key: str | None,
+        needed: frozenset[str],
+        **settings: Any,
+    ) -> None:
+        super().__init__(selector, member, **settings)
+        self.asks, self._question_key, self._documents_key = asks, question_key, documents_key
+        self._needed = needed - {documents_key} if asks == "mapping" else frozenset()
 
-    async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return _bucket_documents()
-
-
-def _bucket_documents() -> list[Document]:
-    bucket = current_bucket()
-    if bucket is None:
-        raise UnsafeConfigurationError("a member's documents exist within a release alone: invoke what wrap_rag gave")
-    key = bucket.input_key if isinstance(bucket, Examples) else "text"
-    documents = [Document(each[key], metadata={name: each[name] for name in each if name != key}) for each in bucket]
-    for document, exemplar in zip(documents, bucket, strict=True):
-        if isinstance(exemplar, MadeUp):
-            document.metadata = MadeUp(document.metadata)
-    return documents
-
-
-def _replaced(chain: Any, documents_key: str | None) -> tuple[Runnable[Any, Any], set[int]]:
-    """The chain on its own member's documents alone, and the ``k`` of its retrievers, each once.
-
-    Raises if another source of documents is left in it, or a retriever has settings that would get lost.
-    """
-    stand_in = BucketRetriever()
-    limits: set[int] = set()
-    configurable: set[str] = set()
-
-    def replace(part: Any) -> Any:
-        if isinstance(part, DynamicRunnable) and part.default is stand_in:
-            fields = part.fields.values() if isinstance(part, RunnableConfigurableFields) else (part.which,)
-            configurable.update(field.id for field in fields)
-        if isinstance(part, (DynamicRunnable, RunnableBindingBase)):
-            chosen = (part.config or {}).get("configurable") or {}
-            lost = [(name, value) for name, value in chosen.items() if name in configurable]
-            if isinstance(part, RunnableBindingBase) and part.bound is stand_in:
-                lost += part.kwargs.items()
-            _refuse_settings("the chain's retriever", lost)
-        if not isinstance(part, BaseRetriever):
-            return part
-        limits.update(_limit(part, "the chain"))
-        return stand_in
-
-    replaced: Runnable[Any, Any] = rebuilt(coerce_to_runnable(chain), replace)
-    found = list(reachable(replaced))
-    has_retriever = any(part is stand_in for part in found)
-    for part in found:
-        is_class = is_one(part, type)
-        if part is stand_in or part is BucketRetriever:
-            continue
-        if is_class:  # abstract ones are named to compare with, or to annotate
-            gives_documents = issubclass(part, (BaseRetriever, VectorStore)) and not inspect.isabstract(part)
-        else:
-            gives_documents = is_one(part, _DOCUMENTS) or is_named(part, _GRAPH_STORES)
-        if gives_documents:
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {(part if is_class else type(part)).__name__} that cannot be replaced, since it "
-                "lies in a function, a tool or an object: every member would search the whole collection. Make the "
-                "retriever a step of the chain, or write the chain without it and name documents_key"
-            )
-    if has_retriever == (documents_key is not None):
-        bound = "None if the chain holds a retriever" if has_retriever else "given if the chain has no retriever"
-        raise InvalidParameter("documents_key", documents_key, bound)
-    return replaced, limits
-
-
-def _limit(retriever: BaseRetriever, whose: str) -> set[int]:
-    """The number of documents that a retriever finds, if it has one. Raises for further settings."""
-    held: dict[str, Any] = {name: getattr(retriever, name, None) for name in _SETTINGS}
-    search = dict(held.pop("search_kwargs") or {})
-    k = search.pop("k", None)
-    if getattr(held["search_type"], "value", held["search_type"]) == "similarity":
-        held["search_type"] = None
-    _refuse_settings(f"{whose}'s {type(retriever).__name__}", [*search.items(), *held.items()])
-    return set() if k is None else {checks.whole("k", k)}
-
-
-def _refuse_settings(whose: str, settings: list[tuple[str, Any]]) -> None:
-    if lost := sorted(name for name, value in settings if value is not None):
-        raise UnsafeConfigurationError(
-            f"{whose} searches with {', '.join(lost)}, which wrap_rag does not carry out: members would get documents "
-            "that it leaves out, and a filter may be what keeps them from a reader. Take a collection that holds only "
-            "the documents that every caller may see, and a retriever without these"
+    @property
+    def variant(self) -> str:
+        """The settings beside the chain that decide a member's prompt."""
+        return (
+            f" asks={self.asks} documents={self.selector.max_exemplars} question_key={self._question_key!r}"
+            f" documents_key={self._documents_key!r}"
         )
+
+    def check_request(self, values: object) -> Mapping[str, Any]:
+        """A text, or a mapping with it under the question's key; with the chain's keys if it takes a mapping."""
+        if isinstance(values, str):
+            values = {self._question_key: str(values)}
+        if isinstance(values, Mapping):
+            if self._documents_key in values:
+                raise InvalidParameter("input", [self._documents_key], "a mapping without this key, which is filled")
+            if self.asks == "text" and set(values) != {self._question_key}:
+                bound = f"a text, or a mapping with {self._question_key!r} alone: the chain takes a text"
+                raise InvalidParameter("input", sorted(map(str, values)), bound)
+        return super().check_request(values)
+
+
+def form_of(part: Any) -> Form | None:
+    """Whether a chain takes a text or a mapping, as far as its first steps show it."""
+    for kind, inner in _WRAPPERS:
+        if isinstance(part, kind):
+            return form_of(getattr(part, inner))
+    if isinstance(part, RunnableSequence):
+        return form_of(next((step for step in part.steps if not isinstance(step, RunnablePassthrough)), None))
+    if isinstance(part, RunnableParallel):
+        return next((form for form in map(form_of, part.steps__.values()) if form is not None), None)
+    if isinstance(part, BaseRetriever):
+        return "text"
+    takes_mapping = isinstance(part, (RunnableAssign, RunnablePick)) or is_named(part, _OF_MAPPINGS)
+    # A prompt with one variable takes a bare text just as well.
+    return "mapping" if takes_mapping or _reads_keys(part) or len(keys_of(part)[0]) > 1 else None
+
+
+def keys_of(part: Any, given: frozenset[str] = frozenset()) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The keys that a chain needs beside the given ones, as far as known, and those given after it; None if unknown."""
+    if isinstance(part, RunnableSequence):
+        needed: frozenset[str] = frozenset()
+        after: frozenset[str] | None = given
+        for step in part.steps:
+            if after is not None:
+                more, after = keys_of(step, after)
+                needed |= more
+        return needed, after
+    if isinstance(part, RunnableBindingBase):
+        return keys_of(part.bound, given)
+    if isinstance(part, RunnableAssign):
+        return keys_of(part.mapper, given)[0], given | part.mapper.steps__.keys()
+    if isinstance(part, RunnableParallel):
+        return frozenset().union(*(keys_of(step, given)[0] for step in part.steps__.values())), None
+    if isinstance(part, RunnablePassthrough):
+        return frozenset(), given
+    if _reads_keys(part):
+        names = part.func.__reduce__()[1]
+    else:  # a prompt's, or a chain's of langchain-classic
+        names = getattr(part, "input_variables", None) or getattr(part, "input_keys", None) or ()
+    return frozenset(name for name in names if isinstance(name, str)) - given, None
+
+
+def _reads_keys(part: Any) -> bool:
+    return isinstance(part, RunnableLambda) and isinstance(getattr(part, "func", None), operator.itemgetter)

@@ -39,7 +39,8 @@ from langchain_dpicl import (
     wrap_rag,
 )
 from langchain_dpicl.private.boundary import run_private
-from langchain_dpicl.retrieval.rag import RELEVANT, BucketRetriever
+from langchain_dpicl.retrieval.rag import RELEVANT
+from langchain_dpicl.retrieval.retrievers import BucketRetriever
 from langchain_dpicl.selection import Examples
 
 QUESTION = "which desk renews a prescription?"
