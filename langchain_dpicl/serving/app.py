@@ -150,7 +150,8 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
                 folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-plan-"))
                 target = budget.epsilon, budget.delta, budget.releases, f"sqlite:///{folder}/plan.db", budget.name
                 budget = opened.enter_context(contextlib.closing(PrivacyBudget(*target, tickets=tickets)))
-                asked = [(each, {"owners": each.selector.owners, "options": each.options}) for each in releases]
+                terms = [dict[str, Any](owners=each.selector.owners, options=each.options) for each in releases]
+                asked = list(zip(releases, terms, strict=True))
                 for each, more in asked:
                     budget.declare(each.line_name, each.mechanism, each.selector.rate, **more)
                 bound = [  # not by `release.line`: the store must not remember a temporary ledger
