@@ -50,9 +50,9 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
     the end, on a file system with links. Call `sync_folder` to make the new name durable too.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with contextlib.ExitStack() as cleanup:
-        with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            cleanup.callback(beside.unlink, missing_ok=True)
+    file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
+    try:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -65,6 +65,9 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
             except OSError:  # a file system without links
                 pass
         os.replace(beside, path)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def sync_folder(path: Path, *, must: bool = False) -> None:

@@ -19,7 +19,7 @@ import hmac
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -213,22 +213,17 @@ class PrivateStore(PrivateRecords, ABC):
         an equal exemplar, its own owner too, has the same marks. ``parts`` are its parts of a fingerprint, without
         those that others have too.
         """
-        for watcher in list(self._watchers):
-            watcher(ids)
-        tell: list[Callable[[], object]] = []
-        for key, marks, prints in list(self._owner_watchers):
-            if marks is not None and identity is not None:
-                tell.append(partial(marks, owner_mark(key, identity, named=is_named)))
-            if prints is not None:
-                tell.append(partial(prints, [sketch_hash(key, part) for part in parts], partial(self.fingerprint, key)))
-        failed: Exception | None = None
-        for told in tell:  # a ledger that cannot be written keeps no other one from hearing of it
-            try:
-                told()
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        with (
+            ExitStack() as told
+        ):  # in the end, and from the last entry: if a ledger cannot be written, others still hear
+            for key, marks, prints in self._owner_watchers[::-1]:
+                if prints is not None:
+                    hashes = [sketch_hash(key, part) for part in parts]
+                    told.callback(prints, hashes, partial(self.fingerprint, key))
+                if marks is not None and identity is not None:
+                    told.callback(marks, owner_mark(key, identity, named=is_named))
+            for watcher in self._watchers[::-1]:
+                told.callback(watcher, ids)
 
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.

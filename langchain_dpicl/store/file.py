@@ -48,9 +48,7 @@ def write(file: IO[bytes], contents: Contents) -> FileState:
     """Write an archive: the next generation after ``contents.state``. Its state."""
     owners = Arena()
     owners.extend([encoded(key) for key in contents.owner_keys])
-    arrays: dict[str, NDArray[Any]] = {
-        name: getattr(contents, name) for name in ("vectors", "ids", "owner_of", "lives")
-    }
+    arrays: dict[str, NDArray[Any]] = {name: vars(contents)[name] for name in ("vectors", "ids", "owner_of", "lives")}
     arrays["owners"], arrays["owner_ends"] = owners.buffer()
     arrays["texts"], arrays["text_ends"] = contents.texts.buffer()
     generation = contents.state.generation + 1
@@ -209,31 +207,50 @@ class SharedFile:
     def write(self, contents: Contents, *, scrub: bool = False) -> None:
         """Write a store as the file's next generation. `StoreFileChanged` unless the file is as this process knows it.
 
-        A path that is not known yet may hold nothing, or an older generation of the same store. With ``scrub`` the
-        replaced file's bytes are overwritten afterwards (as far as the file system writes in place), and so are
-        temporary files that a killed process left beside it. Raises `StoreFileError`.
+        A path that is not known yet may hold nothing, or an older generation of the same store. A crash or a fault
+        leaves the old file whole. With ``scrub`` the replaced file's bytes are overwritten afterwards (as far as the
+        file system writes in place), and so are temporary files that a killed process left beside it. Raises
+        `StoreFileError`.
         """
-        with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
-            if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
-                found, own, known = None, contents.state, self.state
-                with contextlib.suppress(StoreFileError):
-                    found = read(self.path, with_rows=False).state
-                if found is None:
-                    raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
-                self._check_lineage(found, own)
-                if not (found.generation <= own.generation if known is None else found.edition == known.edition):
-                    raise StoreFileChanged(
-                        f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
-                        f"nothing was written; {_REFRESH}"
-                    )
-            self._replace(contents, old, scrub)
+        path, stands, problem = self.path, "the old file is as it was", None
+        try:
+            with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
+                if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
+                    self._check_unchanged(contents.state)
+                with replacing(path, is_new=old is None) as file:
+                    state = write(file, contents)
+                    file.flush()
+                    now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
+                    os.utime(file.fileno(), ns=(now, now))
+                    written = os.fstat(file.fileno())
+                stands = "the new file is in place, but perhaps not durable yet"
+                self._looked_at = _signature(written)
+                self.know(state, contents)  # whatever fails from here on
+                sync_folder(path, must=True)
+                if scrub and old is not None:
+                    _overwrite(old)
+                if scrub:  # and temporary files of this target, left by a process that was killed while it saved
+                    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+                    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+                        with open(stray, "r+b", 0) as file:
+                            _overwrite(file.fileno())
+                        stray.unlink()
+        except FileExistsError:
+            problem = StoreFileChanged(
+                f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
+            )
+        except OSError as error:
+            reason = error.strerror or "input/output error"
+            problem = StoreFileError(f"the store could not be written: {reason}; {stands}")
+        if problem is not None:
+            raise problem
 
     @contextlib.contextmanager
     def _locked(self, flags: int) -> Iterator[int | None]:
         """Keep other writers out. The file's descriptor, None if there is no file so far."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
-            descriptor, is_locked, reason = None, True, ""
+            descriptor, is_locked = None, False
             with contextlib.ExitStack() as cleanup:
                 try:
                     descriptor = os.open(self.path, flags)
@@ -242,48 +259,25 @@ class SharedFile:
                     is_locked = lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(self.path))
                 except FileNotFoundError:
                     is_locked = descriptor is None
-                except OSError as error:
-                    reason = error.strerror or "input/output error"
-                if reason:
-                    raise StoreFileError(f"the store could not be written: {reason}; the old file is as it was")
                 if is_locked:
                     yield descriptor
                     return
             time.sleep(0.005)
         raise StoreFileError(f"{self.path.name!r} is being written by another process for a minute now")
 
-    def _replace(self, contents: Contents, old: int | None, scrub: bool) -> None:
-        """Write beside the target, flush to disk, then rename over it: a crash or a fault leaves the old file whole."""
-        path, reason, stands, is_taken = self.path, "", "the old file is as it was", False
-        try:
-            with replacing(path, is_new=old is None) as file:
-                state = write(file, contents)
-                file.flush()
-                now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
-                os.utime(file.fileno(), ns=(now, now))
-                found = os.fstat(file.fileno())
-            stands = "the new file is in place, but perhaps not durable yet"
-            self._looked_at = _signature(found)
-            self.know(state, contents)  # whatever fails from here on
-            sync_folder(path, must=True)
-            if scrub and old is not None:
-                _overwrite(old)
-            if scrub:  # and temporary files of this target, left by a process that was killed while it saved
-                name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-                for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-                    with open(stray, "r+b", 0) as file:
-                        _overwrite(file.fileno())
-                    stray.unlink()
-        except FileExistsError:
-            is_taken = True
-        except OSError as error:
-            reason = error.strerror or "input/output error"
-        if is_taken:
+    def _check_unchanged(self, own: FileState) -> None:
+        """Raises `StoreFileChanged` unless the file may be replaced by a store that was in this state."""
+        found, known = None, self.state
+        with contextlib.suppress(StoreFileError):
+            found = read(self.path, with_rows=False).state
+        if found is None:
+            raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
+        self._check_lineage(found, own)
+        if not (found.generation <= own.generation if known is None else found.edition == known.edition):
             raise StoreFileChanged(
-                f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
+                f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
+                f"nothing was written; {_REFRESH}"
             )
-        if reason:
-            raise StoreFileError(f"the store could not be written: {reason}; {stands}")
 
 
 def _signature(found: os.stat_result) -> Signature:
