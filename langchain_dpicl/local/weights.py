@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import LocalModelError
 
 
@@ -86,20 +86,15 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
     if len(parts) == 1 or sha256_of(parts) != known.sha256:
         raise LocalModelError(f"the weights of {known.name!r} are altered: reinstall them ({known.install})")
     reason: str | None = None
-    try:  # written beside its place, checked, then renamed
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, suffix=".part", delete=False) as out:
-            try:
-                for part in parts:
-                    with part.open("rb") as file:
-                        shutil.copyfileobj(file, out)
-                out.flush()
-                os.fsync(out.fileno())
-                if sha256_of([Path(out.name)]) != known.sha256:
-                    raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
-                os.replace(out.name, target)
-            finally:
-                Path(out.name).unlink(missing_ok=True)
+        with replacing(target) as out:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, out)
+            out.flush()
+            if sha256_of([Path(out.name)]) != known.sha256:
+                raise LocalModelError(f"the weights of {known.name!r} did not reach {str(target.parent)!r} intact")
         return target
     except OSError as error:
         reason = error.strerror
