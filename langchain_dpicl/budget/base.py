@@ -12,23 +12,14 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.ledger import Ledger, filter_of
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import UNLIMITED, Act, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, refuse_shared
-from langchain_dpicl.budget.terms import (
-    LineState,
-    Policy,
-    Preview,
-    Receipt,
-    Total,
-    parse_release_id,
-    read_receipt,
-    same_data,
-    total,
-)
+from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, Total
 from langchain_dpicl.budget.tickets import TicketReport
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
@@ -37,8 +28,6 @@ from langchain_dpicl.private import Closed
 from langchain_dpicl.store.base import OpenedBudget, PrivateStore
 
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
-
-
 Fingerprint = Callable[[bytes], tuple[str, ...]]
 
 
@@ -209,14 +198,14 @@ class BaseBudget(Closed):
         """
         if principal is not None and self.scope == "shared" and self.replay == "principal":
             raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
-        stored, known = self._find(), parse_release_id(release_id)
+        stored, known = self._find(), terms.parse_release_id(release_id)
         if stored is None or known is None or known[0] != self.name:
             return None
         _, line, counter, number = known
         found = self._ledger.receipt(stored.id, line, number, counter)
         if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
             return None
-        return read_receipt(found[0])
+        return terms.read_receipt(found[0])
 
     def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[ReleaseRow], int]:
         """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
@@ -228,11 +217,9 @@ class BaseBudget(Closed):
 
     def total(self) -> Total:
         """The loss of all plans of this ledger on the same data together, since the last fresh start."""
-        plans = self._ledger.plans()
-        stored = self._find()
-        generation = max((plan.generation for plan in plans), default=1) if stored is None else stored.generation
-        same = same_data(plans, generation)
-        return total(same, {plan.id: self._ledger.most_spent(plan.id) for plan in same})
+        plans, stored = self._ledger.plans(), self._find()
+        latest = max((plan.generation for plan in plans), default=1)
+        return terms.total(plans, latest if stored is None else stored.generation, self._ledger.most_spent)
 
     def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
         """Declare that the data were replaced as a whole: this budget's plan, not frozen yet, then adds up with no

@@ -138,11 +138,7 @@ class PrivacyBudget(BaseBudget):
         ``witness=UNWATCHED`` the budget can only be read, whatever its witness says, and charges nothing.
         """
         with closing(StoredLedger(ledger)) as reader:
-            plans = reader.plans()
-        stored = next((plan for plan in plans if plan.name == name), None)
-        if stored is None:
-            known = ", ".join(repr(plan.name) for plan in plans) or "none"
-            raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
+            stored = reader.named(name)
         if stored.is_filter:
             content = json.loads(stored.content)
             how: dict[str, Any] = {"orders": tuple(content["orders"]), "failures": content["failures"]}

@@ -24,19 +24,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget import opening, schema
 from langchain_dpicl.budget.database import TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
-from langchain_dpicl.budget.schema import (
-    ADVICE,
-    Account,
-    Charge,
-    Claim,
-    Permit,
-    charges,
-    counters,
-    open_schema,
-    plans,
-    queries,
-    utc_now,
-)
+from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
@@ -45,15 +33,7 @@ from langchain_dpicl.privacy import PlanLine, RenyiFilter
 UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""
 
-
 GIVEN_UP = "given up"
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Nothing was charged: other callers have charged these queries and not answered them yet."""
-
-    claims: Mapping[str, Claim]
 
 
 class DoesNotFit(Exception):
@@ -133,7 +113,7 @@ class Ledger(StoredLedger):
         if self.path is None and self.is_sqlite:  # it ends with this process: nobody can put back a copy
             if self._witness is not None:
                 raise InvalidParameter("witness", type(self._witness).__name__, "None for a ledger in memory")
-            self.run(lambda connection: open_schema(connection, create=secrets.token_hex(16)))
+            self.run(lambda connection: schema.open_schema(connection, create=secrets.token_hex(16)))
             return
         self._permits = Permits(opening.open_beside(self, self._witness), self._charged)
 
@@ -159,20 +139,21 @@ class Ledger(StoredLedger):
 
     def charge(
         self, request: ChargeRequest, overdue: Mapping[str, int] | None = None
-    ) -> list[Charge | Claim] | Pending | None:
+    ) -> list[Charge | Claim] | dict[str, Claim] | None:
         """Charge the queries that were not answered before: all of them durably, or nothing. None: fewer are left.
 
         ``overdue`` are claims (query to number) that are waited for no longer: a charge of one's own takes them over.
+        A dictionary of claims by query: nothing was charged, since other callers have charged these queries and not
+        answered them yet.
         """
         self._join()
         undo = contextlib.ExitStack()  # puts back the permits of a transaction that certainly was rolled back
+        work = partial(self._charge, request=request, overdue=overdue or {}, undo=undo)
         try:
-            entries = self.run(
-                lambda connection: self._charge(connection, request, overdue or {}, undo), rolled_back=undo.close
-            )
+            entries = self.run(work, rolled_back=undo.close)
         except DoesNotFit:
             return None
-        for entry in [] if isinstance(entries, Pending) else entries:
+        for entry in entries:
             if isinstance(entry, Charge):
                 counter = self._charged[request.account]
                 counter.reached = max(counter.reached, entry.number)
@@ -180,12 +161,12 @@ class Ledger(StoredLedger):
 
     def _charge(
         self, connection: Connection, request: ChargeRequest, overdue: Mapping[str, int], undo: contextlib.ExitStack
-    ) -> list[Charge | Claim] | Pending:
+    ) -> list[Charge | Claim] | dict[str, Claim]:
         account, rule, keys = request.account, request.rule, request.keys
         known = schema.claims_of(connection, account, [key for key in dict.fromkeys(keys) if isinstance(key, str)])
         pending = {q: claim for q, claim in known.items() if claim.pending and overdue.get(q) != claim.number}
         if pending:
-            return Pending(pending)
+            return pending
         answered = {query for query, claim in known.items() if claim.answer is not None}
         new: dict[Hashable, int] = {}  # each with its first place
         for place, key in enumerate(keys):
@@ -196,14 +177,24 @@ class Ledger(StoredLedger):
         made = spend(connection, request, [request.queries[place] for place in new.values()])
         paid = None if rule is None else rule.spend(connection, made, list(new.values()))
         owned = dict(zip(new, made if paid is None else paid[0], strict=True))
-        take_claims(connection, [charge for key, charge in owned.items() if isinstance(key, str)], known)
-        entries: list[Charge | Claim] = [owned[key] if key in owned else known[str(key)] for key in keys]
+        fresh = []
+        for key, charge in owned.items():  # each query's claim is its new charge
+            if key in known:
+                row = (queries.c.counter_id == charge.counter_id, queries.c.query == key)
+                taken = sa.update(queries).where(*row, queries.c.number == known[str(key)].number)
+                if connection.execute(taken.values(number=charge.number)).rowcount != 1:
+                    raise TryAgain
+            elif isinstance(key, str):
+                fresh.append({"counter_id": charge.counter_id, "query": key, "number": charge.number})
+        if fresh:
+            insert(connection, queries, fresh)
         before, after = made[0].number - request.units, made[-1].number
         counter, permits = self._charged.get(account) or self._counter(connection, account), self._permits
         if before < counter.reached:
             raise rolled_back(counter.key, before, counter.reached)
         if counter.tickets and paid is None:
             raise LedgerError(f"owners pay for this plan, and nobody paid: nothing was charged; {ADVICE}")
+        entries: list[Charge | Claim] = [owned[key] if key in owned else known[str(key)] for key in keys]
         if permits is None:
             return entries
         try:  # the permits last, just before the COMMIT
@@ -254,8 +245,7 @@ class Ledger(StoredLedger):
                 if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
                     raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
             return unused
-        query = sa.select(*(charges.c[name] for name in values)).where(_row(charge))
-        found = connection.execute(query).one_or_none()
+        found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(_row(charge))).one_or_none()
         if found is None:
             raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
@@ -274,7 +264,6 @@ def _row(charge: Charge) -> sa.ColumnElement[bool]:
 
 # The statements of every charge. The driver itself runs them (`_direct`): SQLAlchemy's own work on each would take
 # longer than a fast disk's commit. The others are built once: building them anew would take as long as running them.
-
 _ADVANCE = """UPDATE dpicl_counters SET spent = spent + :count
     WHERE plan_id = :plan_id AND line = :line AND principal = :principal AND spent - returned + :count <= allowed
     RETURNING id, spent, returned"""
@@ -286,8 +275,6 @@ _RECORD = """UPDATE dpicl_charges SET receipt = :receipt, outcome = :outcome, an
     WHERE counter_id = :counter_id AND number = :number AND units = :charged
     AND (:unused = 0 OR (outcome IS NULL AND receipt IS NULL))"""
 _POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH, _RECORD)}
-
-
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with_for_update()
 
 
@@ -299,7 +286,7 @@ def _direct(connection: Connection, statement: str, values: Mapping[str, object]
 
 def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
     """Advance the counter by the request's units for each name, and write a row for each. Raises `DoesNotFit`."""
-    account, units, now = request.account, request.units, utc_now()
+    account, units, now = request.account, request.units, schema.utc_now()
     count = len(names) * units
     if request.others:
         connection.execute(_QUEUE, {"plan_id": account.plan_id})
@@ -321,7 +308,7 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
     common: dict[str, Any] = {"time": now, "others": schema.spent_beside(connection, account) if request.others else {}}
     common |= {**account._asdict(), "counter_id": counter, "units": units, "returned": returned}
     pairs = zip(numbers, names, strict=True)
-    return [Charge(number=number, query=name, permit=Permit(units), **common) for number, name in pairs]
+    return [Charge(number=number, query=name, permit=schema.Permit(units), **common) for number, name in pairs]
 
 
 def _add_principal(connection: Connection, account: Account, count: int) -> bool:
@@ -334,22 +321,6 @@ def _add_principal(connection: Connection, account: Account, count: int) -> bool
         new = {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost}
         insert(connection, counters, new)
     return True
-
-
-def take_claims(connection: Connection, entries: Sequence[Charge], known: Mapping[str, Claim]) -> None:
-    """Point each query at its new charge; `TryAgain` if another worker was faster."""
-    fresh = []
-    for entry in entries:
-        before = known.get(str(entry.query))
-        if before is None:
-            fresh.append({"counter_id": entry.counter_id, "query": entry.query, "number": entry.number})
-            continue
-        row = sa.and_(queries.c.counter_id == entry.counter_id, queries.c.query == entry.query)
-        taken = sa.update(queries).where(row, queries.c.number == before.number)
-        if connection.execute(taken.values(number=entry.number)).rowcount != 1:
-            raise TryAgain
-    if fresh:
-        insert(connection, queries, fresh)
 
 
 def filter_of(content: str, state: str | None = None) -> RenyiFilter:

@@ -10,20 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, cast
 
-from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, FilterRule, Ledger, Pending, filter_of
+from langchain_dpicl.budget import terms
+from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, FilterRule, Ledger, filter_of
 from langchain_dpicl.budget.owner_index import EligibleOwners
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
-from langchain_dpicl.budget.terms import (
-    Policy,
-    Preview,
-    Receipt,
-    Replayed,
-    SoftLimit,
-    assumption,
-    query_id,
-    read_receipt,
-    release_id,
-)
+from langchain_dpicl.budget.terms import Policy, Preview, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
@@ -101,7 +92,7 @@ class BudgetLine:
         if self._key is None:
             self._key = self._ledger.key("query_key")
         whose = ("principal", self.caller(principal)) if self._policy.replay == "principal" else ()
-        return query_id(self._key, (*self._identity, *whose), request, variant)
+        return terms.query_id(self._key, (*self._identity, *whose), request, variant)
 
     def caller(self, principal: str | None = None) -> str:
         """The principal who sees the answers to a principal's requests; "" if callers share what they see."""
@@ -204,15 +195,15 @@ class BudgetLine:
                 continue
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
             found = yield partial(self._claim, request, overdue)
-            if not isinstance(found, Pending):
+            if not isinstance(found, dict):
                 entries: list[Charge | Replayed] = found
                 return entries
-            claims = found.claims
+            claims = found
 
-    def _claim(self, request: ChargeRequest, overdue: Mapping[str, int]) -> list[Charge | Replayed] | Pending:
+    def _claim(self, request: ChargeRequest, overdue: Mapping[str, int]) -> list[Charge | Replayed] | dict[str, Claim]:
         """One attempt. `PrivacyBudgetExceeded` if fewer are left."""
         found = self._ledger.charge(request, overdue)
-        if isinstance(found, Pending):
+        if isinstance(found, dict):
             return found
         if found is None:
             keys = dict.fromkeys(request.keys)
@@ -322,13 +313,13 @@ class BudgetLine:
             epsilon = self.plan.spent(self.plan.at_most({**charge.others, self.name: spent}))
             left = self.count - spent if self.tickets is None else None
         return {
-            "id": release_id(self._stored.name, self.name, charge.principal, charge.counter_id, charge.number),
+            "id": terms.release_id(self._stored.name, self.name, charge.principal, charge.counter_id, charge.number),
             "budget": self._stored.name,
             "plan": self._stored.digest[:16],
             "line": self.name,
             "number": charge.number,
             "principal": charge.principal or None,
-            "assumption": assumption(self._policy.scope),
+            "assumption": terms.assumption(self._policy.scope),
             "mechanism": self._words,
             "epsilon_spent": self._promise.epsilon if epsilon is None else epsilon,
             "epsilon": self._promise.epsilon,
@@ -389,4 +380,4 @@ class BudgetLine:
 
 def _replayed(claim: Claim) -> Replayed:
     assert claim.answer is not None
-    return Replayed(claim.answer, read_receipt(claim.receipt or "{}", replayed=True))
+    return Replayed(claim.answer, terms.read_receipt(claim.receipt or "{}", replayed=True))

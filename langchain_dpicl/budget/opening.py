@@ -14,18 +14,7 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.database import Database, place_of
-from langchain_dpicl.budget.schema import (
-    ADVICE,
-    UNLIMITED,
-    Account,
-    charges,
-    counters,
-    filters,
-    plans,
-    usage,
-    usage_digest,
-    utc_now,
-)
+from langchain_dpicl.budget.schema import ADVICE, Account, charges, counters, plans, usage, usage_digest
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
@@ -35,8 +24,6 @@ Where = str | os.PathLike[str] | None
 """Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
 
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
-
-
 Place = tuple[str, str, str]
 """Plan, line and principal of a counter; a filter's line is ""."""
 
@@ -69,10 +56,10 @@ def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place
     """
     found: dict[Place, CounterRow] = {}
     of_plan = sa.true() if only is None else sa.and_(plans.c.name == only.plan, plans.c.digest == only.digest)
-    query = sa.select(filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == filters.c.plan_id)
+    query = sa.select(schema.filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == schema.filters.c.plan_id)
     for row in connection.execute(query.where(of_plan)):
         key = CounterKey(row.name, "", "", row.digest)
-        found[key.place] = CounterRow(row.plan_id, key, UNLIMITED, state=row.state)
+        found[key.place] = CounterRow(row.plan_id, key, schema.UNLIMITED, state=row.state)
     query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
     query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(usage, usage.c.counter_id == counters.c.id)
     if only is not None:
@@ -99,7 +86,7 @@ def lose(connection: Connection, count: CounterRow, units: int) -> str:
     advance = sa.update(counters).values(spent=counters.c.spent + units, lost=counters.c.lost + units)
     advance = advance.where(account.counter)
     row = connection.execute(advance.returning(counters.c.id, counters.c.spent, counters.c.lost)).one()
-    written = {"counter_id": row.id, "number": row.spent, "charged": utc_now(), "units": units, "outcome": LOST}
+    written = {"counter_id": row.id, "number": row.spent, "charged": schema.utc_now(), "units": units, "outcome": LOST}
     connection.execute(sa.insert(charges).values(written))
     summary = connection.execute(sa.select(usage).where(usage.c.counter_id == row.id)).one_or_none()
     if summary is None:

@@ -236,14 +236,12 @@ class Account(NamedTuple):
         return sa.and_(*(column == value for column, value in zip(columns, self, strict=True)))
 
 
+@dataclass(slots=True)
 class Permit:
     """The units of one charge. Its process gives back the unused ones, once. A child of a fork has a copy of it."""
 
-    __slots__ = ("process", "units")
-
-    def __init__(self, units: int) -> None:
-        self.units = units
-        self.process = os.getpid()
+    units: int
+    process: int = field(default_factory=os.getpid)
 
     def unused(self, units: int) -> int:
         """``units`` of them, the first time; 0 from then on."""

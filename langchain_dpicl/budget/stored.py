@@ -22,20 +22,9 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.database import Database, transaction
-from langchain_dpicl.budget.schema import (
-    Account,
-    Act,
-    Charge,
-    Claim,
-    StoredPlan,
-    acts,
-    charges,
-    counters,
-    in_use,
-    plans,
-)
+from langchain_dpicl.budget.schema import Account, Act, Charge, Claim, StoredPlan, charges, counters, in_use, plans
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
-from langchain_dpicl.errors import LedgerError, PlanMismatch
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.store.base import SKETCH
 
 _RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
@@ -104,6 +93,13 @@ class StoredLedger(Database):
         """The plan under this name, if one is stored."""
         return next((plan for plan in self.plans() if plan.name == name), None)
 
+    def named(self, name: str) -> StoredPlan:
+        """The plan under this name. `InvalidParameter` lists the names."""
+        known = {plan.name: plan for plan in self.plans()}
+        if name not in known:
+            raise InvalidParameter("name", name, f"a plan of this ledger: {', '.join(map(repr, known)) or 'none'}")
+        return known[name]
+
     def store_plan(
         self,
         name: str,
@@ -154,12 +150,12 @@ class StoredLedger(Database):
     @transaction()
     def announce(self, connection: Connection, name: str, reason: str) -> None:
         """Write down that the plan to come under this name is meant to start afresh, and why."""
-        connection.execute(sa.insert(acts).values(name=name, reason=reason, announced=schema.utc_now()))
+        connection.execute(sa.insert(schema.acts).values(name=name, reason=reason, announced=schema.utc_now()))
 
     @transaction("read")
     def acts(self, connection: Connection) -> list[Act]:
         """Every fresh start, announced or carried out."""
-        return [Act(**row) for row in connection.execute(sa.select(acts).order_by(acts.c.id)).mappings()]
+        return [Act(**row) for row in connection.execute(sa.select(schema.acts).order_by(schema.acts.c.id)).mappings()]
 
     def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
         """Remove a forgotten owner's hashes from every sketch, also from SQLite's log if nobody reads.
@@ -338,8 +334,8 @@ def _enter_generation(
     """
     text = None if fingerprint is None else json.dumps(list(fingerprint))
     latest = connection.scalar(sa.select(sa.func.max(plans.c.generation))) or 1
-    is_ahead = sa.and_(acts.c.name == name, acts.c.generation.is_(None))
-    announced = connection.scalar(sa.select(sa.func.max(acts.c.id)).where(is_ahead))
+    is_ahead = sa.and_(schema.acts.c.name == name, schema.acts.c.generation.is_(None))
+    announced = connection.scalar(sa.select(sa.func.max(schema.acts.c.id)).where(is_ahead))
     if announced is None:
         return latest, text
     if fingerprint is None:
@@ -351,7 +347,7 @@ def _enter_generation(
     before = sorted({mark for row in rows for mark in json.loads(row)})
     refuse_shared(name, before, fingerprint)
     values = {"generation": latest + 1, "carried_out": now, "before": json.dumps(before), "after": text}
-    connection.execute(sa.update(acts).where(acts.c.id == announced).values(values))
+    connection.execute(sa.update(schema.acts).where(schema.acts.c.id == announced).values(values))
     return latest + 1, text
 
 
@@ -367,7 +363,7 @@ def refuse_shared(name: str, before: Iterable[str], after: Iterable[str]) -> Non
 def _sketches_with(connection: Connection, gone: Sequence[str]) -> list[tuple[sa.Column[str], int, set[str]]]:
     """The sketches that have one of these hashes: each one's column, the id of its row, and its hashes."""
     found = []
-    for column in (plans.c.fingerprint, acts.c.before, acts.c.after):
+    for column in (plans.c.fingerprint, schema.acts.c.before, schema.acts.c.after):
         for row_id, text in connection.execute(sa.select(column.table.c.id, column).where(column.is_not(None))).all():
             hashes = set(json.loads(text))
             if hashes & set(gone):

@@ -19,14 +19,8 @@ from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
 
 Scope = Literal["shared", "per_principal"]
-
-
 Replay = bool | Literal["principal"]
-
-
 OnExhausted = Literal["raise", "zero_shot"]
-
-
 _CHOICES: dict[str, tuple[object, ...]] = {
     "scope": ("shared", "per_principal"),
     "on_exhausted": ("raise", "zero_shot"),
@@ -266,25 +260,21 @@ def assumption(scope: str) -> str:
     return "all callers may collude: the guarantee holds for all releases together"
 
 
-def same_data(stored: Sequence[StoredPlan], generation: int) -> list[StoredPlan]:
-    """The plans of a generation, and those of others that share an owner with one of them, as far as sketches show."""
+def total(stored: Sequence[StoredPlan], generation: int, spent: Callable[[int], dict[str, int]]) -> Total:
+    """Compose the plans of a generation, and those of others that share an owner with one of them, as far as sketches
+    show. ``spent`` gives each line's releases in a plan (the most of any principal in a ``per_principal`` plan)."""
     chosen = {plan.id: plan for plan in stored if plan.generation == generation}
     more = chosen
     while more:
         marks = {mark for plan in chosen.values() for mark in plan.marks}
         more = {plan.id: plan for plan in stored if plan.id not in chosen and marks & plan.marks}
         chosen |= more
-    return sorted(chosen.values(), key=lambda plan: plan.id)
-
-
-def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) -> Total:
-    """Compose plans; ``spent`` gives each line's releases (the most of any principal in a ``per_principal`` plan)."""
     shares: list[PlanShare] = []
     schedule: list[Line] = []
     deltas: list[float] = []
     of_filters: list[tuple[float, float]] = []
-    for item in stored:
-        counts = dict(spent[item.id])
+    for _, item in sorted(chosen.items()):
+        counts = spent(item.id)
         if item.is_filter:
             content = json.loads(item.content)
             epsilon, delta = content["epsilon"], content["delta"]
@@ -297,17 +287,16 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
             most = plan.at_most({name: counts[name] for name in plan.lines})
             schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
             deltas += [delta] if any(counts.values()) else []
-        shares.append(
-            PlanShare(
-                name=item.name,
-                plan=item.digest[:16],
-                generation=item.generation,
-                scope=item.scope,
-                epsilon=epsilon,
-                delta=delta,
-                spent=counts,
-            )
-        )
+        share: PlanShare = {
+            "name": item.name,
+            "plan": item.digest[:16],
+            "generation": item.generation,
+            "scope": item.scope,
+            "epsilon": epsilon,
+            "delta": delta,
+            "spent": counts,
+        }
+        shares.append(share)
     at = together = 0.0
     if schedule:  # at the largest delta if that gives a finite epsilon, else at the sum of all
         at = max(deltas)
@@ -315,12 +304,13 @@ def total(stored: Sequence[StoredPlan], spent: Mapping[int, Mapping[str, int]]) 
         if not math.isfinite(together):
             at = min(0.999, _sum(deltas))
             together = PLDAccountant().epsilon(schedule, at)
+    each = any(share["scope"] == "per_principal" for share in shares)
     return Total(
         epsilon=_sum([together, *(epsilon for epsilon, _ in of_filters)]),
         delta=_sum([at, *(delta for _, delta in of_filters)]),
         promised_epsilon=_sum([share["epsilon"] for share in shares]),
         promised_delta=_sum([share["delta"] for share in shares]),
-        assumption=assumption("per_principal" if any(item.scope == "per_principal" for item in stored) else "shared"),
+        assumption=assumption("per_principal" if each else "shared"),
         plans=shares,
     )
 

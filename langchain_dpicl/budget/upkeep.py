@@ -37,7 +37,6 @@ FIELDS = (
 ``units`` is what it counts for now: 1, or its tokens. ``spent`` adds them up over its counter, in the order of numbers.
 """
 
-
 UNANSWERED = "charged, not answered"
 
 
@@ -47,15 +46,10 @@ class LedgerReport:
     def __init__(self, url: str) -> None:
         self._url = url
         self._ledger = StoredLedger(url)
-        self.stored = self._ledger.plans()
 
     def chosen(self, name: str | None) -> list[StoredPlan]:
         """The plan of this name, or all. `InvalidParameter` lists the names."""
-        found = [plan for plan in self.stored if name in (None, plan.name)]
-        if name is not None and not found:
-            known = ", ".join(repr(plan.name) for plan in self.stored) or "none"
-            raise InvalidParameter("name", name, f"a plan of this ledger: {known}")
-        return found
+        return self._ledger.plans() if name is None else [self._ledger.named(name)]
 
     def _open(self, name: str) -> closing[Budget]:
         return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
@@ -84,13 +78,10 @@ class LedgerReport:
                 else:
                     spent = {who: budget.epsilon_spent(who) for who in budget.principals()}
                     row["epsilon_spent"] = max(spent.values(), default=0.0)
-                    row["principals"] = {
-                        who: {"epsilon_spent": each, "lines": budget.lines(who)} for who, each in spent.items()
-                    }
+                    each = {who: {"epsilon_spent": spent[who], "lines": budget.lines(who)} for who in spent}
                     lines = {} if budget.plan is None else budget.plan.lines
-                    row["lines"] = {
-                        key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()
-                    }
+                    plain = {key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()}
+                    row |= {"principals": each, "lines": plain}
                 if plan.generation not in totals:
                     totals[plan.generation] = {"generation": plan.generation, **budget.total()}
             budgets.append(row)
@@ -130,7 +121,7 @@ class LedgerReport:
     def receipt(self, id_: str) -> Receipt | None:
         """The receipt with this id, of any budget."""
         known = parse_release_id(id_)
-        if known is None or known[0] not in [plan.name for plan in self.stored]:
+        if known is None or self._ledger.find_plan(known[0]) is None:
             return None
         with self._open(known[0]) as budget:
             return budget.receipt(id_)
@@ -189,12 +180,10 @@ def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_
     `LedgerError` if there is no whole ledger, while any process has it open, and for another ledger's witness.
     """
     with ExitStack() as stack:
-        reader = StoredLedger(ledger)
-        stack.callback(reader.close)
+        reader = stack.enter_context(closing(StoredLedger(ledger)))
         if reader.path is None and reader.is_sqlite:
             raise InvalidParameter("ledger", shown(ledger), "a ledger that is kept: one in memory is gone already")
-        own = Witness(address(reader, witness), live=True)
-        stack.callback(own.close)
+        own = stack.enter_context(closing(Witness(address(reader, witness), live=True)))
         about = own.about()
         identity = reader.run(lambda connection: read_meta(connection, "identity"), "read")
         had_witness = bool(about.get("made"))
@@ -236,21 +225,19 @@ def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place
         line = found.get((its_mark.key.plan, its_mark.key.line, ""))
         if line is not None and line.key.digest == its_mark.key.digest:
             found.setdefault(place, line.lacking(its_mark.key))
-    torn: set[Place] = set()
     for place, count in found.items():
-        if count.tickets and count.id is not None:
-            OwnerIndex(reader, count.plan_id).mend(connection)
-            if not is_whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
-                torn.add(place)
-    for place, count in found.items():
-        mark, is_other = known.get(place), not believe
-        if mark is not None:
-            is_other = mark.key.digest != count.key.digest
+        mark = known.get(place)
+        is_other = not believe if mark is None else mark.key.digest != count.key.digest
         if not count.key.line:
             schema.write_filter(connection, count.plan_id, _filter_after(str(count.state), mark, is_other))
             continue
+        torn = None
+        if count.tickets and count.id is not None:
+            OwnerIndex(reader, count.plan_id).mend(connection)
+            if not is_whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
+                torn = count.id
         units = mark.reserved - count.in_use if mark is not None else 0
-        if is_other or place in torn:
+        if is_other or torn is not None:
             everything = count.allowed - count.in_use
             if count.tickets:  # as many as every owner has
                 content = connection.scalar(sa.select(plans.c.content).where(plans.c.id == count.plan_id))
@@ -258,8 +245,8 @@ def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place
             units = everything if is_other else max(units, everything)
         if units > 0:
             lose(connection, count, units)
-        if place in torn and count.id is not None:
-            begin_anew(connection, count.id)
+        if torn is not None:
+            begin_anew(connection, torn)
 
 
 def _filter_after(state: str, mark: Mark | None, is_other: bool) -> str:
