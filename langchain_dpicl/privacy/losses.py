@@ -9,11 +9,6 @@ with a density becomes atoms by connecting the dots (Doroshenko, Ghazi, Kamath, 
 mass of a cell goes to the cell's two ends so that both the P-mass and the Q-mass of the cell are kept. Both
 ends together are then at least as easy to tell apart as the cell was (merging the two ends gives the cell
 back), so delta never shrinks: every discretisation here rounds towards more leakage accounted for.
-
-`SummedLosses` has the exponential moments of a sum of independent losses. They steer `composition`, and are bounds of
-their own. All follows from log M(s) = log E[e^(s L); L finite], which adds up over releases. Its derivative at s is the
-mean of the losses after tilting (masses times e^(s L), normalised). Chernoff's bound P(L > t) <= M(s) e^(-s t) holds
-for every s >= 0.
 """
 
 from __future__ import annotations
@@ -162,9 +157,12 @@ class Moments(NamedTuple):
 
 
 class SummedLosses:
-    """Finite losses of independent releases: pairs of one release's losses and how many such releases there are.
+    """Exponential moments of a sum of independent finite losses: they steer `composition`, and are bounds of their own.
 
-    ``least`` and ``largest`` are the ends of the sum.
+    All follows from log M(s) = log E[e^(s L); L finite], which adds up over releases. Its derivative at s is the mean
+    of the losses after tilting (masses times e^(s L), normalised). Chernoff's bound P(L > t) <= M(s) e^(-s t) holds for
+    every s >= 0. ``parts`` are pairs of one release's losses and how many such releases there are; ``least`` and
+    ``largest`` are the ends of the sum.
     """
 
     def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:

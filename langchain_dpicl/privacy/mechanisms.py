@@ -277,8 +277,7 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     def approximate(level: float) -> float:
         return max(each.approximate_epsilon(delta) for each in compositions(schedule(at(level))))
 
-    best: list[float] | None = None
-    best_epsilon = -1.0
+    found: dict[float, list[float]] = {}  # what keeps the promise, by its certified epsilon
     goal = math.log1p(-_WASTE / 3.0)
     safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
     guess, aim, stride = 0.0, epsilon, 0.02
@@ -300,8 +299,7 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
         reached = PLDAccountant().epsilon(schedule(parameters), delta)
         excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
         if reached <= epsilon:
-            if best_epsilon < reached:
-                best, best_epsilon = parameters, reached
+            found.setdefault(reached, parameters)
             safe = (guess, excess)
             if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
                 break
@@ -312,9 +310,9 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
         if unsafe[0] - safe[0] < 1e-6:
             break
         aim *= math.exp(min(max(goal - excess, -0.7), 0.7))
-    if best is None:
+    if not found:
         raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
-    return best
+    return found[max(found)]
 
 
 def _path(

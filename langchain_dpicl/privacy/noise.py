@@ -1,13 +1,9 @@
 """Randomness of the private side: the operating system's generator, exact samplers and exact choices; no seed anywhere.
 
-At the end stands what the discrete Gaussian's law means for counts: when they may say that the members abstain, and how
-often noise overturns a vote.
-
 How exact each draw is belongs to the guarantee:
 
 - A coin of `coin_positions` shows heads with its probability within a relative 1e-10, conditionally on all the coins
   before it. A plan accounts for a rate of q * (1 + 1e-9), so it covers this.
-- `integers` is exactly uniform (rejection, no modulo).
 - `uniforms` and the exponentials below have relative precision 2^-52 down to 2^-1074: their exponent comes from random
   bits, not from a grid of 2^-53.
 - `discrete_gaussian` is exact: OpenDP's sampler (Canonne, Kamath, Steinke 2020) works in rational arithmetic, and takes
@@ -104,7 +100,7 @@ class SecureRandomness:
         return np.concatenate(found)
 
     def integers(self, high: int, size: int) -> NDArray[np.int64]:
-        """Random bits of just enough length; those at or above `high` are thrown away, so nothing is biased."""
+        """Random bits of just enough length; those at or above `high` are thrown away (no modulo): none is biased."""
         high = whole("high", high, at_most=1 << 63)
         size = whole("size", size, at_least=0)
         bits = (high - 1).bit_length()

@@ -203,15 +203,13 @@ class Gaussian(SymmetricProfile):
         return np.asarray(np.exp(high) * -np.expm1(np.minimum(low - high, 0.0)))
 
     def losses(self, direction: Direction = "remove") -> Losses:
-        mean, deviation = 0.5 / self.multiplier**2, 1.0 / self.multiplier
-        return _normal(mean, deviation, mean + _REACH * deviation)
+        return self.losses_within(0.5 / self.multiplier**2 + _REACH * (1.0 / self.multiplier))
 
-
-def _normal(mean: float, deviation: float, reach: float) -> Losses:
-    """Atoms of a Gaussian pair's losses between -reach and reach."""
-    edges = np.linspace(-reach, reach, 2 * CELLS + 1)
-    scaled = (edges - mean) / deviation
-    return from_tails(edges, ndtr(-scaled), ndtr(scaled))
+    def losses_within(self, reach: float) -> Losses:
+        """Atoms of the losses between -reach and reach; those above count as infinite."""
+        edges = np.linspace(-reach, reach, 2 * CELLS + 1)
+        scaled = (edges - 0.5 / self.multiplier**2) / (1.0 / self.multiplier)
+        return from_tails(edges, ndtr(-scaled), ndtr(scaled))
 
 
 @dataclass(frozen=True)
@@ -317,17 +315,16 @@ class ProposeTestRelease(SymmetricProfile):
         return np.maximum(Gaussian(self.sigma)._delta(epsilon), self.delta0)
 
     def losses(self, direction: Direction = "remove") -> Losses:
-        gaussian, mean, deviation = Gaussian(self.sigma), 0.5 / self.sigma**2, 1.0 / self.sigma
-        high = mean + max(0.0, -float(ndtri(self.delta0))) / self.sigma
+        gaussian = Gaussian(self.sigma)
+        high = 0.5 / self.sigma**2 + max(0.0, -float(ndtri(self.delta0))) / self.sigma
         # The eps at which the Gaussian's delta falls to delta0, rounded up.
         bend = solve_decreasing(lambda e: float(gaussian._delta(np.asarray(e))), self.delta0, 0.0, high)
         if bend <= 0.0:  # delta0 rules everywhere: with probability delta0 everything is seen, else nothing
             return Losses(np.zeros(1), np.array([1.0 - self.delta0]), self.delta0)
-        cut = _normal(mean, deviation, bend)
-        masses = cut.masses.copy()
+        cut = gaussian.losses_within(bend)
         # Below the bend the pair is the Gaussian's; above it nothing but delta0 at infinity: the rest sits at the bend.
-        masses[-1] += max(0.0, cut.infinity - self.delta0)
-        return Losses(cut.losses, masses, self.delta0)
+        cut.masses[-1] += max(0.0, cut.infinity - self.delta0)
+        return Losses(cut.losses, cut.masses, self.delta0)
 
 
 def lattice_multiplier(sigma: float, sensitivity: float) -> float:
