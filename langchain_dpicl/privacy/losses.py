@@ -26,8 +26,6 @@ FloatArray = NDArray[np.float64]
 UNDERFLOW = -600.0
 """Weights below e^-600 of the largest are lifted to it: denormal numbers would take a hundred times longer."""
 
-_LEAST_ORDER, _LARGEST_ORDER = 1e-7, 1e7
-
 
 @dataclass(frozen=True, eq=False)
 class Losses:
@@ -54,17 +52,11 @@ class Losses:
         """
         if rate == 1.0:
             return self
-        keep = math.log1p(-rate)
-        with np.errstate(over="ignore"):
-            losses = np.where(
-                self.losses < 1.0,
-                np.log1p(rate * np.expm1(np.minimum(self.losses, 1.0))),
-                np.logaddexp(keep, math.log(rate) + self.losses),
-            )
+        losses = np.append(math.log1p(-rate), _mixed(self.losses, rate))
         under_q = np.exp(np.log(np.maximum(self.masses, 1e-320)) - self.losses)
         missing = max(0.0, 1.0 - float(under_q.sum()))
         masses = np.append((1.0 - rate) * missing, rate * self.masses + (1.0 - rate) * under_q)
-        return Losses(np.append(keep, losses), masses, rate * self.infinity)
+        return Losses(losses, masses, rate * self.infinity)
 
     def added(self, rate: float) -> Losses:
         """Amplified by a Poisson sample, direction ADD: the pair (P, (1-q) P + q Q), P being without the owner.
@@ -73,12 +65,8 @@ class Losses:
         """
         if rate == 1.0:
             return self
-        losses = -np.where(
-            self.losses > -1.0,
-            np.log1p(rate * np.expm1(-np.maximum(self.losses, -1.0))),
-            np.logaddexp(math.log1p(-rate), math.log(rate) - self.losses),
-        )
-        return Losses(np.append(losses, -math.log1p(-rate)), np.append(self.masses, self.infinity), 0.0)
+        losses = np.append(-_mixed(-self.losses, rate), -math.log1p(-rate))
+        return Losses(losses, np.append(self.masses, self.infinity), 0.0)
 
     def spread(self, step: float) -> GridLosses:
         """Onto the multiples of `step`, keeping each atom's mass under P and under Q (so never below the truth)."""
@@ -117,6 +105,13 @@ class Losses:
         exponents = order * self.losses[held] + np.log(self.masses[held])
         top = float(exponents.max())
         return top + math.log(float(np.exp(exponents - top).sum()))
+
+
+def _mixed(losses: FloatArray, rate: float) -> FloatArray:
+    """log(1 - q + q e^l), accurate near 0 and without overflow."""
+    with np.errstate(over="ignore"):
+        small = np.log1p(rate * np.expm1(np.minimum(losses, 1.0)))
+        return np.where(losses < 1.0, small, np.logaddexp(math.log1p(-rate), math.log(rate) + losses))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,11 +208,10 @@ class SummedLosses:
         def gap(log_order: float) -> float:
             return decreasing(math.exp(log_order)) - target
 
-        low, high = math.log(_LEAST_ORDER), math.log(_LARGEST_ORDER)
-        if gap(low) <= 0.0:
-            order = _LEAST_ORDER
-        else:
-            order = _LARGEST_ORDER if gap(high) >= 0.0 else math.exp(crossing(gap, low, high, 1e-3))
+        order, largest = 1e-7, 1e7
+        low, high = math.log(order), math.log(largest)
+        if gap(low) > 0.0:
+            order = largest if gap(high) >= 0.0 else math.exp(crossing(gap, low, high, 1e-3))
         while order > 1e-3 and order * self.moments(order).deviation < 1.0:
             order *= 0.5
         return order

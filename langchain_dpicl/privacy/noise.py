@@ -230,9 +230,9 @@ def choose_exponential(
         place = context.multiply(unit, Decimal(drawn))
         margin = context.multiply(unit, Decimal(2))
         i = min(bisect_right(sums, place), last)
-        if (i == last or context.subtract(sums[i], place) >= margin) and (
-            i == 0 or context.subtract(place, sums[i - 1]) >= margin
-        ):
+        is_below = i == last or context.subtract(sums[i], place) >= margin
+        is_above = i == 0 or context.subtract(place, sums[i - 1]) >= margin
+        if is_below and is_above:
             return kept[i]
 
 
