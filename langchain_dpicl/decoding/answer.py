@@ -219,13 +219,11 @@ class Exemplars:
             rows = [_one_row_each(view, rate, randomness) for _ in range(steps)]
             distinct = np.unique(np.concatenate(rows))
             exemplars, ids = view.read(distinct), view.ids_of(distinct)
-        place: dict[int, int] = {}
-        demonstrations = list[Demonstration]()
-        for row, exemplar, i in zip(distinct.tolist(), exemplars, ids, strict=True):
-            if (text := attempt(shown, exemplar)) is not None:  # an error of one owner must not fail the others' answer
-                place[row] = len(demonstrations)
-                demonstrations.append(Demonstration((self, i), text))
-        return Draw(demonstrations, [[place[row] for row in step.tolist() if row in place] for step in rows])
+        # An error of one owner must not fail the others' answer.
+        found = zip(distinct.tolist(), ids, [attempt(shown, exemplar) for exemplar in exemplars], strict=True)
+        usable = {row: Demonstration((self, i), text) for row, i, text in found if text is not None}
+        place = {row: position for position, row in enumerate(usable)}
+        return Draw(list(usable.values()), [[place[row] for row in step.tolist() if row in place] for step in rows])
 
 
 def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> IntArray:

@@ -103,14 +103,14 @@ class ServerLogits(NotCopied):
             if not size:
                 raise InvalidParameter(name, None, "a number, as this server does not say it")
         self.name = f"server:{model}:{self.vocabulary}"
-        plain, with_first = self.tokens("a"), self._tokenized("a", special=True)
+        plain, with_first = self.tokens("a"), self.tokens("a", special=True)
         self.first = with_first[: -len(plain)] if with_first[-len(plain) :] == plain else []
         for text in end_tokens:
             if len(tokens := self.tokens(text)) != 1:
                 raise InvalidParameter("end_tokens", text, f"texts of one token each; this one has {len(tokens)}")
             self.end_tokens |= {*tokens}
         # Public questions: is every token there, do they add up, and does a prompt's answer stay the same?
-        prompt = [*self.first, *self.tokens("The weather is")]
+        prompt = self.tokens("The weather is")
         row = self.row(prompt)
         total = math.fsum(np.exp(np.minimum(row.astype(np.float64), 1.0)))
         if not 0.99 < total < 1.01:
@@ -147,15 +147,22 @@ class ServerLogits(NotCopied):
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Nothing is kept."""
 
-    def tokens(self, text: str) -> list[int]:
-        """The tokens of a piece of a prompt, with nothing put in front."""
-        return self._tokenized(text, special=False) if text else []
+    def tokens(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a piece of a prompt, by the server's own tokeniser; ``special``: with what it puts in front."""
+        if not text:
+            return []
+        llama = {"content": text, "add_special": special, "parse_special": True}
+        vllm = {"model": self._model, "prompt": text, "add_special_tokens": special}
+        tokens = self._request("POST", f"{self._root}/tokenize", {**llama, **vllm}).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            raise ModelUnavailable("the server's /tokenize returns no token ids")
+        return tokens
 
     def row(self, prompt: Sequence[int]) -> Logits:
-        """The log-probability of every token after a prompt."""
+        """The log-probability of every token after the tokeniser's first ones and a prompt."""
         request = {
             "model": self._model,
-            "prompt": [int(token) for token in prompt],
+            "prompt": [*self.first, *map(int, prompt)],
             "max_tokens": 1,
             "temperature": 1.0,
             "logprobs": self.vocabulary,
@@ -172,15 +179,6 @@ class ServerLogits(NotCopied):
         if np.isnan(row).any():
             raise InvalidParameter("base_url", self._api, _EVERY_TOKEN)
         return row
-
-    def _tokenized(self, text: str, *, special: bool) -> list[int]:
-        """Tokens by the server's own tokeniser: llama.cpp's names for the request beside vLLM's."""
-        llama = {"content": text, "add_special": special, "parse_special": True}
-        vllm = {"model": self._model, "prompt": text, "add_special_tokens": special}
-        tokens = self._request("POST", f"{self._root}/tokenize", {**llama, **vllm}).get("tokens")
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-            raise ModelUnavailable("the server's /tokenize returns no token ids")
-        return tokens
 
     def _request(self, method: str, url: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer's object. Errors name the address and the status: an error's body may repeat the prompt."""
@@ -214,15 +212,15 @@ class _ServerSession(NotCopied):
         def one_shot(row: int) -> Logits:
             if row not in self._tokens:
                 self._tokens[row] = self._server.tokens(self._demonstrations[row].text)
-            return self._server.row([*self._server.first, *self._tokens[row], *rest])
+            return self._server.row([*self._tokens[row], *rest])
 
         rest = [*self._shared, *released]
-        zero_shot = self._server.row([*self._server.first, *rest])
+        zero_shot = self._server.row(rest)
         found = [zero_shot]
         for row in rows:
             one = attempt(one_shot, row)
             if one is None:
-                self._server.row([*self._server.first, *rest])  # raises if the server is down or still busy
+                self._server.row(rest)  # raises if the server is down or still busy
             found.append(np.full_like(zero_shot, np.nan) if one is None else one)
         return np.stack(found)
 
