@@ -197,10 +197,8 @@ class DPSampler(AnyRelease):
         """
 
         def pieces(inputs: Iterator[Input]) -> Iterator[Any]:
-            for values in inputs:
-                with contextlib.closing(stream(self._answered(values))) as made:
-                    for piece in made:
-                        yield self._piece(piece)
+            with contextlib.closing(stream(self._answered(next(inputs)))) as made:
+                yield from map(self._piece, made)
 
         yield from self._transform_stream_with_config(iter([input]), pieces, config)
 
@@ -211,10 +209,9 @@ class DPSampler(AnyRelease):
             yield input
 
         async def pieces(inputs: AsyncIterator[Input]) -> AsyncIterator[Any]:
-            async for values in inputs:
-                async with contextlib.aclosing(astream(self._answered(values))) as made:
-                    async for piece in made:
-                        yield self._piece(piece)
+            async with contextlib.aclosing(astream(self._answered(await anext(inputs)))) as made:
+                async for piece in made:
+                    yield self._piece(piece)
 
         async for chunk in self._atransform_stream_with_config(one(), pieces, config):
             yield chunk
