@@ -74,10 +74,18 @@ class SlotGate:
         ticket.set_result(None)
         return ticket
 
-    def give_back(self, call: Call, ticket: Future[None]) -> None:
-        """The request will not be made, whether the call has got the slot or not."""
-        if not ticket.cancel():
-            self.leave(call, clean=True)
+    async def enter(self, call: Call, in_loop: bool) -> None:
+        """`join`, and wait off the call's clock until it has the slot. It suspends only if ``in_loop``."""
+        ticket = self.join(call)
+        if ticket.done():
+            return
+        with call.waits():
+            try:
+                await asyncio.wrap_future(ticket) if in_loop else ticket.result()
+            except BaseException:  # the request will not be made
+                if not ticket.cancel():
+                    self.leave(call, clean=True)
+                raise
 
     def leave(self, call: Call, *, clean: bool) -> None:
         """A request is over; ``clean`` if the server has finished it. After a call's last, the next has the slot."""
@@ -153,13 +161,8 @@ class _Before(_Around):
         """Make one request, and repeat it while the server refuses it. It suspends only if ``in_loop``."""
         given = dict(request.extensions.get("timeout") or {})
         while True:
-            if self._gate is not None and not (ticket := self._gate.join(call)).done():
-                with call.waits():
-                    try:
-                        await asyncio.wrap_future(ticket) if in_loop else ticket.result()
-                    except BaseException:
-                        self._gate.give_back(call, ticket)
-                        raise
+            if self._gate is not None:
+                await self._gate.enter(call, in_loop)
             flight = Flight(call, None if self._gate is None else self._gate.leave)
             limits: dict[str, float] = {}  # no step of the request outlasts the call
             if (left := max(call.left(), 0.001)) <= _NEVER:
