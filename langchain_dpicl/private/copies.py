@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import gc
 import inspect
 import threading
 import weakref
@@ -269,7 +270,7 @@ class _Copier:
             return MethodType(self.of(item.__func__), self.of(item.__self__))
         if kind is CellType:
             made = self._put(item, CellType())
-            for value in reach.contents(item):
+            for value in gc.get_referents(item):  # none, if it has no value yet
                 made.cell_contents = self.of(value)
             return made
         if reach.is_cached(item):

@@ -27,7 +27,7 @@ import typing
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,14 +116,6 @@ def is_one(item: Any, kinds: type | tuple[type, ...]) -> bool:
 def is_named(item: Any, names: Iterable[str]) -> bool:
     """Whether one of an object's classes has one of these full names: for libraries that need not be installed."""
     return not set(names).isdisjoint(f"{kind.__module__}.{kind.__qualname__}" for kind in type(item).__mro__)
-
-
-def contents(cell: CellType) -> list[Any]:
-    """The value of a variable around a function; empty if it has none yet."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
 
 
 def _inside(item: Any) -> list[Any]:
@@ -223,7 +215,7 @@ class FunctionScope:
         self.held: list[tuple[str, Any]] = [*(function.__kwdefaults__ or {}).items()]
         self.held += itertools.zip_longest(reversed(arguments), reversed(defaults), fillvalue="")
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self.held += [(name, value) for value in contents(cell)]
+            self.held += [(name, value) for value in gc.get_referents(cell)]  # none, if it has no value yet
         self.attributes: list[tuple[ModuleType, str, Any]] = []
         self.unloaded: set[str] = set()
         if not is_users(function):

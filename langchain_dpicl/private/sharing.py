@@ -180,7 +180,7 @@ class Snapshot:
             self._add(attributes.values(), label, f"{label}.*")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name in assigned:
-                self._place(cell, "", label, name, "a variable", reach.contents(cell))
+                self._place(cell, "", label, name, "a variable", gc.get_referents(cell))
         if is_own:
             for name in assigned & scope.names.globals:
                 self._place(around, name, label, name, "a variable", [around[name]] if name in around else [])
