@@ -29,9 +29,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
-from langchain_dpicl.calls import threads
-from langchain_dpicl.calls.clock import Call, Flight, Overdue, current
+from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import immediate
+from langchain_dpicl.calls.running import Call, Flight, Overdue, current
 
 _LIBRARIES = ("httpx", "httpx2")
 _NEVER = 1e6  # seconds: a socket takes no time limit of any length
@@ -98,7 +98,7 @@ class SlotGate:
                 return
             self._holder, clean, self._clean = None, self._clean, True
         pass_on = functools.partial(self._pass_on, clean)
-        if clean or not threads.start(pass_on):
+        if clean or not running.start(pass_on):
             pass_on()
 
     def _pass_on(self, clean: bool) -> None:

@@ -39,9 +39,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_dpicl.calls import threads
-from langchain_dpicl.calls.clock import Call, Calls, current
+from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import Either, Flow, immediate
+from langchain_dpicl.calls.running import Call, Calls, current
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_public as check_public
@@ -119,7 +119,7 @@ async def arun_private(
     No call begins in the place of another before that one has ended, or has ignored its cancellation for `_GRACE`
     seconds. An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as anywhere in asyncio.
     """
-    threads.separate(asyncio.get_running_loop())
+    running.separate(asyncio.get_running_loop())
     return await _Round(member, requests, in_loop=True, **how).run()
 
 
@@ -138,7 +138,7 @@ def probe(
 
     The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
-    reader = SimpleNamespace(encode=check, aencode=partial(threads.in_thread, check))
+    reader = SimpleNamespace(encode=check, aencode=partial(running.in_thread, check))
     (found,) = yield private_calls(member, [request], max_concurrency=1, reader=reader, timeout=timeout, failed=type)
     failure: type[BaseException] | None = TimeoutError if found is ABSTAIN else found
     return failure
@@ -198,7 +198,7 @@ class _Round:
         while self.waiting or self.under_way:
             while self.waiting and len(self.under_way) < self.max_concurrency and self._start(self.waiting[0]):
                 self.waiting.popleft()
-            starved = math.inf if self.under_way else min(starved, time.monotonic() + threads.STARVED)
+            starved = math.inf if self.under_way else min(starved, time.monotonic() + running.STARVED)
             now = time.monotonic()
             if now > starved:
                 return  # those that wait abstain
@@ -230,7 +230,7 @@ class _Round:
 
         if self.in_loop:
             self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
-        elif not threads.start(work):
+        elif not running.start(work):
             return False
         self.under_way[i] = call
         return True

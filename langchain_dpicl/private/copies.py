@@ -28,7 +28,7 @@ from langchain_core.language_models import LLM, BaseChatModel, BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from pydantic import BaseModel
 
-from langchain_dpicl.calls import threads
+from langchain_dpicl.calls import running
 from langchain_dpicl.calls.transport import install, is_client
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
@@ -147,7 +147,7 @@ def _is_async(model: Any) -> bool:
 
 
 def _in_own_threads(part: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """A part that has no asynchronous call of its own makes it in a thread of `threads`, not in the event loop's."""
+    """A part that has no asynchronous call of its own makes it in a thread of `running`, not in the event loop's."""
     if type(part) is RunnablePassthrough:
         if part.func is None or part.afunc is not None:
             return part
@@ -172,18 +172,18 @@ def _threaded(kind: type[Any]) -> Any:
     """The same class, but for its asynchronous call."""
 
     async def ainvoke(self: Any, input: Any, config: Any = None, **named: Any) -> Any:
-        return await threads.in_thread(self.invoke, input, config, **named)
+        return await running.in_thread(self.invoke, input, config, **named)
 
     def afunc(part: Any) -> Any:
         async def call(*arguments: Any, **named: Any) -> Any:
-            return await threads.in_thread(part.func, *arguments, **named)
+            return await running.in_thread(part.func, *arguments, **named)
 
         return functools.update_wrapper(call, part.func)
 
     def invoke_all(self: Any, input: Any, config: Any = None, **named: Any) -> dict[str, Any]:
         """`RunnableParallel.invoke` without callbacks. Python waits at exit for a pool's threads, and not for these."""
         steps = self.steps__.items()
-        futures = {key: threads.submit(step.invoke, input, dict(config or {})) for key, step in steps}
+        futures = {key: running.submit(step.invoke, input, dict(config or {})) for key, step in steps}
         wait(futures.values())
         return {key: future.result() for key, future in futures.items()}
 

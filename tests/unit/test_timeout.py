@@ -39,7 +39,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.calls import clock, flow, threads, transport
+from langchain_dpicl.calls import flow, running, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import DEFAULT_TIMEOUT, TimeLimit
@@ -155,7 +155,7 @@ async def test_an_answer_whose_reading_hangs_is_an_abstention(
     way: str, sealed_of: Any, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read on a clock of its own, which begins when the member has answered."""
-    monkeypatch.setattr(clock, "READING", 1.0)
+    monkeypatch.setattr(running, "READING", 1.0)
     read: list[object] = []
     kept: list[object] = []
 
@@ -168,7 +168,7 @@ async def test_an_answer_whose_reading_hangs_is_an_abstention(
             return super().encode(output)
 
         async def aencode(self, output: object) -> int:
-            return await threads.in_thread(self.encode, output)
+            return await running.in_thread(self.encode, output)
 
         def aggregate(self, outputs: Any, *others: Any) -> Any:
             kept.extend(outputs)
@@ -198,9 +198,9 @@ def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threadi
     assert sum("dpicl-member" in thread.name for thread in threading.enumerate()) > 15
     hang.set()
     deadline = time.monotonic() + 5
-    while len(threads._idle) <= 15 and time.monotonic() < deadline:
+    while len(running._idle) <= 15 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(threads._idle) > 15, "threads that come back are used again"
+    assert len(running._idle) > 15, "threads that come back are used again"
 
 
 def test_what_ends_late_tells_nobody(hang: threading.Event, canary: str, caplog: Any, monkeypatch: Any) -> None:
@@ -352,8 +352,8 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
             hang.wait(30)
         return str(values["input"])
 
-    monkeypatch.setattr(threads, "_idle", deque())
-    monkeypatch.setattr(threads, "STARVED", 0.5)
+    monkeypatch.setattr(running, "_idle", deque())
+    monkeypatch.setattr(running, "STARVED", 0.5)
     monkeypatch.setattr(threading.Thread, "start", start)
     found = boundary.run_private(
         RunnableLambda(member), [request(text) for text in "axbcd"], max_concurrency=5, timeout=0.4
@@ -364,8 +364,8 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
 def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
     slot = transport.SlotGate(lambda: settled.append(1))
-    monkeypatch.setattr(threads, "start", lambda work: False)
-    first, second = (clock.Call(clock.Calls(None, None)) for _ in range(2))
+    monkeypatch.setattr(running, "start", lambda work: False)
+    first, second = (running.Call(running.Calls(None, None)) for _ in range(2))
     assert slot.join(first).done()
     waiting = slot.join(second)
     assert not waiting.done()
@@ -643,7 +643,7 @@ def test_who_hangs_over_an_open_stream_holds_nothing(way: str, hang: threading.E
         deadline = time.monotonic() + 5
         while not late and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert isinstance(late[0], clock.Overdue)
+        assert isinstance(late[0], running.Overdue)
 
 
 def test_calls_outside_of_a_release_are_as_before() -> None:
@@ -684,7 +684,7 @@ def test_a_refusal_is_waited_for_off_the_clock_and_asked_again(way: str) -> None
 def test_who_is_refused_for_ever_abstains_alone_and_the_operator_is_told(
     way: str, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(clock, "PATIENCE", 0.35)
+    monkeypatch.setattr(running, "PATIENCE", 0.35)
     with chat_server(refuses(10**6, {"Retry-After": "0.1"}, whom="x")) as server, caplog.at_level(logging.INFO):
         member = chain_of(chat(server))
         assert outputs(way, member, "axb", timeout=5) == ["a", ABSTAIN, "b"]
@@ -732,7 +732,7 @@ def test_no_other_failure_is_repeated(error: BaseException) -> None:
 
 
 def test_a_public_call_that_is_refused_for_ever_is_a_model_that_is_down(sealed_of: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(clock, "PATIENCE", 0.1)
+    monkeypatch.setattr(running, "PATIENCE", 0.1)
 
     def member(values: dict[str, Any]) -> str:
         raise Refused(429, {"Retry-After": "0.06"})
