@@ -133,7 +133,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             threshold = threshold if callable(threshold) else _threshold(threshold)
             nearest_to = "input" if nearest_to is None else nearest_to
         elif eligible is not None:
-            raise InvalidParameter("eligible", eligible, "None where there is no threshold: every owner is eligible")
+            raise InvalidParameter("eligible", eligible, "None without a threshold: every owner is eligible")
         self.threshold = threshold
         crowd = None if eligible is None else checks.whole("eligible", eligible)
         self.rate_is_explicit = rate is not None
@@ -145,7 +145,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if shots is not None:
             self._shots = checks.whole("shots", shots)
             if threshold is not None and crowd is None:
-                raise InvalidParameter("eligible", None, "given with shots where there is a threshold, or give rate")
+                raise InvalidParameter("eligible", None, "given with shots if there is a threshold, or give rate")
             asked = self.members * shots
             self.expected_owners = asked if crowd is None else min(crowd, asked)
             expected = Fraction(self.expected_owners, self.members)
@@ -162,9 +162,9 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         self.nearest_to = nearest_to
         if max_exemplars is None:  # max(2 e, e + 4) for e expected exemplars, rounded up
             if nearest_to is not None and threshold is None:
-                raise InvalidParameter("max_exemplars", None, "given where nearest_to is: how many a member gets")
+                raise InvalidParameter("max_exemplars", None, "given if nearest_to is: how many a member gets")
             if expected is None:
-                bound = "given where rate is, without eligible: how many a member gets at most, a number that is public"
+                bound = "given if rate is, without eligible: how many a member gets at most, a number that is public"
                 raise InvalidParameter("max_exemplars", None, bound)
             expected *= self.exemplars_per_owner
             max_exemplars = max(math.ceil(2 * expected), math.ceil(expected) + 4)
@@ -290,10 +290,6 @@ def _threshold(value: object) -> float:
 
 
 def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
-    """Which entries are among the first ``limit`` of their run of equal ``group``."""
-    if not len(group):
-        return np.zeros(0, np.bool_)
-    starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
-    rank = np.arange(len(group)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(group)]])))
-    within: NDArray[np.bool_] = rank < limit
+    """Which entries are among the first ``limit`` of their ``group``; groups ascend."""
+    within: NDArray[np.bool_] = np.arange(len(group)) - np.searchsorted(group, group) < limit
     return within

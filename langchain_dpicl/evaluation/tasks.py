@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.aggregators.vote import check_labels, normal
+from langchain_dpicl.aggregators.gaussian import check_labels, normal
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import FrozenMapping, whole
 

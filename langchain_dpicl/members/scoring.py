@@ -38,7 +38,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 
-from langchain_dpicl.aggregators.vote import check_labels
+from langchain_dpicl.aggregators.gaussian import check_labels
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 

@@ -103,10 +103,8 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
         asked = (self.budget, selector.store, self.line_name, selector.rate, terms)
         if self._bound is None or self._bound[0] != asked:
             self.budget.watch(selector.store)
-            chosen = {} if self.noise is None else {"parameter": self.noise}
-            more = {"name": self.line_name, "fingerprint": selector.store.fingerprint, **terms, **chosen}
-            found = self.budget.line(self.mechanism, selector.rate, **more)
-            self._bound = asked, found
+            more = {"parameter": self.noise, "name": self.line_name, "fingerprint": selector.store.fingerprint, **terms}
+            self._bound = asked, self.budget.line(self.mechanism, selector.rate, **more)
         return self._bound[1]
 
     def _use_budget(self, stacklevel: int) -> None:
@@ -178,7 +176,7 @@ def check_budget(budget: Budget, noise: float | None = None, return_receipt: boo
     if (noise is not None) != budget.is_filtered:
         raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
     if budget.on_exhausted == "zero_shot" and not return_receipt:
-        bound = 'True where on_exhausted="zero_shot": the receipt marks such answers'
+        bound = 'True with on_exhausted="zero_shot": the receipt marks such answers'
         raise InvalidParameter("return_receipt", return_receipt, bound)
 
 
@@ -215,8 +213,9 @@ def as_tool(
     for argument, meaning in arguments.items():
         named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
         if not named or not isinstance(meaning, str):
-            bound = "names of letters, digits and _ that LangChain leaves free, in words"
-            raise InvalidParameter("inputs", argument, bound)
+            raise InvalidParameter(
+                "inputs", argument, "names of letters, digits and _ that LangChain leaves free, in words"
+            )
     if not arguments:
         raise InvalidParameter("inputs", arguments, "at least one argument")
     fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
@@ -237,15 +236,9 @@ def as_tool(
             answer, receipt = answer["answer"], answer["receipt"]
         return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer), receipt
 
-    def call(*alone: str, **values: str) -> tuple[str, Any]:
-        return run(asked(alone, values))
-
-    async def acall(*alone: str, **values: str) -> tuple[str, Any]:
-        return await arun(asked(alone, values))
-
     return StructuredTool.from_function(
-        call,
-        acall,
+        lambda *alone, **values: run(asked(alone, values)),
+        lambda *alone, **values: arun(asked(alone, values)),
         name=name,
         description=description,
         args_schema=create_model(f"{name}_arguments", **fields),

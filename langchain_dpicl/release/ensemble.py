@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,6 @@ from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
 
 R = TypeVar("R")
-
-_PROOF_SECONDS = 60
 
 
 class Sealed(Runnable[Any, Any]):
@@ -124,8 +121,7 @@ class PrivateEnsemble(Closed, Sealed):
     ) -> None:
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
-        self.selector = selector
-        self.members = selector.members
+        self.selector, self.members = selector, selector.members
         at_once = min(selector.members, 64) if max_concurrency is None else max_concurrency
         self.max_concurrency = checks.whole("max_concurrency", at_once)
         self.public = boundary.check_public(public)
@@ -136,8 +132,8 @@ class PrivateEnsemble(Closed, Sealed):
         limit = TimeLimit(sealed, timeout)
         self.check_sync, self.timeout = limit.check_sync, limit.seconds
         self._member = limit.prepared
-        self.public_member: Runnable[Any, Any]  # another copy, for public calls: private calls write nothing into it
-        self.public_member, _ = public_copy(self._member, self.allow_state)
+        # Another copy, for public calls: private calls write nothing into it.
+        self.public_member: Runnable[Any, Any] = public_copy(self._member, self.allow_state)[0]
         self._trying = threading.Lock()
         self.unproven = bool(Snapshot(self._member, self.allow_state).places)
         """Whether the member could share state between its calls, and has not shown yet that it does not."""
@@ -192,12 +188,12 @@ class PrivateEnsemble(Closed, Sealed):
 
         def ask(values: Mapping[str, Any], number: int) -> Flow[type[BaseException] | None]:
             """Show the member so many examples. No record of the store has a part in them."""
-            made = [MadeUp({store.input_key: other_words("a made-up example")}) for _ in range(number)]
-            for i, example in enumerate(made):
+            made = Examples((), store.input_key, store.output_key)
+            for i in range(number):
+                made.append(MadeUp({store.input_key: other_words("a made-up example")}))
                 if store.output_key is not None:
-                    example[store.output_key] = answers[(number + i) % len(answers)]
-            request = values, Examples(list(made), store.input_key, store.output_key)
-            return boundary.probe(chain, request, self.timeout)
+                    made[i][store.output_key] = answers[(number + i) % len(answers)]
+            return boundary.probe(chain, (values, made), self.timeout)
 
         untouched = Snapshot(chain, allowed)
         failure = yield from ask(values, 1)
@@ -216,21 +212,12 @@ class PrivateEnsemble(Closed, Sealed):
             )
         self.unproven = False
 
-    def doubtful(self, tells: bool = True, caller: str = "") -> bool:
-        """Whether `check_health` would ask now. ``tells``: see `Aggregator.tells`. ``caller``: `BudgetLine.caller`."""
-        return self.doubts.of(caller).is_due(math.inf if tells else _PROOF_SECONDS)
+    def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
+        """Call the member on the query without examples, before charging a caller who has doubt about it.
 
-    def check_health(
-        self, values: Mapping[str, Any], aggregator: Aggregator[Any], tells: bool = True, caller: str = ""
-    ) -> Flow[None]:
-        """If a caller has doubt about the member, call it on the query without examples before charging.
-
-        Doubt comes from a release to this caller or, if releases do not tell, from a minute without such a call for
-        this caller (see `doubt`). Both the doubt and the call (no private example) are public to the caller. Raises
+        Both the doubt and the call (no private example) are public to the caller (`BudgetLine.caller`). Raises
         `ModelUnavailable`, also if the aggregator could not use any answer of this kind.
         """
-        if not self.doubtful(tells, caller):
-            return
         question = self.public_request(values)
         failure = yield from boundary.probe(self.public_member, question, self.timeout, aggregator.check_public)
         self.doubts.of(caller).judge(failure is None)

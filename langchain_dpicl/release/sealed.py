@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import Budget, Charge, Receipt, Replayed
+from langchain_dpicl.budget import Budget, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -21,18 +22,11 @@ from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import public_copy
 from langchain_dpicl.release.base import AnyRelease, Configs, check_budget
 from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
-from langchain_dpicl.release.transaction import (
-    Charged,
-    Find,
-    Request,
-    charge,
-    checked,
-    give_up,
-    settle,
-    transact,
-)
+from langchain_dpicl.release.transaction import Charged, Find, Request, charge, checked, give_up, settle, transact
 
 T = TypeVar("T")
+
+_PROOF_SECONDS = 60
 
 
 class AnswerWithReceipt(TypedDict):
@@ -75,10 +69,7 @@ class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
         if not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote")
         check_budget(budget, noise, return_receipt)
-        self.aggregator = aggregator
-        self.budget = budget
-        self.line = line
-        self.noise = noise
+        self.aggregator, self.budget, self.line, self.noise = aggregator, budget, line, noise
         self.return_receipt = bool(return_receipt)
 
     def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease:
@@ -141,14 +132,15 @@ class SealedRelease(AnyRelease):
         self.ensemble.doubts.asked(request.caller)
         return request
 
-    def _health(self, request: Request) -> tuple[bool, str]:
-        """Whether a release would tell that the members fail; and whose doubt about them counts."""
-        return self.aggregator.tells(self.ensemble.members, request.line.parameter), request.caller
+    def _doubtful(self, request: Request) -> bool:
+        """Whether the caller has doubt about the members: from a release or, if releases do not tell, from time."""
+        tells = self.aggregator.tells(self.ensemble.members, request.line.parameter)
+        return self.ensemble.doubts.of(request.caller).is_due(math.inf if tells else _PROOF_SECONDS)
 
     def calls_public(self, request: Request) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""
         asks = self._candidates is not None or self.selector.nearest_to is not None
-        return asks or self.ensemble.unproven or self.ensemble.doubtful(*self._health(request))
+        return asks or self.ensemble.unproven or self._doubtful(request)
 
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
         """The aggregator for this query, and the query's embedding."""
@@ -161,7 +153,8 @@ class SealedRelease(AnyRelease):
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
         aggregator = self.aggregator.prepare(values, request.line.options, answers)
         yield from self.ensemble.check_sharing(values, aggregator)
-        yield from self.ensemble.check_health(values, aggregator, *self._health(request))
+        if self._doubtful(request):
+            yield from self.ensemble.check_health(values, aggregator, request.caller)
         return aggregator, vector
 
     def eligible(self, ready: Any) -> Find | None:
@@ -261,11 +254,8 @@ class SealedRelease(AnyRelease):
             given = inputs, config
             one_by_one = Either(partial(super().batch, *given, **options), partial(super().abatch, *given, **options))
             return list((yield one_by_one))
-        first = list(range(len(inputs)))  # equal queries share a charge: the first of them is released
-        seen: dict[int, int] = {}
-        for i, charged in enumerate(entries):
-            if isinstance(charged.entry, Charge):
-                first[i] = seen.setdefault(id(charged.entry), i)
+        seen: dict[int, int] = {}  # equal queries share a charge: the first of them is released
+        first = [seen.setdefault(id(charged.entry), i) for i, charged in enumerate(entries)]
         settled: dict[int, tuple[Any, Receipt]] = {}
 
         def one(i: int) -> Flow[Any]:
@@ -293,7 +283,6 @@ class SealedRelease(AnyRelease):
 
     def _traced(self, flow: Flow[Any], value: Any, config: RunnableConfig) -> Flow[Any]:
         """The flow as a run of its own, for the callbacks of one input of a batch."""
-
         return (
             yield Either(
                 lambda: self._call_with_config(lambda _: run(flow), value, config),

@@ -1,11 +1,8 @@
 """Thresholds of a relevance gate: suggested by public texts, or released from the store.
 
 `suggest_threshold` and `ShareThreshold` see nothing private. `release_threshold` draws from a public grid by the
-exponential mechanism:
-
-**The mechanism.** Let n_j(t) be the number of owners whom query j of m public ones finds eligible at t, and let E be
-the number that is wanted. The utility of t is u(t) = -|mean_j n_j(t) - E|, and t is drawn with probability
-proportional to exp(eps0 u(t) / 2).
+exponential mechanism. Let n_j(t) be the number of owners whom query j of m public ones finds eligible at t, E the
+number that is wanted, u(t) = -|mean_j n_j(t) - E| the utility of t, and its weight exp(eps0 u(t) / 2).
 
 **Its range.** Neighbouring stores differ by one OWNER, added or removed, with all its exemplars. Owners are counted,
 not exemplars, and whether one is eligible depends on its own exemplars alone; so each n_j(t) moves by 0 or 1, all of
@@ -162,9 +159,7 @@ def suggest_threshold(
     shares = (best >= threshold).mean(axis=1)
     found = float(shares.mean())
     low, high = (round(float(np.quantile(shares, level)) * crowd) for level in (0.1, 0.9))
-    return SuggestedThreshold(
-        threshold, max(1, round(found * crowd)), found, crowd, low, high, queries=len(asked), texts=len(shown)
-    )
+    return SuggestedThreshold(threshold, max(1, round(found * crowd)), found, crowd, low, high, len(asked), len(shown))
 
 
 def public_texts(name: str, texts: object) -> list[str]:
@@ -294,14 +289,13 @@ class _Draw(Release):
     """The steps of a threshold's release. A request is its queries, the wanted number and the grid."""
 
     def __init__(self, store: PrivateStore, budget: Budget, line_name: str | None, noise: float | None) -> None:
-        self.store, self.budget, self._line_name = store, budget, line_name
-        self._chosen: dict[str, Any] = {} if noise is None else {"parameter": noise}
+        self.store, self.budget, self._line_name, self._noise = store, budget, line_name, noise
         self._randomness: Randomness = SecureRandomness()
 
     def check(self, values: tuple[list[str], int, tuple[float, ...]]) -> Request:
         """`PlanMismatch` unless all owners take part in the budget's line."""
         queries, wanted, steps = values
-        about: dict[str, Any] = {"options": {}, "fingerprint": self.store.fingerprint, **self._chosen}
+        about: dict[str, Any] = {"parameter": self._noise, "options": {}, "fingerprint": self.store.fingerprint}
         line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True, **about)
         content = {"queries": queries, "eligible": wanted, "grid": list(steps)}
         return self.request(values, line, content, f"{MECHANISM} {self.store.dimension}", content)

@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl import EmbeddingMean
-from langchain_dpicl.aggregators import embedding
+from langchain_dpicl.aggregators import gaussian
 from langchain_dpicl.privacy import MECHANISMS, Gaussian, Mechanism, Randomness, lattice_multiplier
 from langchain_dpicl.private.boundary import ABSTAIN
 
@@ -112,7 +112,7 @@ def half_the_sensitivity() -> tuple[EmbeddingMean, Mechanism]:
 def test_1_esa_noise_for_sensitivity_1_is_caught(
     mutant: Callable[[], tuple[EmbeddingMean, Mechanism]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "STEPS", STEPS)
+    monkeypatch.setattr(gaussian, "STEPS", STEPS)
     check(*product())
     with pytest.raises(AssertionError, match="is claimed"):
         check(*mutant())

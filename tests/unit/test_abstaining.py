@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from langchain_dpicl.aggregators.embedding import STEPS, EmbeddingMean
-from langchain_dpicl.aggregators.vote import NoisyVote
+from langchain_dpicl.aggregators.gaussian import STEPS, EmbeddingMean, NoisyVote
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.noise import (
     FALSE_RATE,

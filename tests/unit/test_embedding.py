@@ -1,4 +1,4 @@
-"""`aggregators/embedding.py`: what one member may move, how much noise covers it, and what every bad embedding does."""
+"""`EmbeddingMean`: what one member may move, how much noise covers it, and what every bad embedding does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scipy import stats
 from ways import shown
 
 from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.aggregators.embedding import STEPS
+from langchain_dpicl.aggregators.gaussian import STEPS
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, SecureRandomness
 from langchain_dpicl.privacy.noise import abstention_threshold
 from langchain_dpicl.privacy.profile import Gaussian

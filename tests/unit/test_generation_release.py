@@ -41,7 +41,7 @@ from langchain_dpicl import (
     SealedRelease,
 )
 from langchain_dpicl.aggregators import Aggregator
-from langchain_dpicl.aggregators.embedding import STEPS
+from langchain_dpicl.aggregators.gaussian import STEPS
 from langchain_dpicl.privacy import LineRequest
 from langchain_dpicl.privacy.profile import Gaussian
 from langchain_dpicl.private.boundary import current_bucket

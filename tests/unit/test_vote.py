@@ -1,4 +1,4 @@
-"""`aggregators/vote.py`: what counts as a vote, and that the release is exactly the mechanism that is accounted for."""
+"""`NoisyVote`: what counts as a vote, and that the release is exactly the mechanism that is accounted for."""
 
 from __future__ import annotations
 
