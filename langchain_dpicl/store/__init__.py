@@ -1,4 +1,4 @@
-"""The private exemplars, on FAISS: texts, owners and vectors, with forgetting."""
+"""The private exemplars, on FAISS or PostgreSQL: texts, owners and vectors, with forgetting."""
 
 from langchain_dpicl.store.base import Owners
 from langchain_dpicl.store.store import ExemplarStore

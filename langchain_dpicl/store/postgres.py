@@ -51,7 +51,6 @@ class PostgresView(StoreView):
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
 
     def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        """The numbers of all owners with an exemplar that reaches the threshold: see `PostgresExemplarStore`."""
         wanted = (
             f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
             f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
@@ -195,9 +194,8 @@ class PostgresExemplarStore(PrivateStore):
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
             store = cls(embeddings, connections, found)
-            for given, (key, made) in zip(
-                (input_key, output_key, owner_key), found.keys._asdict().items(), strict=True
-            ):
+            asked = (input_key, output_key, owner_key)
+            for key, made, given in zip(RecordKeys._fields, found.keys, asked, strict=True):
                 if given not in (None, made):
                     raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
             if embeddings is not None:  # a command that forgets has none

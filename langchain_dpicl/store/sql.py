@@ -108,7 +108,10 @@ def shown(url: str | URL) -> str:
 
 
 class Connections:
-    """A pool of connections to one database. Its ``repr`` hides the password; it is not pickled or copied."""
+    """A pool of connections to one database, for changes that happen whole or not at all and readings of one moment.
+
+    Every fault of the database is a `StoreError`. The ``repr`` hides the password; it is not pickled or copied.
+    """
 
     def __init__(self, url: object) -> None:
         self._url = parse(url, "url", "postgresql://user@host/database")

@@ -146,10 +146,7 @@ def _exists(connection: Connection, table: str) -> bool:
 
 def _extension(connection: Connection) -> str | None:
     """The schema of pgvector, quoted; None if the database does not have it."""
-    query = (
-        "SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace "
-        "WHERE extname = 'vector'"
-    )
+    query = "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'"
     row = connection.execute(query).fetchone()
     return None if row is None else str(row[0])
 
