@@ -38,7 +38,6 @@ distance of the neighbours.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
-from tqdm import tqdm
 
 from langchain_dpicl.audit.reading import Known, Readings, read
 from langchain_dpicl.decoding.answer import STEP, IntArray, Settings, base_scores, clipped_terms
@@ -144,7 +142,7 @@ def run_membership(
     rate = real("shots", shots, above=0.0, at_most=float(owners)) / owners
     max_tokens, cap, delta = whole("max_tokens", max_tokens), positive("cap", cap), open_unit("delta", delta)
     plays = whole("plays", plays)
-    targets = [positive("epsilons", epsilon) for epsilon in epsilons]
+    epsilons = [positive("epsilons", epsilon) for epsilon in epsilons]
     if not isinstance(model, TransformersLogits):
         raise InvalidParameter("model", type(model).__name__, "a TransformersLogits")
     if not isinstance(template, DemonstrationTemplate):
@@ -155,7 +153,7 @@ def run_membership(
     request = LineRequest("tokens", rate, (against + 1) * max_tokens)
     plans = [
         (epsilon, PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"tokens": request}).lines["tokens"])
-        for epsilon in targets
+        for epsilon in epsilons
     ]
 
     randomness = SecureRandomness()
@@ -167,8 +165,7 @@ def run_membership(
     top_k = whole("top_k", top_k, at_most=model.vocabulary)
     settings = Settings(max_tokens, min_tokens=0, top_k=top_k, shots=shots, temperature=1.0, cap=cap, stop=())
     shown = [each.shown for each in (*pool[:trials], *crowd)]
-    with tqdm(total=len(shown), desc="membership", unit="demonstration", disable=None, file=sys.stderr) as bar:
-        readings = read(model, pool, shown, settings, bar.update)
+    readings = read(model, pool, shown, settings)
     return attack(readings, plans, Crowd(owners, rate, first=trials), delta, shots, cap, plays, randomness)
 
 

@@ -6,12 +6,14 @@ the guarantee does not allow: nothing that is read here may lead to a release, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
+from tqdm import tqdm
 
 from langchain_dpicl.decoding.answer import IntArray, Settings, possible
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
@@ -100,14 +102,8 @@ class TeacherForcing:
                 yield i, row[place : place + len(self._outputs[i])]
 
 
-def read(
-    model: TransformersLogits,
-    known: Sequence[Known],
-    shown: Sequence[str],
-    settings: Settings,
-    progress: Callable[[], object],
-) -> Readings:
-    """Read every output after every demonstration, and after its own; ``progress`` hears of each demonstration."""
+def read(model: TransformersLogits, known: Sequence[Known], shown: Sequence[str], settings: Settings) -> Readings:
+    """Read every output after every demonstration, and after its own."""
     reader, everyone = TeacherForcing(model, known), range(len(known))
     zero_shot = [row for _, row in reader.logits("", everyone)]
     outputs = [np.array(each.output) for each in known]
@@ -128,18 +124,15 @@ def read(
         return np.concatenate(some), np.concatenate(sure)
 
     logits, log_prob = picked(enumerate(zero_shot))
-    one_shot = np.empty((len(shown), *logits.shape))
-    one_shot_log_prob = np.empty((len(shown), len(logits)))
-    for position, demonstration in enumerate(shown):
-        one_shot[position], one_shot_log_prob[position] = picked(reader.logits(demonstration, everyone))
-        progress()
+    bar = tqdm(shown, desc="membership", unit="demonstration", disable=None, file=sys.stderr)
+    one_shot, one_shot_log_prob = zip(*(picked(reader.logits(text, everyone)) for text in bar), strict=True)
     is_output = np.concatenate([ids == tokens[:, None] for ids, tokens in zip(chosen, outputs, strict=True)])
     return Readings(
         record=np.repeat(everyone, [len(tokens) for tokens in outputs]),
         target=np.where(is_output.any(axis=1), is_output.argmax(axis=1), -1),
         zero_shot=logits,
-        one_shot=one_shot,
+        one_shot=np.stack(one_shot),
         own=np.concatenate([picked(reader.logits(each.shown, [i]))[0] for i, each in enumerate(known)]),
         zero_shot_log_prob=log_prob,
-        one_shot_log_prob=one_shot_log_prob,
+        one_shot_log_prob=np.stack(one_shot_log_prob),
     )
