@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -204,12 +204,10 @@ class PrivacyPlan:
 
     def to_json(self) -> str:
         """The content, canonical: sorted keys, floats that read back as they were."""
-        lines = {name: {**asdict(line), "options": dict(line.options)} for name, line in self.lines.items()}
-        for line in lines.values():
-            if line["owners"] is None:
-                del line["owners"]
+        fields = {name: vars(line).items() for name, line in self.lines.items()}
+        lines = {name: {key: value for key, value in items if value is not None} for name, items in fields.items()}
         content = {"format": _FORMAT, "epsilon": self.epsilon, "delta": self.delta, "lines": lines}
-        return json.dumps(content, sort_keys=True, allow_nan=False)
+        return json.dumps(content, sort_keys=True, allow_nan=False, default=dict)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
