@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_dpicl.cli import add_ensemble, add_prices, add_run, chosen, given, show
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots import GREY, SHADES, Curve, Panel, draw_panels
+from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PLDAccountant, PrivacyPlan, flip_probability
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
-
-if TYPE_CHECKING:
-    from langchain_dpicl.privacy import PrivacyPlan
-    from langchain_dpicl.privacy.plan import Gate
+from langchain_dpicl.privacy.plan import VOTES, Gate, words
+from langchain_dpicl.privacy.profile import MAX_COUNT
 
 _TICKETS = (
     "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
@@ -58,8 +56,6 @@ def plan_options(parser: Any) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
-    from langchain_dpicl.privacy.plan import CallCosts, words
-
     (solved, gate), calls = _solved(options), None
     if options.prompt_tokens is not None:
         calls = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
@@ -97,10 +93,6 @@ def plan(options: argparse.Namespace) -> int:
 
 def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
     """Check the options and solve the plan. Its gate is None unless ``--gated``."""
-    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-    from langchain_dpicl.privacy.plan import Gate
-    from langchain_dpicl.privacy.profile import MAX_COUNT
-
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
     fixed = given(options, "delta0", "select", "step")
@@ -208,8 +200,6 @@ def _cell(point: dict[str, Any]) -> str:
 
 def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, float | None]]:
     """Return the certified epsilon after n releases of a plan with one line, from 1 to all of them."""
-    from langchain_dpicl.privacy.accountant import PLDAccountant
-
     (line,) = plan.lines.values()
     accountant, counts = PLDAccountant(), _steps(1, line.count, line.count, points)
     return [(n, min(plan.epsilon, accountant.epsilon([line.line(line.parameter, n)], plan.delta))) for n in counts]
@@ -217,8 +207,6 @@ def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, floa
 
 def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[float, float]]:
     """Return the noise parameter that each epsilon allows, with everything else as in the plan."""
-    from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-
     ((name, line),) = plan.lines.items()
     request = LineRequest(line.mechanism, line.rate, line.count, line.weight, line.options)
     solved = [PrivacyPlan.solve(epsilon=each, delta=plan.delta, lines={name: request}) for each in epsilons]
@@ -227,9 +215,6 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
 
 def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
-    from langchain_dpicl.privacy.noise import flip_probability
-    from langchain_dpicl.privacy.plan import VOTES
-
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))
     title, y, level = f"What {line.count:,} releases spend", f"epsilon (delta {plan.delta:.2g})", (None, plan.epsilon)
@@ -251,7 +236,6 @@ def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
 
 def _gated_panels(gate: Gate) -> list[Panel]:
     """Return noise against tickets at several rates, and signal over noise against members."""
-    from langchain_dpicl.privacy.profile import MAX_COUNT
 
     def noise(rate: float, label: str, color: str, style: str = "-") -> Curve:
         return Curve([(count, gate.noise(rate, count)) for count in counts], label, color, style)

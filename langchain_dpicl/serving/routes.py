@@ -1,17 +1,16 @@
 """Routes for a release: LangServe's safe endpoints alone, and a principal for every request."""
 
-import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.release.base import AnyRelease, releases_in
+from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
-from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Limits, failure_of, read_body, read_json
+from langchain_dpicl.serving.guards import Failure, Limits, failure_of, read_body, read_json
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
 PrincipalFrom = Callable[["Request"], "str | Awaitable[str | None] | None"]
 
 PATH = r"(/[A-Za-z0-9_.~-]+)+"
-_STATUSES = {
-    401: "The request has no authenticated caller.",
-    408: "The body did not arrive in time. Nothing was charged.",
-    413: "The body is too long. Nothing was charged.",
-    422: "The input is not valid. Nothing was charged.",
-    429: "The budget is spent. A request without an answer was not charged.",
-    500: "The server failed; a charge that was made stands.",
-    503: "The model or the ledger is down, or too many releases are under way.",
-}
-_READING = (401, 422, 500, 503)
-_EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
-_EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": _EVENT, "required": ["event"]}}}
-_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
-_MAPPING = {"application/json": {"schema": {"type": "object"}}}
 
 
 def add_dp_routes(
@@ -95,6 +80,8 @@ def add_dp_routes(
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from langchain_dpicl.serving.service import add_endpoints
+
     async def authenticated(request: Request) -> str:
         """Return the caller, or raise `Failure`: a fault in here lets no one in."""
         try:
@@ -131,77 +118,5 @@ def add_dp_routes(
             return guarded
 
     router = APIRouter(route_class=GuardedRoute)
-    _declare(router, runnable, releases, path, limits)
+    add_endpoints(router, runnable, releases, path, limits)
     app.include_router(router)
-
-
-def _declare(
-    router: "APIRouter", runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits
-) -> None:
-    """Add the endpoints, with their description for the OpenAPI document."""
-    from fastapi import Query
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response
-
-    from langchain_dpicl.serving.service import (
-        MOST,
-        BudgetState,
-        EventStream,
-        History,
-        Service,
-        budget_state,
-        release_history,
-    )
-
-    service = Service(runnable, releases, path, limits)
-    One, Many = service.one, service.many
-    input_described = service.input_model.model_json_schema()
-    output_described = service.output_model.model_json_schema(mode="serialization")
-
-    async def invoke(body: One) -> Response:  # type: ignore[valid-type]
-        return await service.invoke(cast("Any", body).input)
-
-    async def batch(body: Many) -> Response:  # type: ignore[valid-type]
-        return await service.batch(cast("Any", body).inputs)
-
-    async def stream(body: One) -> Response:  # type: ignore[valid-type]
-        return await service.stream(cast("Any", body).input)
-
-    async def input_schema() -> Response:
-        return JSONResponse(input_described)
-
-    async def output_schema() -> Response:
-        return JSONResponse(output_described)
-
-    async def budget(request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(budget_state, releases, request.state.dpicl_principal))
-
-    async def history(request: Request, last: Annotated[int, Query(ge=1, le=MOST)] = 20) -> Response:
-        who = request.state.dpicl_principal
-        return JSONResponse(await asyncio.to_thread(release_history, releases, who, last))
-
-    def add(endpoint: Callable[..., Any], summary: str, answer: dict[str, Any], kind: Any = JSONResponse) -> None:
-        # FastAPI would give a model the answer's own media type, and errors are never events.
-        fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _ERROR}
-        runs = endpoint in (invoke, batch, stream)
-        responses: dict[int | str, Any] = {200: {"description": summary, **answer}}
-        for status in _STATUSES if runs else _READING:
-            responses[status] = {**fault, "description": _STATUSES[status]}
-        router.add_api_route(
-            f"{path}/{endpoint.__name__}",
-            endpoint,
-            methods=["POST" if runs else "GET"],
-            tags=[path],
-            summary=summary,
-            response_class=kind,
-            status_code=200,
-            responses=responses,
-        )
-
-    add(invoke, "One release", {"model": service.answer})
-    add(batch, "A release for each input", {"model": service.answers})
-    add(stream, "One release as server-sent events: metadata, data, end", {"content": _EVENTS}, EventStream)
-    add(input_schema, "JSON schema of the input", {"content": _MAPPING})
-    add(output_schema, "JSON schema of the output", {"content": _MAPPING})
-    add(budget, "The budget: promised, spent and left", {"model": BudgetState})
-    add(history, "The latest releases", {"model": History})

@@ -1,4 +1,4 @@
-"""One chain as a service: its schemas, its runs in LangServe's wire format, and its budget for its callers.
+"""One chain as a service: its endpoints in LangServe's wire format, and its budget for its callers.
 
 The handlers are our own, on LangServe's response models and serializer. Its ``APIHandler`` takes the client's config,
 drops the server's from a batch, answers every fault of a stream with the status 200 and an event, and builds the
@@ -10,21 +10,20 @@ caller, no question, and no receipt of another caller. With tickets it follows f
 alone: nothing here reads which owners were eligible, or have tickets left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, NotRequired, cast
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast
 
 from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
@@ -34,76 +33,96 @@ from langchain_dpicl.budget.upkeep import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease
-from langchain_dpicl.serving.guards import Failure, Limits, Slots, failure_of
+from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Limits, Slots, failure_of
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 MOST = 1000
 """The most releases that `release_history` gives."""
 
+_STATUSES = {
+    401: "The request has no authenticated caller.",
+    408: "The body did not arrive in time. Nothing was charged.",
+    413: "The body is too long. Nothing was charged.",
+    422: "The input is not valid. Nothing was charged.",
+    429: "The budget is spent. A request without an answer was not charged.",
+    500: "The server failed; a charge that was made stands.",
+    503: "The model or the ledger is down, or too many releases are under way.",
+}
+_READING = (401, 422, 500, 503)
+_EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
+_EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": _EVENT, "required": ["event"]}}}
+_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
+_MAPPING = {"application/json": {"schema": {"type": "object"}}}
 
-class Service:
-    """A chain, the releases in it, and its runs for HTTP.
+
+def add_endpoints(
+    router: "APIRouter", runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits
+) -> None:
+    """Add the endpoints of a chain and of the releases in it, with their description for the OpenAPI document.
 
     Every run that has begun ends, with or without a client. Only a stream whose releases all come in pieces ends at its
     next piece after its client has left.
     """
+    from fastapi import Query
+    from langserve.serialization import WellKnownLCSerializer
+    from langserve.validation import create_batch_response_model, create_invoke_response_model
 
-    def __init__(self, runnable: Runnable[Any, Any], releases: list[AnyRelease], path: str, limits: Limits) -> None:
-        from langserve.serialization import WellKnownLCSerializer
-        from langserve.validation import create_batch_response_model, create_invoke_response_model
+    slots, dumps = Slots(limits.max_concurrency), cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
+    may_end_early = all(release.comes_in_pieces for release in releases)
+    space = "_".join(re.findall(r"\w+", path))
+    Input: Any = _described(runnable.get_input_schema, f"{space}_Input")
+    root = Input.model_fields.get("root")
+    if root is not None and root.annotation == dict[str, Any]:
+        # A sealed release without an input type takes every mapping but one that fills in the examples itself.
+        shape: Any = {"propertyNames": {"not": {"const": "examples"}}}
+        body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
+        Input = type(f"{space}_Input", (RootModel[dict[str, Any]],), body)
+    Output = _described(runnable.get_output_schema, f"{space}_Output")
+    One: Any = create_model(f"{space}_Request", input=(Input, ...))
+    Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=limits.max_batch)))
+    Answer: Any = create_invoke_response_model(space, Output, False)
+    Answers: Any = create_batch_response_model(space, Output, False)
+    input_described, output_described = Input.model_json_schema(), Output.model_json_schema(mode="serialization")
 
-        self.runnable = runnable
-        self.path = path
-        self._may_end_early = all(release.comes_in_pieces for release in releases)
-        self._slots = Slots(limits.max_concurrency)
-        self._dumps = cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
-        space = "_".join(re.findall(r"\w+", path))
-        self.input_model = _described(runnable.get_input_schema, f"{space}_Input")
-        root = self.input_model.model_fields.get("root")
-        if root is not None and root.annotation == dict[str, Any]:
-            # A sealed release without an input type takes every mapping but one that fills in the examples itself.
-            shape: Any = {"propertyNames": {"not": {"const": "examples"}}}
-            body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
-            self.input_model = cast("Any", type(f"{space}_Input", (RootModel[dict[str, Any]],), body))
-        self.output_model = _described(runnable.get_output_schema, f"{space}_Output")
-        inputs: Any = (list[self.input_model], Field(max_length=limits.max_batch))  # type: ignore[name-defined]
-        self.one = create_model(f"{space}_Request", input=(self.input_model, ...))
-        self.many = create_model(f"{space}_BatchRequest", inputs=inputs)
-        self.answer: Any = create_invoke_response_model(space, self.output_model, False)
-        self.answers: Any = create_batch_response_model(space, self.output_model, False)
+    def config(run_id: uuid.UUID) -> RunnableConfig:
+        return {"run_id": run_id, "run_name": path}
 
-    async def invoke(self, value: BaseModel) -> Response:
-        """Make one release."""
+    def answer(content: Any) -> Response:
+        return Response(dumps(content), media_type="application/json")
+
+    async def invoke(body: One) -> Response:
         run_id = uuid.uuid4()
-        output = await self._slots.run(lambda: self.runnable.ainvoke(_plain(value), self._config(run_id)), 1)
-        return self._json({"output": output, "metadata": {"run_id": run_id, "feedback_tokens": []}})
+        output = await slots.run(lambda: runnable.ainvoke(_plain(body.input), config(run_id)), 1)
+        return answer({"output": output, "metadata": {"run_id": run_id, "feedback_tokens": []}})
 
-    async def batch(self, values: list[BaseModel]) -> Response:
-        """Make a release for each value."""
-        run_ids = [uuid.uuid4() for _ in values]
-        inputs, configs = [*map(_plain, values)], [*map(self._config, run_ids)]
-        outputs = await self._slots.run(lambda: self.runnable.abatch(inputs, configs), len(values))
+    async def batch(body: Many) -> Response:
+        run_ids = [uuid.uuid4() for _ in body.inputs]
+        inputs, configs = [*map(_plain, body.inputs)], [*map(config, run_ids)]
+        outputs = await slots.run(lambda: runnable.abatch(inputs, configs), len(inputs))
         responses = [{"run_id": run_id, "feedback_tokens": []} for run_id in run_ids]
-        return self._json({"output": outputs, "metadata": {"run_ids": run_ids, "responses": responses}})
+        return answer({"output": outputs, "metadata": {"run_ids": run_ids, "responses": responses}})
 
-    async def stream(self, value: BaseModel) -> Response:
-        """Make one release as events. Its first chunk, or a failure before it, decides the status."""
+    async def stream(body: One) -> Response:
+        # The first chunk, or a failure before it, decides the status.
         events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
         left = asyncio.Event()
 
         async def release() -> None:
             """Put the chain's chunks into ``events``, then None or a failure."""
             run_id = uuid.uuid4()
-            head = _event("metadata", self._dumps({"run_id": run_id}))
-            stream = cast("AsyncGenerator[Any, None]", self.runnable.astream(_plain(value), self._config(run_id)))
+            head = _event("metadata", dumps({"run_id": run_id}))
+            found = cast("AsyncGenerator[Any, None]", runnable.astream(_plain(body.input), config(run_id)))
             try:
-                async with contextlib.aclosing(stream) as chunks:
+                async with contextlib.aclosing(found) as chunks:
                     async for chunk in chunks:
-                        events.put_nowait(head + _event("data", self._dumps(chunk)))
+                        events.put_nowait(head + _event("data", dumps(chunk)))
                         head = b""
-                        if self._may_end_early and left.is_set():
+                        if may_end_early and left.is_set():
                             break
             except BaseException as error:
-                events.put_nowait(failure_of(error, f"{self.path}/stream"))
+                events.put_nowait(failure_of(error, f"{path}/stream"))
                 if not isinstance(error, Exception):
                     raise
             else:
@@ -116,19 +135,52 @@ class Service:
             if event is None:
                 yield _event("end")
             else:
-                yield _event("error", self._dumps({"status_code": event.status, "message": event.message}))
+                yield _event("error", dumps({"status_code": event.status, "message": event.message}))
 
-        await self._slots.start(release, 1)
+        await slots.start(release, 1)
         first = await events.get()
         if isinstance(first, Failure):
             raise first
         return EventStream(sent(first), left.set)
 
-    def _config(self, run_id: uuid.UUID) -> RunnableConfig:
-        return {"run_id": run_id, "run_name": self.path}
+    async def input_schema() -> Response:
+        return JSONResponse(input_described)
 
-    def _json(self, content: Any) -> Response:
-        return Response(self._dumps(content), media_type="application/json")
+    async def output_schema() -> Response:
+        return JSONResponse(output_described)
+
+    async def budget(request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(budget_state, releases, request.state.dpicl_principal))
+
+    async def history(request: Request, last: Annotated[int, Query(ge=1, le=MOST)] = 20) -> Response:
+        who = request.state.dpicl_principal
+        return JSONResponse(await asyncio.to_thread(release_history, releases, who, last))
+
+    def add(endpoint: Callable[..., Any], summary: str, answer: dict[str, Any], kind: Any = JSONResponse) -> None:
+        # FastAPI would give a model the answer's own media type, and errors are never events.
+        fault: dict[str, Any] = {"model": ErrorAnswer} if kind is JSONResponse else {"content": _ERROR}
+        runs = endpoint in (invoke, batch, stream)
+        responses: dict[int | str, Any] = {200: {"description": summary, **answer}}
+        for status in _STATUSES if runs else _READING:
+            responses[status] = {**fault, "description": _STATUSES[status]}
+        router.add_api_route(
+            f"{path}/{endpoint.__name__}",
+            endpoint,
+            methods=["POST" if runs else "GET"],
+            tags=[path],
+            summary=summary,
+            response_class=kind,
+            status_code=200,
+            responses=responses,
+        )
+
+    add(invoke, "One release", {"model": Answer})
+    add(batch, "A release for each input", {"model": Answers})
+    add(stream, "One release as server-sent events: metadata, data, end", {"content": _EVENTS}, EventStream)
+    add(input_schema, "JSON schema of the input", {"content": _MAPPING})
+    add(output_schema, "JSON schema of the output", {"content": _MAPPING})
+    add(budget, "The budget: promised, spent and left", {"model": BudgetState})
+    add(history, "The latest releases", {"model": History})
 
 
 class EventStream(StreamingResponse):
@@ -222,7 +274,7 @@ class BudgetState(TypedDict):
     replay: Replay
     """Whether an equal question is answered again at no cost: for all callers, or for its caller ("principal")."""
     lines: dict[str, LineBudget]
-    others: list[BudgetState]
+    others: "list[BudgetState]"
     """The further budgets of a chain that releases on several."""
 
 
