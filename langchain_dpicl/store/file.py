@@ -212,7 +212,8 @@ class SharedFile:
         file system writes in place), and so are temporary files that a killed process left beside it. Raises
         `StoreFileError`.
         """
-        path, stands, problem = self.path, "the old file is as it was", None
+        path, stands = self.path, "the old file is as it was"
+        problem: StoreFileError | None = None
         try:
             with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
                 if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
