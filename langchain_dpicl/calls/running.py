@@ -159,8 +159,17 @@ class Call:
             flight.abort()
 
     def wait_after(self, headers: Any) -> float | None:
-        """Seconds to wait after a refusal with these headers; None if the patience is over."""
-        seconds = _retry_after(headers) or min(2.0**self._tries, _LONGEST_WAIT)
+        """Seconds to wait after a refusal: what its headers ask for, or ever more. None if the patience is over."""
+        seconds = 0.0
+        with contextlib.suppress(Exception):  # headers that nobody can read ask for nothing
+            if (milliseconds := headers.get("retry-after-ms")) is not None:
+                seconds = float(milliseconds) / 1000
+            elif (text := str(headers.get("retry-after"))).replace(".", "", 1).isdigit():
+                seconds = float(text)
+            else:
+                seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        if not 0 < seconds < math.inf:
+            seconds = min(2.0**self._tries, _LONGEST_WAIT)
         self._tries += 1
         if seconds > self._patience:
             self._calls.gave_up = True
@@ -219,19 +228,6 @@ class Flight:
             self.call.end(self)
             if self._leave is not None:
                 self._leave(self.call, clean=clean)
-
-
-def _retry_after(headers: Any) -> float | None:
-    """What the server asked for, in seconds; None if it asked for nothing that can be read."""
-    seconds: float | None = None
-    with contextlib.suppress(Exception):
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            seconds = float(milliseconds) / 1000
-        elif (text := str(headers.get("retry-after"))).replace(".", "", 1).isdigit():
-            seconds = float(text)
-        else:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-    return seconds if seconds is not None and 0 < seconds < math.inf else None
 
 
 current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("dpicl_call", default=None)

@@ -136,7 +136,28 @@ def seal(
     store, an example selector or a document store that ``public`` does not name; a function under
     ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
     """
-    _check_collections(member, public)
+    known = {id(part) for part in reachable(public)}
+    found = list(reachable(member))
+    collections = [part for part in found if _is_collection(part)]
+    allowed = [
+        part
+        for part in collections  # langchain_core has its own view of a vector store
+        if id(part) in known
+        or (type(part).__module__.startswith("langchain_core.") and id(getattr(part, "vectorstore", None)) in known)
+    ]
+    fine = {id(each) for part in allowed for each in (part, *type(part).__mro__)}
+    for part in collections:
+        if id(part) not in fine:
+            raise UnsafeConfigurationError(
+                f"the chain reaches a {_name(part)}: every member would search the same documents there, so that one "
+                "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. If it holds "
+                "the private documents, use wrap_rag, or put them into an ExemplarStore"
+            )
+    if any(_is_of(part, (PrivateRecords,)) for part in found):
+        raise UnsafeConfigurationError(
+            "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
+            "member gets its own as `examples`"
+        )
     sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part)))
     for part in reachable(sealed):
         openings = _openings(part) if is_one(part, Runnable) else {}
@@ -163,7 +184,7 @@ def seal(
         if not is_cached(part):
             continue
         name = getattr(part, "__name__", None) or _name(part)
-        if not any(allowed is part or allowed == name for allowed in allow_state):
+        if not any(each is part or each == name for each in allow_state):
             if not takes_nothing(part):
                 raise UnsafeConfigurationError(
                     f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one "
@@ -204,32 +225,6 @@ def check_public(public: object) -> tuple[object, ...]:
         if isinstance(named, type) or not _is_collection(named):
             raise InvalidParameter(f"public[{i}]", _name(named), bound)
     return tuple(public)
-
-
-def _check_collections(chain: object, public: Sequence[object]) -> None:
-    """Raises if a chain reaches documents that are not called public, or a class that opens a collection."""
-    known = {id(part) for part in reachable(public)}
-    found = list(reachable(chain))
-    collections = [part for part in found if _is_collection(part)]
-    allowed = [
-        part
-        for part in collections  # langchain_core has its own view of a vector store
-        if id(part) in known
-        or (type(part).__module__.startswith("langchain_core.") and id(getattr(part, "vectorstore", None)) in known)
-    ]
-    fine = {id(each) for part in allowed for each in (part, *type(part).__mro__)}
-    refused = [part for part in collections if id(part) not in fine]
-    if refused:
-        raise UnsafeConfigurationError(
-            f"the chain reaches a {_name(refused[0])}: every member would search the same documents there, so that one "
-            "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. If it holds "
-            "the private documents, use wrap_rag, or put them into an ExemplarStore"
-        )
-    if any(_is_of(part, (PrivateRecords,)) for part in found):
-        raise UnsafeConfigurationError(
-            "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
-            "member gets its own as `examples`"
-        )
 
 
 def _is_collection(part: Any) -> bool:
