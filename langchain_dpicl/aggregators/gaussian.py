@@ -152,9 +152,8 @@ class EmbeddingMean(Aggregator[str | list[float]]):
     most 1 are exchanged, so the sum moves by at most 2 (not 1: they may point in opposite directions). The profile is
     that of discrete Gaussian noise at L2 sensitivity 2.
 
-    "The members abstain" is released (as None) if the noisy number of abstentions reaches a threshold that depends on N
-    and sigma alone: a function of the noisy sum, so at no further cost. If fewer than half of the members abstain,
-    noise brings it about with a probability of at most 1e-6 a release (`abstention_threshold` has the proof).
+    "The members abstain" is released (as None) if the noisy number of abstentions reaches a threshold, as in
+    `NoisyVote`: at no further cost, and by noise alone with a probability of at most 1e-6 a release.
 
     Parameters
     ----------

@@ -15,19 +15,17 @@ Contextual calibration (Zhao et al., "Calibrate Before Use", 2021) then divides 
 with the query replaced by a content-free text, which removes the bias that the labels and the examples bring along. A
 text that looks like a query but asks for nothing can calibrate better than "N/A": on the demonstration's inbox, with a
 270M model and 4 examples, 69 % of single answers were right instead of 54 % (uncalibrated: 46 %); on TREC it did not.
-
-The number of model calls is :attr:`LabelScorer.calls` and the number of tokens asked for
-:attr:`LabelScorer.max_tokens`: both follow from the constructor's public arguments, never from what comes back.
 """
 
 from __future__ import annotations
 
 import codecs
-import itertools
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseLanguageModel
@@ -116,7 +114,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if max_tokens is None:
             # The longest beginning that two labels share, in bytes (no token is shorter), and one more; at most 16.
             known = sorted(_normal(label).encode() for label in self.labels)
-            pairs = list(itertools.pairwise(known))
+            pairs = list(pairwise(known))
             max_tokens = next(n for n in range(1, 17) if n == 16 or all(a[:n] != b[:n] for a, b in pairs))
         self.max_tokens = checks.whole("max_tokens", max_tokens)
         if prompt is not None and not isinstance(prompt, Runnable) and not callable(prompt):
@@ -136,7 +134,8 @@ class LabelScorer(Runnable[dict[str, Any], str]):
 
     @property
     def calls(self) -> int:
-        """Prompts per answer: 1, and with calibration 1 more per content-free text. Public and constant."""
+        """Prompts per answer: 1, and with calibration 1 more per content-free text. Public and constant, as
+        ``max_tokens`` is: both follow from the constructor's arguments, never from what comes back."""
         return 1 + len(self.content_free) * self.calibrate
 
     def __repr__(self) -> str:
@@ -213,10 +212,9 @@ class LabelScorer(Runnable[dict[str, Any], str]):
                 bound = "its server must return log-probabilities for generated tokens"
                 raise InvalidParameter("llm", type(self.llm).__name__, bound)
             scored.append(label_scores(positions, self.labels))
-        values, free = scored[0], scored[1:]
-        if free:
-            bias = [math.exp(math.fsum(map(math.log, column)) / len(free)) for column in zip(*free, strict=True)]
-            values = [value / base for value, base in zip(values, bias, strict=True)]
+        values = scored[0]
+        if len(scored) > 1:
+            values = [value / geometric_mean(free) for value, *free in zip(*scored, strict=True)]
         total = math.fsum(values)
         return {label: value / total for label, value in zip(self.labels, values, strict=True)}
 

@@ -259,7 +259,7 @@ class Doubt:
         """Whether no public question was answered so far."""
         return self.answered_at == -math.inf
 
-    def is_due(self, seconds: float = math.inf) -> bool:
+    def is_due(self, seconds: float) -> bool:
         """Whether a release or a public question failed, or none was answered for so many seconds."""
         return self.suspected or time.monotonic() - self.answered_at > seconds
 

@@ -34,11 +34,7 @@ class Sealed(Runnable[Any, Any]):
     _refusal: str
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
-        """Refused."""
-        raise UnsafeConfigurationError(self._refusal)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> NoReturn:
-        """Refused."""
+        """Refused, and with it every other way to run it: LangChain's own make use of this one."""
         raise UnsafeConfigurationError(self._refusal)
 
 
