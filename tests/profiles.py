@@ -91,8 +91,11 @@ def papers_renyi(profile: Profile, rate: float, orders: Sequence[int] = ORDERS) 
 
 def _papers_base(profile: Profile, orders: FloatArray) -> tuple[FloatArray, float]:
     """The papers' divergences of one member's output replaced, and the delta that they leave out."""
-    if isinstance(profile, (Gaussian, DiscreteGaussian)):
+    if isinstance(profile, Gaussian):
         return orders / (2.0 * profile.multiplier**2), 0.0
+    if isinstance(profile, DiscreteGaussian):
+        multiplier = profile.sigma / math.sqrt(sum(move * move for move in profile.moves))
+        return orders / (2.0 * multiplier**2), 0.0
     if isinstance(profile, ProposeTestRelease):
         return orders / (2.0 * profile.sigma**2), profile.delta0
     if isinstance(profile, Composed):

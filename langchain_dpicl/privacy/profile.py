@@ -99,11 +99,7 @@ class Composed(Profile):
         return self.losses(direction).delta(epsilon)
 
     def losses(self, direction: Direction = "remove") -> Losses:
-        return self._both[direction]
-
-    @cached_property
-    def _both(self) -> dict[Direction, Losses]:
-        return {way: reduce(Losses.compose, (part.losses(way) for part in self.parts)) for way in DIRECTIONS}
+        return reduce(Losses.compose, (part.losses(direction) for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -232,11 +228,6 @@ class DiscreteGaussian(SymmetricProfile):
             raise InvalidParameter("moves", self.moves, "whole numbers other than 0")
         if sum(m * m for m in self.moves) > 10_000:
             raise InvalidParameter("moves", self.moves, "squares adding up to at most 10000")
-
-    @property
-    def multiplier(self) -> float:
-        """sigma over the L2 length of the move: the Gaussian noise multiplier that it is close to."""
-        return self.sigma / math.sqrt(sum(m * m for m in self.moves))
 
     def _delta(self, epsilon: FloatArray) -> FloatArray:
         return self._continuous._delta(epsilon) if self.sigma > _EXACT else self._atoms.delta(epsilon)
