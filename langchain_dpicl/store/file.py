@@ -162,17 +162,12 @@ class SharedFile:
         if found.edition == known.edition:  # copied or touched
             self._seen = seen
             return None
-        self._check_lineage(found, known)
-        if found.generation < known.generation:
-            raise StoreFileChanged(
-                f"{self.path.name!r} is older than what this process has read (generation {found.generation}, not "
-                f"{known.generation}): owners who were forgotten since may be in it; {_START_AGAIN}"
-            )
+        self._check_follows(found, known)
         if found.records == known.records:
             self._looked_at = seen
             return found, None
         contents = self.read()
-        self._check_lineage(contents.state, known)
+        self._check_follows(contents.state, known)  # another may have replaced it by then
         return contents.state, contents
 
     def read(self) -> Contents:
@@ -201,6 +196,14 @@ class SharedFile:
     def _check_lineage(self, found: FileState, own: FileState) -> None:
         if found.lineage != own.lineage:
             raise StoreFileChanged(f"{self.path.name!r} holds another store: {_START_AGAIN}")
+
+    def _check_follows(self, found: FileState, known: FileState) -> None:
+        self._check_lineage(found, known)
+        if found.generation < known.generation:
+            raise StoreFileChanged(
+                f"{self.path.name!r} is older than what this process has read (generation {found.generation}, not "
+                f"{known.generation}): owners who were forgotten since may be in it; {_START_AGAIN}"
+            )
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

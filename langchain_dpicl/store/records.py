@@ -196,7 +196,7 @@ def _parsed(text: str, is_csv: bool) -> Iterator[tuple[int, dict[str, Any] | Non
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             record: Any = None
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
             yield number, record if isinstance(record, dict) else None
 

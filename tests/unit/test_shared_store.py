@@ -170,6 +170,28 @@ def test_a_file_that_cannot_be_followed_stops_releases_with_a_reason(
         here.save(path)
 
 
+def test_an_older_file_that_comes_while_a_newer_one_is_read_is_refused(
+    two: Two, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = two
+    old, real = path.read_bytes(), store_file.read
+    elsewhere.forget("owner-0")
+    here.refresh()
+    elsewhere.add([row("new")])
+    elsewhere.save(path)
+
+    def swapped(target: Path, *, with_rows: bool = True) -> Any:
+        found = real(target, with_rows=with_rows)
+        if not with_rows:
+            path.write_bytes(old)
+        return found
+
+    monkeypatch.setattr(store_file, "read", swapped)
+    with pytest.raises(StoreFileChanged, match="older"):
+        here.refresh()
+    assert "text of owner-0" not in [each["input"] for each in _rows_of(here)]
+
+
 def test_looking_costs_microseconds_and_reads_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     here, _ = two
     monkeypatch.setattr(store_file, "read", lambda path, **how: pytest.fail("read"))
