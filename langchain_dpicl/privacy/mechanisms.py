@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
@@ -172,7 +171,7 @@ _ALL = (
     ),
 )
 
-MECHANISMS: Mapping[str, Mechanism] = MappingProxyType({each.name: each for each in _ALL})
+MECHANISMS: Mapping[str, Mechanism] = FrozenMapping({each.name: each for each in _ALL})
 
 
 @dataclass(frozen=True)
