@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,23 +36,17 @@ UNWATCHED: Where = "unwatched:"
 GIVEN_UP = "given up"
 
 
+ChargeRule = Callable[[Connection, Sequence[Charge], Sequence[int]], tuple[list[Charge], str, str]]
+"""The cost of a charge beside its counter: a filter's divergence, or the tickets of owners.
+
+It is spent in the charge's transaction. The arguments end with the charges and their places in the request. Returns the
+completed charges, and for the witness the ledger's state before and after: that of the counter if owners pay, otherwise
+that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a rollback, so keep nothing of it.
+"""
+
+
 class DoesNotFit(Exception):
     """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
-
-
-class ChargeRule:
-    """The cost of a charge beside its counter: a filter's divergence, or the tickets of owners."""
-
-    def spend(
-        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
-    ) -> tuple[list[Charge], str, str]:
-        """Spend it in the charge's transaction; ``places`` are the charges' places in the request.
-
-        Returns the completed charges, and for the witness the ledger's state before and after: that of the counter if
-        owners pay, otherwise that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a
-        rollback, so keep nothing of it.
-        """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -175,7 +169,7 @@ class Ledger(StoredLedger):
         if not new:
             return [known[str(key)] for key in keys]
         made = spend(connection, request, [request.queries[place] for place in new.values()])
-        paid = None if rule is None else rule.spend(connection, made, list(new.values()))
+        paid = None if rule is None else rule(connection, made, list(new.values()))
         owned = dict(zip(new, made if paid is None else paid[0], strict=True))
         fresh = []
         for key, charge in owned.items():  # each query's claim is its new charge
@@ -335,22 +329,16 @@ def filter_of(content: str, state: str | None = None) -> RenyiFilter:
     return filter_
 
 
-class FilterRule(ChargeRule):
-    """A charge advances the filter by its units, in the charge's transaction."""
-
-    def __init__(self, content: str, line: PlanLine) -> None:
-        self._content, self._line = content, line
-
-    def spend(
-        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
-    ) -> tuple[list[Charge], str, str]:
-        """Advance the filter, and write its epsilon into each charge."""
-        line, plan_id = self._line, charges[0].plan_id
-        before = schema.read_filter(connection, plan_id)
-        filter_ = filter_of(self._content, before)
-        if not filter_.spend(line.line(line.parameter, sum(charge.units for charge in charges))):
-            raise DoesNotFit
-        after = json.dumps(filter_.state())
-        schema.write_filter(connection, plan_id, after)
-        epsilon, left = filter_.epsilon_spent, filter_.left(line.line(line.parameter))
-        return [replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after
+def spend_filter(
+    content: str, line: PlanLine, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+) -> tuple[list[Charge], str, str]:
+    """A filter's `ChargeRule`: advance it by the charges' units, and write its epsilon into each charge."""
+    plan_id = charges[0].plan_id
+    before = schema.read_filter(connection, plan_id)
+    filter_ = filter_of(content, before)
+    if not filter_.spend(line.line(line.parameter, sum(charge.units for charge in charges))):
+        raise DoesNotFit
+    after = json.dumps(filter_.state())
+    schema.write_filter(connection, plan_id, after)
+    epsilon, left = filter_.epsilon_spent, filter_.left(line.line(line.parameter))
+    return [replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after

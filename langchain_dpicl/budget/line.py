@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, cast
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, FilterRule, Ledger, filter_of
+from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, Ledger, filter_of, spend_filter
 from langchain_dpicl.budget.owner_index import EligibleOwners
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
 from langchain_dpicl.budget.terms import Policy, Preview, Receipt, Replayed, SoftLimit
@@ -176,7 +176,7 @@ class BudgetLine:
             )
         rule: ChargeRule | None = None
         if self.plan is None:
-            rule = FilterRule(self._stored.content, self.plan_line)
+            rule = partial(spend_filter, self._stored.content, self.plan_line)
         elif self.tickets is not None:
             rule = TicketRule(self.tickets, owners or ())
         account = self._account(principal)

@@ -69,10 +69,8 @@ def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place
         if key.whole_plan.place in found:  # a filter's lines have no limit of their own
             continue
         state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
-        in_use = row.spent - row.returned
-        found[key.place] = CounterRow(
-            row.plan_id, key, row.allowed, bool(row.tickets), row.spent, in_use, state, row.id
-        )
+        numbers = row.spent, row.spent - row.returned
+        found[key.place] = CounterRow(row.plan_id, key, row.allowed, bool(row.tickets), *numbers, state, row.id)
     if only is not None and only.place not in found and (line := found.get((only.plan, only.line, ""))) is not None:
         found[only.place] = line.lacking(only)
     return found
@@ -124,17 +122,16 @@ def open_beside(ledger: StoredLedger, given: str | os.PathLike[str] | None) -> W
 
     `LedgerError` for a ledger without a witness, and for a witness whose ledger is gone.
     """
-    was_there = _exists(ledger)  # looked at first: whoever makes a ledger makes its witness before
     url = address(ledger, given)
-    if was_there:
+    if _exists(ledger):  # looked at first: whoever makes a ledger makes its witness before
         with contextlib.closing(Witness(url)) as reader:
             has_witness = bool(reader.about())
-        if not has_witness and not ledger.run(schema.tables_of, "read"):
-            raise LedgerError(
-                f"the file {ledger.shown!r} holds no tables: it is not a ledger, or one that has lost its log (the "
-                f"file of its name with -wal); {ADVICE}"
-            )
         if not has_witness:
+            if not ledger.run(schema.tables_of, "read"):
+                raise LedgerError(
+                    f"the file {ledger.shown!r} holds no tables: it is not a ledger, or one that has lost its log (the "
+                    f"file of its name with -wal); {ADVICE}"
+                )
             ledger.run(lambda connection: schema.open_schema(connection, create=None), "read")
             raise LedgerError(
                 f"the ledger {ledger.shown!r} has no witness at {shown(url)!r}, so it may be a copy that starts "

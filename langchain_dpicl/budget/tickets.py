@@ -65,7 +65,6 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.database import TryAgain
-from langchain_dpicl.budget.ledger import ChargeRule
 from langchain_dpicl.budget.owner_index import EMPTY, LOST, EligibleOwners, OwnerIndex, OwnersChanged, stored_bytes
 from langchain_dpicl.budget.schema import Charge, counters, hashed, usage, usage_counts, usage_digest, usage_rows
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
@@ -126,13 +125,13 @@ class TicketUsage:
         }
 
 
-class TicketRule(ChargeRule):
-    """The tickets of one charge: every eligible owner of each query pays one for each unit."""
+class TicketRule:
+    """A `ChargeRule`, the tickets of one charge: every eligible owner of each query pays one for each unit."""
 
     def __init__(self, usage: TicketUsage, eligible: Sequence[EligibleOwners | None]) -> None:
         self._usage, self._eligible = usage, eligible
 
-    def spend(
+    def __call__(
         self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
     ) -> tuple[list[Charge], str, str]:
         """Use the tickets, and say in each charge who takes part."""

@@ -20,7 +20,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget.ledger import UNWATCHED, ChargeRule, DoesNotFit, Ledger
+from langchain_dpicl.budget.ledger import UNWATCHED, DoesNotFit, Ledger
 from langchain_dpicl.budget.opening import Left
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import UNLIMITED, Charge, read_filter, write_filter
@@ -257,18 +257,17 @@ class FilterThief(Thief):
 
         releases = self.releases
 
-        class Advance(ChargeRule):
-            def spend(self, connection: Connection, charges: Any, places: Any) -> Any:
-                before = read_filter(connection, plan)
-                state = json.loads(before)
-                spent = float.fromhex(state["spent"][0]) + units
-                if not spent <= releases:
-                    raise DoesNotFit
-                after = json.dumps({**state, "spent": [spent.hex()]})
-                write_filter(connection, plan, after)
-                return charges, before, after
+        def advance(connection: Connection, charges: Any, places: Any) -> Any:
+            before = read_filter(connection, plan)
+            state = json.loads(before)
+            spent = float.fromhex(state["spent"][0]) + units
+            if not spent <= releases:
+                raise DoesNotFit
+            after = json.dumps({**state, "spent": [spent.hex()]})
+            write_filter(connection, plan, after)
+            return charges, before, after
 
-        if charged(ledger, plan, rule=Advance()):
+        if charged(ledger, plan, rule=advance):
             self.begun += units
 
     record = None  # type: ignore[assignment]
