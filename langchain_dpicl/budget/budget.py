@@ -108,10 +108,8 @@ class PrivacyBudget(BaseBudget):
                 if not isinstance(line, str) or not line or ":" in line or len(line) > 255:
                     raise InvalidParameter("releases", line, 'names of 1 to 255 characters without ":"')
                 if isinstance(value, LineRequest):
-                    self._declared[line] = (
-                        value,
-                        {key: found for key, found in _values(value).items() if found is not None},
-                    )
+                    chosen = {key: found for key, found in _values(value).items() if found is not None}
+                    self._declared[line] = value, chosen
                     value = value.count
                 self.releases[line] = checks.whole(f"releases[{line!r}]", value)
             if not releases:

@@ -115,7 +115,7 @@ class Ledger(StoredLedger):
         if self._witness is UNWATCHED:
             raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
         if self._permits is not None:
-            self._permits.join(partial(opening.check, self, self._permits.witness))
+            self._permits.join(self)
 
     def after_fork(self) -> None:
         """In a child: connections, permits and the witness's lock are the parent's."""

@@ -114,7 +114,7 @@ class BudgetLine:
     def _look(self, queries: Sequence[str | None], principal: str | None) -> tuple[list[Replayed | None], int]:
         """The ledger's answers, and what is spent on the line, by one reading."""
         named = [query for query in dict.fromkeys(queries) if query is not None and self._policy.replay]
-        claims, spent = self._ledger.claims_and_spent(self._account(principal), named)
+        claims, spent = self._ledger.claims(self._account(principal), named)
         found = (None if query is None else claims.get(query) for query in queries)
         return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found], spent
 
@@ -191,7 +191,7 @@ class BudgetLine:
             if wanted:
                 yield pause(seconds)
                 seconds = min(1.5 * seconds, _LONGEST_PAUSE)
-                claims = yield partial(self._ledger.claims, account, wanted)
+                claims, _ = yield partial(self._ledger.claims, account, wanted)
                 continue
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
             found = yield partial(self._claim, request, overdue)
@@ -207,7 +207,7 @@ class BudgetLine:
             return found
         if found is None:
             keys = dict.fromkeys(request.keys)
-            known = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
+            known, _ = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
             needed = len(keys) - sum(claim.answer is not None for claim in known.values())
             raise self._exceeded(request.account.principal, request.units * needed)
         self._warn([entry for entry in found if isinstance(entry, Charge)])

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -266,8 +266,8 @@ class Permits:
         self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
         self._at_exit: Any = None
 
-    def join(self, check: Callable[[bool], None]) -> None:
-        """Join the processes that have the ledger open. ``check(alone)`` refuses one that was lost or rolled back."""
+    def join(self, ledger: Database) -> None:
+        """Join the processes that have the ledger open, if `check` does not refuse it."""
         if self.joined:
             return
         from multiprocessing.util import Finalize
@@ -277,7 +277,7 @@ class Permits:
                 return
             try:
                 alone = self.witness.enter()
-                check(alone)
+                check(ledger, self.witness, alone)
                 if alone:
                     self.witness.share()
             except BaseException:

@@ -204,15 +204,8 @@ class StoredLedger(Database):
     # -- charges ------------------------------------------------------------------------------------------------------
 
     @transaction("read")
-    def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
-        """The latest claims on these queries."""
-        return schema.claims_of(connection, account, wanted)
-
-    @transaction("read")
-    def claims_and_spent(
-        self, connection: Connection, account: Account, wanted: Sequence[str]
-    ) -> tuple[dict[str, Claim], int]:
-        """`claims`, and what the account's line has in use. For a look ahead: the charge checks both again."""
+    def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> tuple[dict[str, Claim], int]:
+        """The latest claims on these queries, and what the account's line has in use. A charge checks both again."""
         of_line = sa.and_(counters.c.plan_id == account.plan_id, counters.c.line == account.line)
         whose = counters.c.principal.in_(["", account.principal])  # "": lost units count for every principal
         spent = connection.scalar(sa.select(sa.func.max(in_use)).where(of_line, whose))

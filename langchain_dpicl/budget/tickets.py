@@ -186,12 +186,11 @@ class Usage:
         query = sa.select(usage).where(usage.c.counter_id == self._counter_id)
         row = connection.execute(query.with_for_update()).one_or_none()
         try:
-            is_whole = self._row_count == 0 if row is None else self._learn(connection, row)
+            if not (self._row_count == 0 if row is None else self._learn(connection, row)):
+                raise LedgerError(LOST)
         except LedgerError:
-            is_whole = False
-        if not is_whole:
             self._forget_all()
-            raise LedgerError(LOST)
+            raise
         return row
 
     def _learn(self, connection: Connection, row: Any) -> bool:
