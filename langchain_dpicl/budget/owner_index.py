@@ -195,11 +195,9 @@ class OwnerIndex:
         known = len(self._marks) // MARK
         self._changes = header.changes
         if header.size > known:
-            query = sa.select(owner_marks.c.start, owner_marks.c.marks).where(
-                self._pieces, owner_marks.c.start >= known
-            )
-            pieces = [self._marks]
-            for start, found in connection.execute(query.order_by(owner_marks.c.start)).all():
+            first, pieces = owner_marks.c.start, [self._marks]
+            query = sa.select(first, owner_marks.c.marks).where(self._pieces, first >= known).order_by(first)
+            for start, found in connection.execute(query).all():
                 piece = stored_bytes(found)
                 if start != known or not piece or len(piece) % MARK:
                     return False

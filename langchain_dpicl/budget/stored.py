@@ -279,9 +279,8 @@ class StoredLedger(Database):
     @transaction("read")
     def counters(self, connection: Connection, plan_id: int, line: str) -> dict[str, int]:
         """The counters of a line that were charged, by principal ("" if all share one)."""
-        query = sa.select(counters.c.principal, counters.c.id).where(
-            counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0
-        )
+        of_line = (counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0)
+        query = sa.select(counters.c.principal, counters.c.id).where(*of_line)
         return dict(sorted(map(tuple, connection.execute(query))))
 
     def history(self, plan_id: int) -> Iterator[ReleaseRow]:

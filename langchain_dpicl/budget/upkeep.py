@@ -46,10 +46,11 @@ class LedgerReport:
     def __init__(self, url: str) -> None:
         self._url = url
         self._ledger = StoredLedger(url)
+        self._plans = self._ledger.plans()
 
     def chosen(self, name: str | None) -> list[StoredPlan]:
-        """The plan of this name, or all. `InvalidParameter` lists the names."""
-        return self._ledger.plans() if name is None else [self._ledger.named(name)]
+        """The plan of this name, or all that were there at first. `InvalidParameter` lists the names."""
+        return self._plans if name is None else [self._ledger.named(name)]
 
     def _open(self, name: str) -> closing[Budget]:
         return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
