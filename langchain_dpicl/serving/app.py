@@ -1,4 +1,4 @@
-"""What `dpicl serve` runs: the application and its page, the plans fixed before any worker starts, a clock for heads.
+"""What `dpicl serve` runs: the application with its page, the plans fixed before a worker starts, HTTP with a clock.
 
 The page at ``/`` is one HTML file without a build step. Its style and script are inline and named by their hashes in
 the content security policy, so nothing else runs on it, and nothing on it reaches another origin.
@@ -232,7 +232,11 @@ def add_page(
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection whose next request has no whole head within ``header_seconds``.
+    """HTTP/1.1 that closes a connection whose next request has no whole head within ``header_seconds``.
+
+    uvicorn ends a connection that is idle between two requests. The first byte of a request stops that clock, and
+    nothing starts another: a client that sends half a request line holds its connection for ever, and enough of them
+    take all that ``limit_concurrency`` allows.
 
     The clock starts when the connection is made, and again when an answer is sent; a whole head stops it, and no byte
     before does. The unread rest of a refused request's body counts as part of the next head. A body that is read has

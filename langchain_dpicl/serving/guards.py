@@ -61,7 +61,10 @@ class Failure(Exception):
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """Return the answer for an error. An unforeseen error goes to the log, by its class and place alone."""
+    """Return the answer for an error: a status, a short name, a text without anything private. Never a trace.
+
+    An unforeseen error goes to the log, by its class and place alone.
+    """
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
 
