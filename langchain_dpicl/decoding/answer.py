@@ -40,8 +40,6 @@ from langchain_dpicl.private import boundary
 from langchain_dpicl.store.base import PrivateStore, StoreView
 
 IntArray = NDArray[np.int64]
-Terms = Callable[[FloatArray, FloatArray], IntArray]
-"""(one-shot rows, zero-shot row), over the candidates -> what each row adds to their scores."""
 
 STEP = 2.0**-20
 """The lattice of all scores, in nats. A power of two: dividing by it is exact."""
@@ -140,10 +138,13 @@ def choose(
     released: Sequence[int],
     zero_shot: Logits,
     one_shot: Logits,
-    terms: Terms,
+    terms: Callable[[FloatArray, FloatArray], IntArray],
     randomness: Randomness,
 ) -> int:
-    """Draw the next token from the public scores and the sum of the ``terms`` of one row for each owner."""
+    """Draw the next token from the public scores and the sum of the ``terms`` of one row for each owner.
+
+    ``terms``: from (one-shot rows, zero-shot row), over the candidates, to what each row adds to their scores.
+    """
     chosen = possible(model, settings, released, zero_shot)
     public = zero_shot[chosen].astype(np.float64)
     scores = base_scores(public, settings.shots, settings.temperature)

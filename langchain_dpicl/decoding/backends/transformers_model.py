@@ -296,7 +296,9 @@ class Network:
         rows = torch.stack([nothing if vector is None else vector for vector in vectors])
         if self._head is not None:
             filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % self._block))
-            rows = torch.cat([self._head(block) for block in torch.split(filled, self._block)])[: len(rows)]
+            # Each block is a tensor of its own: a kernel's last digits may depend on where in memory its rows begin.
+            blocks = [block.clone() for block in torch.split(filled, self._block)]
+            rows = torch.cat([self._head(block) for block in blocks])[: len(rows)]
         result: Logits = np.ascontiguousarray(rows.to("cpu", torch.float32).numpy())
         result[[vector is None for vector in vectors]] = np.nan
         return result
