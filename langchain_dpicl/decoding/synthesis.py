@@ -215,8 +215,8 @@ class Journal(LineFile, TokenJournal):
         return found
 
     def begin(self, shared: str) -> None:
-        if mark_of(shared) != self.under_way:
-            self._start(mark_of(shared))
+        if (mark := mark_of(shared)) != self.under_way:
+            self._start(mark)
 
     def _start(self, mark: str) -> None:
         self.write(to_line({"answer": mark}))
