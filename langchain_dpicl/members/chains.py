@@ -92,7 +92,6 @@ class Wording:
 
     def first_answer(self) -> Runnable[Any, Any]:
         """The first paragraph of what a model wrote, without the next example that it may have begun."""
-
         following = f"\n{self.input_key.capitalize()}:"
         return RunnableLambda(lambda text: text.strip().split("\n\n")[0].split(following)[0].strip())
 

@@ -261,10 +261,10 @@ def release_threshold(
     noise
         eps0, for a `PrivacyBudget.filtered` alone; a plan sets its own.
 
-    Order: the request is checked, an equal one is answered from the ledger at no cost, the queries are embedded, one
-    release is CHARGED, owners are counted, the threshold is drawn, its receipt is recorded. An empty store, or queries
-    that find nobody, are no failure: the draw goes on with counts of 0. Raises `InvalidParameter`, `PlanMismatch`,
-    `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing, and `ReleaseFailed` after the charge.
+    An equal request is answered from the ledger at no cost; else one release is CHARGED before owners are counted. An
+    empty store, or queries that find nobody, are no failure: the draw goes on with counts of 0. Raises
+    `InvalidParameter`, `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing,
+    and `ReleaseFailed` after the charge.
 
     Source: McSherry and Talwar 2007; Dong, Durfee and Rogers 2020, for its range.
     """
@@ -355,7 +355,7 @@ def _found(
 ) -> list[int]:
     """For each threshold, ascending, how many owners all queries together find eligible. Private.
 
-    Where owners pay with tickets: how many of those who paid.
+    If owners pay with tickets: how many of those who paid.
     """
     totals = np.zeros(len(steps), np.int64)
     with store.reading() as view:

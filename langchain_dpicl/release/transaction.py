@@ -3,7 +3,7 @@
 1. Check the surroundings, the store and the request.
 2. Look into the ledger: an equal query is answered from it, and a spent budget refused, before any public call.
 3. Do the public work: embed the query, ask for candidates, check the model.
-4. CHARGE, durably. Where owners pay with tickets, who is eligible is found and charged on the private side.
+4. CHARGE, durably. If owners pay with tickets, who is eligible is found and charged on the private side.
 5. Do the private work: sample, call, draw. Every exception ends in `guarded`.
 6. Record the release and its receipt, or give the charge up. The charge stands either way.
 
