@@ -63,22 +63,17 @@ class SlotGate:
         self._requests = 0  # of the holder, under way
         self._clean = True  # whether the server has finished the holder's other requests
 
-    def join(self, call: Call) -> Future[None]:
-        """A request of a call begins. Done once the call has the slot: its further requests then queue as its work."""
+    async def enter(self, call: Call, in_loop: bool) -> None:
+        """A request of a call begins once the call has the slot: its further requests then queue as its work.
+
+        It waits off the call's clock, and suspends only if ``in_loop``.
+        """
         ticket: Future[None] = Future()
         with self._lock:
-            if self._taken and call is not self._holder:
-                self._line.append((call, ticket))
-                return ticket
-            self._take(call)
-        ticket.set_result(None)
-        return ticket
-
-    async def enter(self, call: Call, in_loop: bool) -> None:
-        """`join`, and wait off the call's clock until it has the slot. It suspends only if ``in_loop``."""
-        ticket = self.join(call)
-        if ticket.done():
-            return
+            if not self._taken or call is self._holder:
+                self._take(call)
+                return
+            self._line.append((call, ticket))
         with call.waits():
             try:
                 await asyncio.wrap_future(ticket) if in_loop else ticket.result()

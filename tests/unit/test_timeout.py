@@ -361,17 +361,18 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
     assert found == (["a", ABSTAIN, "b", "c", "d"] if first else [ABSTAIN] * 5)
 
 
-def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
     slot = transport.SlotGate(lambda: settled.append(1))
     monkeypatch.setattr(running, "start", lambda work: False)
     first, second = (running.Call(running.Calls(None, None)) for _ in range(2))
-    assert slot.join(first).done()
-    waiting = slot.join(second)
+    await asyncio.wait_for(slot.enter(first, in_loop=True), 5)
+    waiting = asyncio.create_task(slot.enter(second, in_loop=True))
+    await asyncio.sleep(0.01)
     assert not waiting.done()
     slot.leave(first, clean=False)
     assert settled == [1]
-    assert waiting.done()
+    await asyncio.wait_for(waiting, 5)
 
 
 def test_a_mapping_that_hangs_does_not_keep_the_interpreter() -> None:
