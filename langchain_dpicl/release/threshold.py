@@ -42,7 +42,8 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, choose_exponential
 from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
-from langchain_dpicl.store.base import Numbers, PrivateStore, inner_products
+from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store.memory import inner_products
 from langchain_dpicl.store.records import Vectors, embed, embed_query
 
 if TYPE_CHECKING:

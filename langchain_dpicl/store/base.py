@@ -47,7 +47,6 @@ MARK = 16
 """Bytes of a mark. Two of a million owners share one with probability 1.5e-27."""
 
 _BATCH = 10_000
-_BLOCK = 1024  # rows at a time: they stay in the processor's cache between the product and the sum
 
 
 class HiddenOwners:
@@ -283,27 +282,3 @@ def owner_mark(key: bytes, content: bytes, *, named: bool) -> bytes:
 def sketch_hash(key: bytes, content: bytes) -> str:
     """One hash of a fingerprint: the first 128 bits of HMAC-SHA256."""
     return hmac.digest(key, content, hashlib.sha256).hex()[:32]
-
-
-def rounding(dimension: int) -> float:
-    """A bound on the difference of two ways to compute the inner product of two vectors of norm 1 in single precision.
-
-    Each is within n u / (1 - n u) of the exact one, with n operations on the way and u = 2^-24, whatever the order of
-    its sum (Higham 2002, section 3.1); norms are 1 up to rounding. Twice as much again covers that.
-    """
-    return 4.0 * (dimension + 4) * 2.0**-24
-
-
-def inner_products(vectors: Vectors, rows: Numbers, query: Vectors) -> Vectors:
-    """The inner product of each of these rows with the query.
-
-    Each is computed from its own row alone, by the same operations in the same order wherever it lies. A matrix product
-    would not do: it treats rows in groups, so the presence of one owner could change the last digit for another, and
-    with it who is nearer in a bucket that is not the first owner's.
-    """
-    found = np.empty(len(rows), np.float32)
-    for start in range(0, len(rows), _BLOCK):
-        block = vectors[rows[start : start + _BLOCK]]
-        block *= query
-        block.sum(axis=1, out=found[start : start + _BLOCK])
-    return found

@@ -18,7 +18,7 @@ from scipy import stats
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
-from langchain_dpicl.store.base import rounding
+from langchain_dpicl.store.memory import rounding
 from langchain_dpicl.store.postgres import PostgresView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four

@@ -22,7 +22,7 @@ from langchain_dpicl import (
     ShareThreshold,
 )
 from langchain_dpicl.selection import Examples
-from langchain_dpicl.store.base import inner_products, rounding
+from langchain_dpicl.store.memory import inner_products, rounding
 
 QUERY = {"input": "what does text 3.1 say?"}
 DIMENSION = 8
