@@ -361,6 +361,20 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
     assert found == (["a", ABSTAIN, "b", "c", "d"] if first else [ABSTAIN] * 5)
 
 
+@pytest.mark.parametrize("closed", ["the call", "the call around it"])
+def test_no_request_begins_after_its_calls_time(closed: str) -> None:
+    """It leaves the slot that it has got, and neither call counts it as under way."""
+    left: list[tuple[Any, bool]] = []
+    outer = running.Call(running.Calls(None, None))
+    call = running.Call(running.Calls(None, outer))
+    (call if closed == "the call" else outer).close()
+    with pytest.raises(running.Overdue):
+        running.Flight(call, lambda whose, *, clean: left.append((whose, clean)))
+    assert left == [(call, True)]
+    assert not call.flights
+    assert not outer.flights
+
+
 async def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
     slot = transport.SlotGate(lambda: settled.append(1))
