@@ -56,7 +56,7 @@ def demo(options: argparse.Namespace) -> int:
             content_free=inbox.DEMO_CONTENT_FREE,
             top_logprobs=100,
         )
-        session = label_session(options, budget, selector, member, labels, inbox.INPUT_KEY)
+        session = label_session(options, budget, selector, member, labels)
         line = session.chain.line()
         session.say(
             f"A clinic's inbox: {len(store):,} messages of {store.owner_count} patients, all private.\n"
@@ -158,7 +158,7 @@ def answer(options: argparse.Namespace) -> int:
             session = text_session(options, budget, selector, choice)
         else:
             member = label_member(choice, labels, options.input_key)
-            session = label_session(options, budget, selector, member, labels, options.input_key)
+            session = label_session(options, budget, selector, member, labels)
     except ImportError:
         sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
     line = session.chain.line()

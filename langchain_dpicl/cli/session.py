@@ -19,7 +19,6 @@ from typing import Any
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
 from langchain_dpicl import local
@@ -140,20 +139,16 @@ class Session:
 
 
 def label_session(
-    options: argparse.Namespace,
-    budget: PrivacyBudget,
-    selector: PoissonExampleSelector,
-    member: Runnable[Any, Any],
-    labels: list[str],
-    input_key: str,
+    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, member: Any, labels: list[str]
 ) -> Session:
     """Ask for labels, and score the share of right ones."""
     release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
 
     def answer(text: str, compared: bool) -> dict[str, Any]:
+        asked = {selector.store.input_key: text}
         if compared:
-            return compare(release, {input_key: text})
-        found = release.invoke({input_key: text})
+            return compare(release, asked)
+        found = release.invoke(asked)
         return {"private": found["answer"], "receipt": found["receipt"]}
 
     def score(given: list[Any], right: list[str]) -> float:
