@@ -1,4 +1,4 @@
-"""`selection.py`: an owner's own coin, an owner's own member, and nothing else."""
+"""`selection`: an owner's own coin, an owner's own member, and nothing else."""
 
 from __future__ import annotations
 
