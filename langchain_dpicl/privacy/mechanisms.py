@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
@@ -119,6 +120,8 @@ def _ptr(sigma: float, options: Mapping[str, float]) -> Profile:
 
 _SIGMA = ("sigma", 0.05, 1e6, +1)
 _EPS0 = ("eps0", 1e-6, 100.0, -1)
+_STEP = Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)
+_STEPS = Option("the number of steps, each of which gives out a noisy sum", 1, 1000, 20.0)
 _COUNTS = "one member's output replaced: two counts move by 1"
 _NOISY_COUNTS = "the counts of every label plus discrete Gaussian noise of sigma {p:g} each"
 
@@ -132,7 +135,7 @@ _ALL = (
         "the sum of embeddings of norm at most 1, rounded towards 0 to multiples of {step:g}, plus discrete "
         "Gaussian noise of standard deviation {p:g} on every coordinate",
         lambda sigma, fixed: Gaussian(lattice_multiplier(sigma / fixed["step"], 2.0 / fixed["step"])),
-        FrozenMapping({"step": Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)}),
+        FrozenMapping({"step": _STEP}),
     ),
     Mechanism(
         "joint-em",
@@ -168,6 +171,17 @@ _ALL = (
         "one owner added or removed, at a rate of 1: the utility moves by at most 1",
         "a threshold of a public grid with probability proportional to exp({p:g} * utility / 2)",
         lambda eps0, _: BoundedRange(eps0),
+    ),
+    Mechanism(
+        "head",
+        *_SIGMA,
+        "one owner added or removed, at a rate of 1: each step's sum moves by at most 1",
+        "in each of {steps:g} steps the sum of the owners' gradients, clipped to norm 1 on a lattice of {step:g}, "
+        "plus discrete Gaussian noise of standard deviation {p:g} on every number",
+        lambda sigma, fixed: Gaussian(
+            lattice_multiplier(sigma / fixed["step"], 1.0 / fixed["step"]) / math.sqrt(fixed["steps"])
+        ),
+        FrozenMapping({"step": replace(_STEP, default=2.0**-36), "steps": _STEPS}),
     ),
 )
 

@@ -17,6 +17,7 @@ import hashlib
 import heapq
 import hmac
 import itertools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -47,6 +48,13 @@ MARK = 16
 """Bytes of a mark. Two of a million owners share one with probability 1.5e-27."""
 
 _BATCH = 10_000
+
+
+def embedder_of(embeddings: object) -> str:
+    """The name of an embedding model: its class, and the model that it names."""
+    named = (getattr(embeddings, name, None) for name in ("model", "model_name", "deployment", "path"))
+    model = next((str(found) for found in named if isinstance(found, (str, os.PathLike)) and str(found)), "")
+    return f"{type(embeddings).__name__}({model})"
 
 
 class HiddenOwners:
@@ -113,6 +121,10 @@ class StoreView(ABC):
         """The inner product of each of these rows' vectors with a query's. Reads no text."""
 
     @abstractmethod
+    def vectors(self, rows: Numbers) -> Vectors:
+        """The vectors of these rows, a copy. Reads no text."""
+
+    @abstractmethod
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
 
@@ -135,6 +147,11 @@ class PrivateStore(PrivateRecords, ABC):
         self.dimension = dimension
         self._watchers: list[Watcher] = []
         self._owner_watchers: list[tuple[bytes, MarkWatcher | None, PrintWatcher | None]] = []
+
+    @property
+    def embedder(self) -> str:
+        """The name of the model that embeds its records and queries."""
+        return embedder_of(self.embeddings)
 
     @property
     @abstractmethod

@@ -301,6 +301,9 @@ class MemoryStore(PrivateStore, StoreView):
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
         return inner_products(self._held.vectors, rows, query)
 
+    def vectors(self, rows: Numbers) -> Vectors:
+        return np.asarray(self._held.vectors[rows], np.float32)
+
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         return [unpack(self._held.texts[row]) for row in rows.tolist()]
 

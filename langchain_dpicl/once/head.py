@@ -1,0 +1,293 @@
+"""PrivateHead: a linear classifier on the store's embeddings, fitted once with privacy, that answers for ever."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_dpicl.aggregators.vote import check_labels
+from langchain_dpicl.budget import Budget, Receipt
+from langchain_dpicl.calls.flow import run
+from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning
+from langchain_dpicl.once.fitting import Fit, Job, digest_of
+from langchain_dpicl.once.steps import FeatureMap, Floats
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.release.base import check_budget
+from langchain_dpicl.release.threshold import public_texts
+from langchain_dpicl.release.transaction import transact
+from langchain_dpicl.store.base import PrivateStore, embedder_of
+from langchain_dpicl.store.records import Vectors, aembed_query, as_matrix, attempt, embed, embed_query
+
+_FEW_OWNERS = 100
+_FORMAT = "dpicl-head-1"
+_log = logging.getLogger("langchain_dpicl")
+
+
+class HeadAnswer(TypedDict):
+    """A head's answer: the most probable label, its probability, and that of every label."""
+
+    label: str
+    confidence: float
+    scores: dict[str, float]
+
+
+class PrivateHead(Runnable[Any, HeadAnswer]):
+    """A multinomial linear model over a store's embeddings: `fit` it once, ask it for ever.
+
+    Mechanism. T steps of gradient descent over ALL owners. In each step an owner's summed gradient is clipped to norm 1
+    and rounded towards 0 on a lattice, the owners are summed exactly, and discrete Gaussian noise of standard deviation
+    sigma is added to every number of the sum (`once.steps`). The weights are a function of the T noisy sums and of
+    public numbers.
+
+    Neighbours and sensitivity. One owner added or removed, with all its records, at a rate of 1: each step's sum moves
+    by at most 1. T steps together have the profile of one Gaussian with noise multiplier sigma / sqrt(T).
+
+    What it answers afterwards is post-processing: any number of questions, by any caller, without noise, model calls or
+    a ledger. A question is a text, or a mapping with ``input_key``; the answer is a `HeadAnswer`. ``invoke`` and its
+    kin embed the question, `answers` takes vectors. To forget an owner takes a new head, and a new share of budget.
+
+    Attributes
+    ----------
+    labels
+        In the order of the rows of ``weights``.
+    receipt
+        What the fit cost.
+    embedder
+        The name of the embedding model of the store that it was fitted on (`PrivateStore.embedder`).
+    """
+
+    def __init__(
+        self,
+        weights: Floats,
+        labels: Sequence[str],
+        features: FeatureMap,
+        embeddings: Embeddings,
+        receipt: Receipt,
+        *,
+        embedder: str,
+        input_key: str = "input",
+    ) -> None:
+        self.weights, self.labels, self.features = weights, tuple(labels), features
+        self.embeddings, self.embedder, self.receipt, self.input_key = embeddings, embedder, receipt, input_key
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answers(self, vectors: Vectors) -> list[HeadAnswer]:
+        """The answer to each question, given by its embedding."""
+        rows = as_matrix(vectors, len(vectors))
+        if rows.shape[1] != self.features.dimension:
+            raise InvalidParameter("vectors", f"{rows.shape[1]} dimensions", f"{self.features.dimension}, as the store")
+        scores = self.features.features(rows) / self.features.unit @ self.weights.T
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        found = powers / powers.sum(axis=1, keepdims=True)
+        best = found.argmax(axis=1).tolist()
+        return [
+            {"label": self.labels[i], "confidence": row[i], "scores": dict(zip(self.labels, row, strict=True))}
+            for i, row in zip(best, found.tolist(), strict=True)
+        ]
+
+    def _text(self, question: Any) -> str:
+        text = question.get(self.input_key) if isinstance(question, Mapping) else question
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
+        return text
+
+    def _answer(self, question: Any) -> HeadAnswer:
+        vector = embed_query(self.embeddings, self._text(question), self.features.dimension)
+        return self.answers(vector.reshape(1, -1))[0]
+
+    async def _aanswer(self, question: Any) -> HeadAnswer:
+        vector = await aembed_query(self.embeddings, self._text(question), self.features.dimension)
+        return self.answers(vector.reshape(1, -1))[0]
+
+    def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
+        texts = [self._text(question) for question in questions]
+        rows, fault = attempt(self.embeddings.embed_documents, texts)
+        if fault:
+            raise ModelUnavailable(f"the embedding model failed ({fault})")
+        return list(self.answers(as_matrix(rows, len(texts))))
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> HeadAnswer:
+        """The answer to one question."""
+        return self._call_with_config(self._answer, input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> HeadAnswer:
+        """The same, asynchronously."""
+        return await self._acall_with_config(self._aanswer, input, config)
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """The answers to many questions, which are embedded together."""
+        if not inputs:
+            return []
+        return self._batch_with_config(self._answer_all, inputs, config, return_exceptions=return_exceptions)
+
+    # -- fitting -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        store: PrivateStore,
+        labels: Sequence[str],
+        budget: Budget,
+        *,
+        public: Sequence[str] | FeatureMap | None = None,
+        owners: int | None = None,
+        output: str | Path | None = None,
+        line: str | None = None,
+        noise: float | None = None,
+        input_key: str = "input",
+        progress: bool = True,
+    ) -> PrivateHead:
+        """Fit a head on all records of a store: one release, which is charged before the first step.
+
+        Parameters
+        ----------
+        store
+            Its outputs are the labels. A record whose output is none of ``labels`` contributes nothing, and the log
+            counts these records for the operator.
+        labels
+            The public list. One that no record has stays possible.
+        budget
+            Has a line for the mechanism "head", whose rate is 1: for instance ``releases={"head": 12, "vote": ...}`` if
+            a head is fitted each month, or a budget of its own. It counts all callers together (scope ``"shared"``).
+        public
+            Public texts that resemble the questions: the features are then their 64 principal directions. They must
+            not come from the store. Default: the embeddings themselves, which costs little from some thousand owners
+            on.
+        owners
+            The number of owners by which the sums are divided: declared once, and public. Default: the frozen plan's,
+            or, before it is frozen, the store's.
+        output
+            A file for the head. Then an interrupted fit goes on when it is called again with the same settings: it is
+            charged once, and its noisy sums are kept in ``FILE.part`` until the head is written. This needs a budget
+            that replays (``replay=True`` or ``"principal"``) and has no tickets; otherwise a fit starts, and is
+            charged, anew.
+        line
+            The budget's line, if it has several.
+        noise
+            sigma, for a `PrivacyBudget.filtered` alone; a plan sets its own.
+
+        Raises `InvalidParameter`, `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost
+        nothing, and `ReleaseFailed` after the charge. Warns (`PrivacyWarning`) if there are fewer than 100 owners.
+        """
+        if not isinstance(store, PrivateStore):
+            raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
+        if store.output_key is None:
+            raise InvalidParameter("store", "no output_key", "a store whose records have outputs, the labels")
+        names = check_labels("labels", labels)
+        check_budget(budget, noise)
+        if budget.scope != "shared":
+            raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
+        declared = budget.public_owners if budget.is_frozen else store.owner_count
+        declared = checks.whole("owners", declared if owners is None else owners)
+        if declared < _FEW_OWNERS:
+            warnings.warn(
+                f"a head for {declared} owners learns little at a small epsilon: each owner moves a sum by at most 1, "
+                "and the noise is as large as for many owners",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        if isinstance(public, FeatureMap):
+            features = public
+        elif public is None:
+            features = FeatureMap(store.dimension)
+        else:
+            texts = public_texts("public", public)
+            if len(texts) < 2:
+                raise InvalidParameter("public", len(texts), "at least two texts, better some hundred")
+            features = FeatureMap.of(embed(store.embeddings, texts, progress).astype(np.float64))
+        if features.dimension != store.dimension:
+            raise InvalidParameter("public", f"{features.dimension} dimensions", f"{store.dimension}, as the store")
+        budget.watch(store)
+        job = None if output is None else Job(Path(output), digest_of(names, features, declared, line, noise))
+        fit = Fit(store, budget, names, features, declared, job, line_name=line, noise=noise, progress=progress)
+        try:
+            weights, receipt = run(transact(fit, None))
+            head = cls(
+                weights, names, features, store.embeddings, receipt, embedder=store.embedder, input_key=input_key
+            )
+            if job is not None:
+                head.save(job.output)
+                job.is_over = True
+        finally:
+            if job is not None:
+                job.close()
+        if fit.unknown:
+            _log.warning("fitting a head: %d records have none of its labels and count nothing (private)", fit.unknown)
+        store.on_forget(_warn_of_forgetting)
+        return head
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the head to one file (npz, no pickle), which replaces an older one as a whole. It is public."""
+        names = ("labels", "embedder", "receipt", "input_key")
+        about = {"format": _FORMAT, **{name: getattr(self, name) for name in names}, **self.features.numbers}
+        arrays = {"weights": self.weights, **self.features.arrays}
+        try:
+            with replacing(Path(path), mode=0o644) as file:
+                np.savez(cast("Any", file), about=np.array(json.dumps(about)), **arrays)
+            sync_folder(Path(path))
+            return
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+        raise InvalidParameter("path", str(path), f"a file that can be written ({reason})")
+
+    @classmethod
+    def load(cls, path: str | Path, embeddings: Embeddings) -> PrivateHead:
+        """Read a file of `save`. ``embeddings``: the model of the store that the head was fitted on.
+
+        Raises `InvalidParameter` for another file, and for another model (by its name).
+        """
+        reason = "a head's file"
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: np.asarray(file[name]) for name in file.files}
+            about = json.loads(str(arrays.pop("about")))
+            weights = np.asarray(arrays.pop("weights"), np.float64)
+            if about.pop("format") != _FORMAT:
+                raise ValueError
+            labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
+            receipt, input_key = cast("Receipt", dict(about.pop("receipt"))), str(about.pop("input_key"))
+            features = FeatureMap(**about, **arrays)
+            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all():
+                raise ValueError
+        except OSError as error:
+            reason = f"{reason} that can be read ({error.strerror or type(error).__name__})"
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidParameter, zipfile.BadZipFile, EOFError):
+            pass
+        else:
+            found = embedder_of(embeddings)
+            if found != embedder:
+                raise InvalidParameter("embeddings", found, f"{embedder}, the model of the head's store")
+            return cls(weights, labels, features, embeddings, receipt, embedder=embedder, input_key=input_key)
+        raise InvalidParameter("path", str(path), reason)
+
+    def __repr__(self) -> str:
+        return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
+
+
+def _warn_of_forgetting(ids: Sequence[int]) -> None:
+    warnings.warn(
+        "a head was fitted on this store before: it does not change. To forget an owner there, fit a new head (which "
+        "takes a new share of budget) and remove the old one's file",
+        PrivacyWarning,
+        stacklevel=4,
+    )

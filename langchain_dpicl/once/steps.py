@@ -1,0 +1,182 @@
+"""The private steps of a head's fit: features of embeddings, and the sum of the owners' clipped gradients.
+
+**The model.** A question's embedding e gives features x of norm at most 1 (`FeatureMap`), a matrix W of one row for
+each label gives scores W x, and these give the labels' probabilities p.
+
+**A step.** A record with features x and label y has the gradient (p - y) x', a matrix. An owner's gradient is the sum
+over its records, scaled to Euclidean norm at most 1. Released is the sum over the owners plus discrete Gaussian noise
+on every number. Adding or removing one owner moves the sum by at most 1: every owner takes part (the rate is 1), and
+an owner's gradient is a function of its own records and of W, which depends on released sums and public numbers alone.
+
+**What arithmetic gives away.** That last claim must hold for the numbers that a processor computes. A matrix product
+in floating point does not keep it: the last bits of one row may depend on how many other rows there are, and a rounding
+makes a lattice step of them. So every product here is one of whole numbers, in float64, whose sums stay below 2^53:
+each is exact, in whatever order a library adds. Features are whole numbers of norm at most 2^16, weights whole numbers
+in units of 2^-20 with rows of norm at most 2^37, residuals whole numbers of at most 2^20. The probabilities come from
+additions, products and quotients of single numbers, which IEEE 754 rounds in one way. An owner's gradient is clipped by
+scaling its residuals, rounded towards 0, so gradients lie on the lattice of 2^-36 and their sum is exact too: the sum
+for two sets of owners together is the sum for the one plus the sum for the other, to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.float64]
+"""Whole numbers in float64, all below 2^53."""
+
+LATTICE = 1 << 36
+"""Lattice points between 0 and 1 in a sum of gradients."""
+
+_X, _R, _W = 1 << 16, 1 << 20, 1 << 20  # the units of features, residuals, weights
+_E, _P = 1 << 20, 1 << 20  # of embeddings and projections
+_LARGEST_WEIGHT = 1 << 10
+_BLOCK = 1 << 14  # rows at a time: the sum of a block's products stays below 2^53
+_SQUARINGS = 10
+_SAFE = 1.0 - 2.0**-40
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """From embeddings of norm at most 1 to features of norm at most 1. Public: made of public texts, or of nothing.
+
+    An embedding loses ``mean``, is projected on the rows of ``projection`` (None: stays as it is), is multiplied by
+    ``scale`` and gets the constant ``bias`` as one more number. What is longer than 1 is scaled to norm 1.
+    """
+
+    dimension: int
+    mean: Floats | None = None
+    projection: Floats | None = None
+    scale: float = 2.0
+    bias: float = 0.5
+
+    @classmethod
+    def of(cls, vectors: Floats, dimensions: int = 64) -> FeatureMap:
+        """The principal directions of public texts' embeddings."""
+        mean = vectors.mean(axis=0)
+        directions = np.linalg.svd(vectors - mean, full_matrices=False)[2][:dimensions]
+        return cls(vectors.shape[1], mean, directions)
+
+    unit: ClassVar[int] = _X
+    """What a feature of 1 is in `features`."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The fields that are numbers, and `arrays` the others: together they make an equal map."""
+        return {"dimension": self.dimension, "scale": self.scale, "bias": self.bias}
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """The fields that are arrays."""
+        found = {"mean": self.mean, "projection": self.projection}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def size(self) -> int:
+        """How many features there are."""
+        return 1 + (self.dimension if self.projection is None else len(self.projection))
+
+    def features(self, vectors: NDArray[np.floating]) -> Whole:
+        """Features of norm at most 1 in units of 2^-16, one row for each embedding. A row depends on its own alone."""
+        whole = np.trunc(np.asarray(vectors, np.float64) * _E)
+        if self.mean is not None:
+            whole -= np.trunc(self.mean * _E)
+        if self.projection is None:
+            whole *= _P
+        else:
+            whole = whole @ np.trunc(self.projection * _P).T
+        found = np.trunc(whole * (self.scale * _R / (_E * _P)))
+        found = np.concatenate([found, np.full((len(found), 1), np.trunc(self.bias * _R))], axis=1)
+        norm = np.sqrt((found * found).sum(axis=1))
+        found *= (_SAFE * _X / np.maximum(norm, _R))[:, None]
+        return np.trunc(found)
+
+
+def probabilities(scores: Floats) -> Floats:
+    """Probabilities that grow with the scores, much like softmax: each row of the result sums to 1, about.
+
+    e^z is (1 + z / 1024)^1024, by ten squarings. Only operations that IEEE 754 rounds in one way take part, and each
+    looks at numbers of one row.
+    """
+    top = scores[:, 0]
+    for column in scores.T[1:]:
+        top = np.maximum(top, column)
+    powers = np.maximum(1.0 + (scores - top[:, None]) / (1 << _SQUARINGS), 0.0)
+    for _ in range(_SQUARINGS):
+        powers = powers * powers
+    total = powers[:, 0]
+    for column in powers.T[1:]:
+        total = total + column
+    return powers / total[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedRecords:
+    """The records of all owners: features, the labels' positions (ascending owners, each with all its records)."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first record of each owner."""
+        return np.flatnonzero(np.diff(self.owners, prepend=-1))
+
+
+def clipped_sum(records: OwnedRecords, weights: Floats) -> NDArray[np.int64]:
+    """The sum over owners of their clipped gradients, in units of 1 / `LATTICE`. Private, and exact."""
+    total = np.zeros(weights.shape, np.int64)
+    whole_weights = np.rint(np.clip(weights, -_LARGEST_WEIGHT, _LARGEST_WEIGHT) * _W)
+    starts = records.firsts
+    ends = np.append(starts[1:], len(records.owners))
+    first = 0
+    while first < len(starts):  # blocks of whole owners
+        last = int(np.searchsorted(ends, starts[first] + _BLOCK, "right"))
+        last = max(last, first + 1)
+        rows = slice(starts[first], ends[last - 1])
+        total += _block(
+            records.features[rows].astype(np.float64),
+            records.labels[rows],
+            starts[first:last] - starts[first],
+            whole_weights,
+        )
+        first = last
+    return total
+
+
+def _block(features: Whole, labels: NDArray[np.int64], starts: NDArray[np.int64], weights: Whole) -> NDArray[np.int64]:
+    """`clipped_sum` of whole owners, whose records begin at ``starts``."""
+    found = probabilities((features @ weights.T) / (_X * _W))
+    found[np.arange(len(found)), labels] -= 1.0
+    residuals = np.trunc(found * _R)
+    counts = np.diff(np.append(starts, len(features)))
+    norms = np.sqrt((residuals * residuals).sum(axis=1) * (features * features).sum(axis=1))[starts]
+    margins = np.zeros(len(starts))  # what rounding may add to a sum of several gradients
+    for owner in np.flatnonzero(counts > 1).tolist():
+        rows = slice(starts[owner], starts[owner] + counts[owner])
+        norms[owner] = _norm(_product(residuals[rows], features[rows]), int(counts[owner]))
+        margins[owner] = counts[owner] * np.sqrt(weights.shape[0]) * (LATTICE // _R)
+    scales = np.minimum(1.0, np.maximum(_SAFE * LATTICE - margins, 0.0) / np.maximum(norms, 1.0))
+    return _product(np.trunc(residuals * np.repeat(scales, counts)[:, None]), features)
+
+
+def _product(residuals: Whole, features: Whole) -> NDArray[np.int64]:
+    """The sum of the rows' outer products, exactly."""
+    total = np.zeros((residuals.shape[1], features.shape[1]), np.int64)
+    for first in range(0, len(residuals), _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        total += (residuals[rows].T @ features[rows]).astype(np.int64)
+    return total
+
+
+def _norm(gradient: NDArray[np.int64], records: int) -> float:
+    """At least the Euclidean norm of a sum of so many gradients. The sum of the squares is exact: it is below 2^53."""
+    unit = 1 << (11 + records.bit_length())
+    whole = np.trunc(gradient / unit)
+    return float((np.sqrt((whole * whole).sum()) + np.sqrt(whole.size)) * unit)
