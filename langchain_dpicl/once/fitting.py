@@ -84,8 +84,9 @@ class Fit(Release):
 
     def check(self, values: None) -> Request:
         """`PlanMismatch` unless all owners take part in the budget's line, and it divides by this number of owners."""
+        owners = None if self.budget.is_filtered else self._owners  # a filter keeps no number of owners
         step = {"step": 1.0 / LATTICE}
-        about: dict[str, Any] = {"options": step, "owners": self._owners, "fingerprint": self.store.fingerprint}
+        about: dict[str, Any] = {"options": step, "owners": owners, "fingerprint": self.store.fingerprint}
         line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True, **about, **self._chosen)
         self._owners = line.plan_line.owners or self._owners
         name = secrets.token_hex(16) if self._job is None else self._job.name  # a fit is never another one's replay
@@ -96,9 +97,10 @@ class Fit(Release):
         """Public texts were embedded before."""
         return False
 
-    def prepare(self, request: Request) -> Flow[None]:
+    def prepare(self, request: Request) -> Flow[bool]:
         """Nothing is left to do."""
         yield from ()
+        return True
 
     def eligible(self, ready: Any) -> Find | None:
         """Every owner."""

@@ -173,7 +173,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             on.
         owners
             The number of owners by which the sums are divided: declared once, and public. Default: the frozen plan's,
-            or, before it is frozen, the store's.
+            or, before it is frozen, the store's; a filtered budget keeps none, so give it.
         output
             A file for the head. Then an interrupted fit goes on when it is called again with the same settings: it is
             charged once, and its noisy sums are kept in ``FILE.part`` until the head is written. This needs a budget
@@ -195,8 +195,14 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         check_budget(budget, noise)
         if budget.scope != "shared":
             raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
-        declared = budget.public_owners if budget.is_frozen else store.owner_count
-        declared = checks.whole("owners", declared if owners is None else owners)
+        declared = owners
+        if owners is None:
+            if budget.is_filtered:
+                raise InvalidParameter(
+                    "owners", None, "given for PrivacyBudget.filtered, which keeps no number of them"
+                )
+            declared = budget.public_owners if budget.is_frozen else store.owner_count
+        declared = checks.whole("owners", declared)
         if declared < _FEW_OWNERS:
             warnings.warn(
                 f"a head for {declared} owners learns little at a small epsilon: each owner moves a sum by at most 1, "

@@ -1,0 +1,506 @@
+"""A head: its steps' sensitivity to the last bit, its price, its journal, its file, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+from numpy.typing import NDArray
+
+from langchain_dpicl import ExemplarStore, LineRequest, PrivacyBudget
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    PlanMismatch,
+    PrivacyBudgetExceeded,
+    PrivacyWarning,
+    ReleaseFailed,
+)
+from langchain_dpicl.once import fitting
+from langchain_dpicl.once.fitting import descend
+from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
+from langchain_dpicl.privacy import MECHANISMS, PrivacyPlan
+from langchain_dpicl.privacy.profile import Gaussian
+
+LABELS = ["red", "green", "blue"]
+DIMENSION = 12
+EMBEDDINGS = DeterministicFakeEmbedding(size=DIMENSION)
+
+
+class Noise:
+    """Draws like those of a fit, from a seed; ``asked`` keeps each sigma and size. Stops before draw ``stop``."""
+
+    def __init__(self, seed: int = 0, stop: int | None = None) -> None:
+        self.generator = np.random.default_rng(seed)
+        self.asked: list[tuple[float, int]] = []
+        self.stop = stop
+
+    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
+        if len(self.asked) == self.stop:
+            raise KeyboardInterrupt
+        self.asked.append((sigma, size))
+        return np.rint(self.generator.normal(0.0, sigma, size)).astype(np.int64)
+
+
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
+    source = Noise()
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    return source
+
+
+def records_of(owners: int, each: int, seed: int = 0, size: int = DIMENSION, labels: int = 3) -> OwnedRecords:
+    """Owners with one to ``each`` records, with features of random directions."""
+    draw = np.random.default_rng(seed)
+    owner_of = np.repeat(np.arange(owners), draw.integers(1, each + 1, owners))
+    vectors = draw.normal(size=(len(owner_of), size))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    features = FeatureMap(size).features(vectors).astype(np.float32)
+    return OwnedRecords(features, draw.integers(0, labels, len(owner_of)), owner_of)
+
+
+def only(records: OwnedRecords, kept: NDArray[np.bool_]) -> OwnedRecords:
+    return OwnedRecords(records.features[kept], records.labels[kept], records.owners[kept])
+
+
+def store_of(owners: int = 300, seed: int = 0) -> ExemplarStore:
+    """Texts whose vectors point to their label, one owner each."""
+    draw = np.random.default_rng(seed)
+    kinds = draw.integers(0, 3, owners)
+    vectors = (np.eye(3, DIMENSION)[kinds] * 3 + draw.normal(size=(owners, DIMENSION)) * 0.5).astype(np.float32)
+    rows = [{"input": f"text {i}", "output": LABELS[kind], "owner": f"o{i}"} for i, kind in enumerate(kinds)]
+    return ExemplarStore.from_records(rows, EMBEDDINGS, owner_key="owner", vectors=vectors, progress=False)
+
+
+@pytest.fixture
+def budgets(tmp_path: Path) -> Iterator[Any]:
+    opened: list[PrivacyBudget] = []
+
+    def make(epsilon: float = 8.0, count: int = 1, **how: Any) -> PrivacyBudget:
+        url = f"sqlite:///{tmp_path}/{how.pop('file', len(opened))}.db"
+        opened.append(PrivacyBudget(epsilon, 1e-5, {"head": count}, ledger=url, **how))
+        return opened[-1]
+
+    yield make
+    for budget in opened:
+        budget.close()
+
+
+# -- a step ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", [1, 2, 7])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 30.0, 1e6])
+def test_a_sum_is_the_sum_of_its_owners_parts_to_the_last_bit(each: int, spread: float) -> None:
+    """No owner changes another's part: not in one lattice step of 2^-36, however the others are blocked."""
+    records = records_of(40, each, seed=each)
+    weights = np.random.default_rng(1).normal(size=(3, DIMENSION + 1)) * spread
+    parts = [clipped_sum(only(records, records.owners == owner), weights) for owner in range(40)]
+    assert (clipped_sum(records, weights) == sum(parts)).all()
+    for owner in range(0, 40, 7):
+        assert (clipped_sum(only(records, records.owners != owner), weights) == sum(parts) - parts[owner]).all()
+
+
+@pytest.mark.parametrize("each", [1, 3, 50, 1500])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 1e6])
+def test_no_owner_moves_a_sum_by_more_than_1(each: int, spread: float) -> None:
+    """In whole numbers, with no rounding; and owners of large gradients use nearly all of it."""
+    records = records_of(6 if each > 100 else 30, each, seed=each)
+    weights = np.random.default_rng(2).normal(size=(3, DIMENSION + 1)) * spread
+    squares = []
+    for owner in np.unique(records.owners):
+        part = clipped_sum(only(records, records.owners == owner), weights)
+        squares.append(sum(int(number) ** 2 for number in part.ravel()))
+    assert max(squares) <= LATTICE**2
+    assert spread == 0.0 or max(squares) > 0.9 * LATTICE**2
+
+
+def test_an_owner_of_a_hundred_equal_records_counts_as_one() -> None:
+    one = records_of(1, 1)
+    many = OwnedRecords(np.repeat(one.features, 100, axis=0), np.repeat(one.labels, 100), np.zeros(100, np.int64))
+    part = clipped_sum(many, np.zeros((3, DIMENSION + 1)))
+    assert 0.99 * LATTICE**2 < sum(int(number) ** 2 for number in part.ravel()) <= LATTICE**2
+
+
+def test_a_step_is_the_gradient_of_the_cross_entropy() -> None:
+    """Owners of one record, small weights: the clipped sum is the plain gradient, scaled where it is longer than 1."""
+    records = records_of(50, 1)
+    weights = np.random.default_rng(3).normal(size=(3, DIMENSION + 1)) * 0.2
+    x = records.features / FeatureMap.unit
+    scores = np.exp(x @ weights.T)
+    gaps = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[records.labels]
+    long = np.linalg.norm(gaps, axis=1) * np.linalg.norm(x, axis=1)
+    expected = (gaps / np.maximum(long, 1.0)[:, None]).T @ x
+    np.testing.assert_allclose(clipped_sum(records, weights) / LATTICE, expected, atol=50 * 1e-3)
+
+
+def test_probabilities_are_those_of_softmax_nearly() -> None:
+    scores = np.random.default_rng(4).normal(size=(200, 5)) * 3
+    powers = np.exp(scores)
+    np.testing.assert_allclose(probabilities(scores), powers / powers.sum(axis=1, keepdims=True), atol=0.02)
+    far = probabilities(np.array([[0.0, -5e3], [1e9, 0.0]]))
+    assert (far == [[1.0, 0.0], [1.0, 0.0]]).all()
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "principal", "long"])
+def test_features_have_norm_at_most_1_and_depend_on_their_own_row(kind: str) -> None:
+    draw = np.random.default_rng(5)
+    vectors = draw.normal(size=(500, DIMENSION))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    public = draw.normal(size=(100, DIMENSION)) + 0.3
+    features = {
+        "embeddings": FeatureMap(DIMENSION),
+        "principal": FeatureMap.of(public / np.linalg.norm(public, axis=1, keepdims=True), 5),
+        "long": FeatureMap(DIMENSION, scale=16.0, bias=1.0),
+    }[kind]
+    found = features.features(vectors)
+    assert found.shape == (500, features.size)
+    assert ((found**2).sum(axis=1) <= float(features.unit) ** 2).all()
+    for rows in (slice(0, 1), slice(3, 10), slice(100, 500)):
+        assert (features.features(vectors[rows]) == found[rows]).all()
+
+
+# -- its price ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "count"), [(1, 1), (20, 1), (20, 12)])
+def test_the_plans_noise_is_that_of_so_many_gaussians_together(steps: int, count: int) -> None:
+    """Closed form: steps * count Gaussians of multiplier sigma are one of sigma / sqrt(steps * count)."""
+    request = LineRequest("head", 1.0, count, options={"steps": steps})
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"head": request})
+    sigma = plan.lines["head"].parameter
+    assert Gaussian(sigma / math.sqrt(steps * count)).delta(1.0) <= 1e-5
+    assert Gaussian(0.998 * sigma / math.sqrt(steps * count)).delta(1.0) > 1e-5
+
+
+def test_the_profile_is_that_of_the_lattice() -> None:
+    """At five lattice steps of noise the rounding shows; far above them it does not."""
+    family = MECHANISMS["head"]
+    fine = family.profile(20.0, steps=20.0)
+    assert fine.delta(1.0) == pytest.approx(Gaussian(20.0 / math.sqrt(20)).delta(1.0), rel=1e-9)
+    coarse = family.profile(5 / 64, step=1 / 64, steps=1.0)
+    assert coarse.delta(1.0) == pytest.approx(Gaussian(math.sqrt(25.0 - 4.0) / 64).delta(1.0), rel=1e-9)
+
+
+def test_every_step_draws_the_plans_noise_on_every_number(noise: Noise, budgets: Any) -> None:
+    budget = budgets()
+    PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+    sigma = budget.plan.lines["head"].parameter
+    assert noise.asked == [(sigma * LATTICE, 3 * (DIMENSION + 1))] * 20
+    assert budget.spent() == 1
+
+
+def test_a_line_with_another_rate_is_refused(budgets: Any, tmp_path: Path) -> None:
+    releases = {"head": LineRequest("head", 0.1, 1)}
+    budget = PrivacyBudget(1.0, 1e-5, releases, ledger=f"sqlite:///{tmp_path}/rate.db")
+    with pytest.raises(PlanMismatch, match="rate"):
+        PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+    budget.close()
+
+
+def test_the_number_of_owners_is_declared_once(noise: Noise, budgets: Any) -> None:
+    """A refit after owners have come divides by the same number: a constant that follows the store is private."""
+    store, budget = store_of(), budgets(count=3)
+    first = PrivateHead.fit(store, LABELS, budget, progress=False)
+    store.add([{"input": "one more", "output": "red", "owner": "new"}])
+    PrivateHead.fit(store, LABELS, budget, progress=False)
+    assert budget.public_owners == 300
+    with pytest.raises(PlanMismatch, match="owners"):
+        PrivateHead.fit(store, LABELS, budget, owners=301, progress=False)
+    assert budget.spent() == 2
+    assert first.receipt["remaining"] == 2
+
+
+def test_a_budget_that_is_spent_says_no(budgets: Any) -> None:
+    store, budget = store_of(), budgets()
+    PrivateHead.fit(store, LABELS, budget, progress=False)
+    with pytest.raises(PrivacyBudgetExceeded):
+        PrivateHead.fit(store, LABELS, budget, progress=False)
+
+
+def test_the_weights_are_a_function_of_the_noisy_sums() -> None:
+    sums = [np.full((2, 3), number * LATTICE, np.int64) for number in (4, 2)]
+    weights, mean = descend(sums, owners=10, steps=2, shape=(2, 3))
+    assert weights == pytest.approx(np.full((2, 3), -(5 * 0.4) - (0.9 * 5 * 0.4 + 5 * 0.2)))
+    assert mean == pytest.approx(weights)
+
+
+# -- what it answers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_head_with_default_settings_learns_and_answers_without_a_ledger(budgets: Any) -> None:
+    """Noise from the operating system at epsilon 8 and 600 owners: at least 85 of 100 points of three clear groups."""
+    store, budget = store_of(600), budgets()
+    head = PrivateHead.fit(store, LABELS, budget, progress=False)
+    budget.close()
+    fresh = store_of(300, seed=9)
+    with fresh.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        vectors, told = view.vectors(rows), [record["output"] for record in view.read(rows)]
+    answers = head.answers(vectors)
+    assert np.mean([answer["label"] == label for answer, label in zip(answers, told, strict=True)]) > 0.85
+    for answer in answers:
+        assert sum(answer["scores"].values()) == pytest.approx(1.0)
+        assert answer["confidence"] == max(answer["scores"].values()) == answer["scores"][answer["label"]]
+
+
+def test_every_way_to_ask_gives_one_answer(noise: Noise, budgets: Any) -> None:
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    asked = ["which?", "what else?"]
+    answers = head.batch([{"input": text} for text in asked])
+    ways: list[Any] = [
+        [head.invoke(text) for text in asked],
+        [asyncio.run(head.ainvoke({"input": text})) for text in asked],
+        asyncio.run(head.abatch(asked)),
+        [next(head.stream(text)) for text in asked],
+        (RunnableLambda(lambda text: {"input": text}) | head).batch(asked),
+    ]
+    for way in ways:
+        for found, answer in zip(way, answers, strict=True):
+            assert found["label"] == answer["label"]
+            assert found["scores"] == pytest.approx(answer["scores"])
+    assert head.batch([]) == []
+    assert head.batch([asked[0], 3], return_exceptions=True)[1].parameter == "input"
+
+
+@pytest.mark.parametrize("question", ["", "  ", 3, None, {}, {"input": ""}, {"question": "which?"}])
+def test_what_is_no_question_is_refused(question: Any, noise: Noise, budgets: Any) -> None:
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    with pytest.raises(InvalidParameter, match="input"):
+        head.invoke(question)
+
+
+def test_records_without_a_label_of_the_list_count_nothing_and_are_counted_in_the_log(
+    noise: Noise, budgets: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    store, strange = store_of(), store_of()
+    strange.add([{"input": f"odd {i}", "output": "mauve", "owner": f"x{i}"} for i in range(7)])
+    head = PrivateHead.fit(store, LABELS, budgets(), owners=300, progress=False)
+    noise.generator = np.random.default_rng(0)
+    with caplog.at_level(logging.WARNING, logger="langchain_dpicl"):
+        other = PrivateHead.fit(strange, [*LABELS], budgets(), owners=300, progress=False)
+    assert (head.weights == other.weights).all()
+    assert [record.getMessage() for record in caplog.records if " 7 records" in record.getMessage()]
+    other.save(tmp_path / "head.npz")
+    assert b"mauve" not in (tmp_path / "head.npz").read_bytes()
+    assert head.receipt["outcome"] == other.receipt["outcome"] == "released"
+
+
+def test_a_label_that_no_record_has_stays_possible(noise: Noise, budgets: Any) -> None:
+    head = PrivateHead.fit(store_of(), [*LABELS, "ultraviolet"], budgets(), progress=False)
+    assert 0.0 < head.invoke("which?")["scores"]["ultraviolet"] < 1.0
+
+
+# -- its file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("public", [None, [f"public {i}" for i in range(40)]])
+def test_a_saved_head_answers_alike(public: list[str] | None, noise: Noise, budgets: Any, tmp_path: Path) -> None:
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), public=public, progress=False)
+    head.save(tmp_path / "head.npz")
+    loaded = PrivateHead.load(tmp_path / "head.npz", EMBEDDINGS)
+    assert loaded.invoke("which?") == head.invoke("which?")
+    assert loaded.receipt == head.receipt
+    assert loaded.features.size == head.features.size == (DIMENSION + 1)
+    assert repr(loaded) == repr(head)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no head", b"\x93NUMPY\x01\x00"])
+def test_a_file_that_is_no_head_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "head.npz").write_bytes(content)
+    for path in (tmp_path / "head.npz", tmp_path / "missing.npz", tmp_path):
+        with pytest.raises(InvalidParameter, match="path"):
+            PrivateHead.load(path, EMBEDDINGS)
+
+
+def test_a_file_with_a_pickle_or_other_content_is_refused(noise: Noise, budgets: Any, tmp_path: Path) -> None:
+    path = tmp_path / "head.npz"
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    head.save(path)
+    with np.load(path) as file:
+        good = dict(file)
+    about = json.loads(str(good["about"]))
+    for broken in (
+        {**good, "weights": good["weights"][:, 1:]},
+        {**good, "weights": np.full_like(good["weights"], np.nan)},
+        {**good, "weights": np.array([{}], object)},
+        {**good, "about": np.array(json.dumps({**about, "format": "dpicl-head-9"}))},
+        {**good, "about": np.array(json.dumps({**about, "labels": ["red"]}))},
+        {**good, "more": np.zeros(3)},
+    ):
+        np.savez(path, **broken)
+        with pytest.raises(InvalidParameter, match="path"):
+            PrivateHead.load(path, EMBEDDINGS)
+
+
+def test_another_embedding_model_is_refused_by_name(noise: Noise, budgets: Any, tmp_path: Path) -> None:
+    class Others(DeterministicFakeEmbedding):
+        model: str = "small-3"
+
+    PrivateHead.fit(store_of(), LABELS, budgets(), progress=False).save(tmp_path / "head.npz")
+    with pytest.raises(InvalidParameter, match="small-3"):
+        PrivateHead.load(tmp_path / "head.npz", Others(size=DIMENSION))
+
+
+# -- interruptions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 13, 19])
+def test_an_interrupted_fit_goes_on_and_is_charged_once(
+    after: int, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise is drawn 20 times in all, and the head is the one of a fit that nobody interrupted."""
+    store, budget, output = store_of(), budgets(), tmp_path / "head.npz"
+    first = Noise(3, stop=after)
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: first)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    assert not output.exists()
+    assert len((tmp_path / "head.npz.part").read_bytes().splitlines()) == 1 + after
+    first.stop = None
+    head = PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    assert len(first.asked) == 20
+    assert budget.spent() == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("head")] == ["head.npz"]
+    whole = Noise(3)
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: whole)
+    straight = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    assert (straight.weights == head.weights).all()
+    assert (PrivateHead.load(output, EMBEDDINGS).weights == head.weights).all()
+
+
+def test_a_fit_that_is_killed_before_its_file_is_written_finds_its_answer(
+    noise: Noise, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, budget, output = store_of(), budgets(), tmp_path / "head.npz"
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateHead, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    again = PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    assert again.receipt["replayed"]
+    assert budget.spent() == 1
+    assert len(noise.asked) == 20
+    assert (PrivateHead.load(output, EMBEDDINGS).weights == again.weights).all()
+
+
+def test_a_journal_of_other_settings_and_a_head_that_is_there_are_refused(
+    budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, budget, output = store_of(), budgets(count=2), tmp_path / "head.npz"
+    source = Noise(stop=2)
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    part = tmp_path / "head.npz.part"
+    before = part.read_bytes()
+    with pytest.raises(InvalidParameter, match="same settings"):
+        PrivateHead.fit(store, LABELS[:2], budget, output=output, progress=False)
+    assert part.read_bytes() == before
+    moved = tmp_path / "other.npz"
+    (tmp_path / "other.npz.part").write_bytes(before)
+    with pytest.raises(InvalidParameter, match="move it back"):
+        PrivateHead.fit(store, LABELS, budget, output=moved, progress=False)
+    part.write_bytes(before.replace(b"sum", b"som"))
+    with pytest.raises(InvalidParameter, match="undamaged"):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    part.write_bytes(before)
+    source.stop = None
+    PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    with pytest.raises(InvalidParameter, match="a head is there"):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    assert budget.spent() == 1
+    assert output.exists()
+
+
+def test_sums_of_a_charge_that_is_gone_are_dropped(
+    budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that does not replay keeps no open charge: the fit starts anew, and pays anew."""
+    store, budget, output = store_of(), budgets(count=2, replay=False), tmp_path / "head.npz"
+    source = Noise(stop=5)
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    source.stop = None
+    PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    assert len(source.asked) == 25
+    assert budget.spent() == 2
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_costs_nothing(budgets: Any, tmp_path: Path) -> None:
+    store, budget = store_of(), budgets()
+    no_outputs = ExemplarStore.from_texts(["a", "b"], EMBEDDINGS, progress=False)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"labels": ["red"]}, "labels"),
+        ({"labels": "red"}, "labels"),
+        ({"labels": ["red", "Red"]}, "labels"),
+        ({"store": no_outputs}, "store"),
+        ({"store": "a store"}, "store"),
+        ({"public": "one text"}, "public"),
+        ({"public": ["one text"]}, "public"),
+        ({"public": ["one", ""]}, r"public\[1\]"),
+        ({"public": FeatureMap(3)}, "public"),
+        ({"owners": 0}, "owners"),
+        ({"owners": 1.5}, "owners"),
+        ({"noise": 3.0}, "noise"),
+        ({"output": tmp_path}, "output"),
+        ({"line": "votes"}, "line"),
+    ]
+    for change, named in cases:
+        given: dict[str, Any] = {"store": store, "labels": LABELS, "budget": budget, "progress": False, **change}
+        with pytest.raises(InvalidParameter, match=named):
+            PrivateHead.fit(given.pop("store"), given.pop("labels"), given.pop("budget"), **given)
+    each = budgets(scope="per_principal")
+    with pytest.raises(InvalidParameter, match="scope"):
+        PrivateHead.fit(store, LABELS, each, progress=False)
+    assert not budget.is_frozen
+    assert budget.spent() == 0
+
+
+def test_a_failure_on_the_private_side_is_constant_and_charged(budgets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("o17 said red")
+
+    monkeypatch.setattr(fitting, "clipped_sum", broken)
+    budget = budgets()
+    with pytest.raises(ReleaseFailed) as caught:
+        PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert budget.spent() == 1
+
+
+def test_few_owners_and_forgetting_are_warned_of(noise: Noise, budgets: Any) -> None:
+    store = store_of(60)
+    with pytest.warns(PrivacyWarning, match="60 owners"):
+        PrivateHead.fit(store, LABELS, budgets(), progress=False)
+    with pytest.warns(PrivacyWarning, match="new head"):
+        store.forget("o3")
+
+
+def test_a_filtered_budget_and_tickets_pay_for_a_head(noise: Noise, budgets: Any, tmp_path: Path) -> None:
+    store = store_of()
+    free = PrivacyBudget.filtered(3.0, 1e-5, f"sqlite:///{tmp_path}/filter.db")
+    head = PrivateHead.fit(store, LABELS, free, noise=20.0, owners=300, progress=False)
+    assert 0.9 < head.receipt["epsilon_spent"] < 1.6  # Gaussian of 20 / sqrt(20), by Renyi divergences
+    assert noise.asked[0][0] == 20.0 * LATTICE
+    free.close()
+    store, tickets = store_of(), budgets(tickets=True)
+    first = PrivateHead.fit(store, LABELS, tickets, progress=False)
+    noise.generator = np.random.default_rng(0)
+    nobody = PrivateHead.fit(store, LABELS, tickets, progress=False)  # all tickets are spent: noise alone
+    assert first.receipt["remaining"] is None
+    assert np.abs(nobody.weights).max() < np.abs(first.weights).max()
