@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import UnsafeConfigurationError as UnsafeConfigurationError
     from langchain_dpicl.members.chains import keywords_to_answer as keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
+    from langchain_dpicl.once.head import PrivateHead as PrivateHead
+    from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
+    from langchain_dpicl.once.labelled import label_public as label_public
     from langchain_dpicl.privacy import LineRequest as LineRequest
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
     from langchain_dpicl.release.base import as_tool as as_tool
@@ -84,6 +87,8 @@ _HOMES = {
     ),
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",
+    "once.head": "PrivateHead",
+    "once.labelled": "few_shot_chain label_public",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",

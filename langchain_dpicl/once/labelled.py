@@ -1,0 +1,103 @@
+"""Demonstrations of public texts, which a head labels: for any prompt, retriever or hosted model, for ever."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.example_selectors import BaseExampleSelector, SemanticSimilarityExampleSelector
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from langchain_dpicl.decoding.demonstrations import DemonstrationReceipt, Demonstrations
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.release.threshold import public_texts
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+
+class _NearestLast(BaseExampleSelector):
+    """What a selector gives, in reverse: models heed what comes last."""
+
+    def __init__(self, selector: SemanticSimilarityExampleSelector) -> None:
+        self._selector = selector
+
+    def add_example(self, example: dict[str, str]) -> Any:
+        """As the selector does."""
+        return self._selector.add_example(example)
+
+    def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
+        """The nearest examples, the nearest last."""
+        return self._selector.select_examples(input_variables)[::-1]
+
+    async def aselect_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
+        """The same, asynchronously."""
+        return (await self._selector.aselect_examples(input_variables))[::-1]
+
+
+def label_public(
+    head: PrivateHead, texts: Sequence[str], *, output_key: str = "output", least_confidence: float = 0.0
+) -> Demonstrations:
+    """Label public texts by a head: demonstrations that anyone may use.
+
+    A text and its label are a pair under the head's ``input_key`` and ``output_key``, with the receipt of the head. It
+    costs nothing: labels are a function of what was released. The texts must be public; those whose label is less
+    probable than ``least_confidence`` are in ``unanswered`` of the answer.
+    """
+    if not isinstance(head, PrivateHead):
+        raise InvalidParameter("head", type(head).__name__, "a PrivateHead")
+    shown = public_texts("texts", texts)
+    least = checks.real("least_confidence", least_confidence, at_least=0.0, at_most=1.0)
+    settings = hashlib.sha256(head.weights.tobytes()).hexdigest()[:32]
+    receipt = DemonstrationReceipt(**head.receipt, settings=settings)
+    answers = list(zip(shown, head.batch(list(shown)), strict=True))
+    pairs = [
+        {head.input_key: text, output_key: answer["label"]} for text, answer in answers if answer["confidence"] >= least
+    ]
+    unanswered = [{head.input_key: text} for text, answer in answers if answer["confidence"] < least]
+    return Demonstrations(pairs, [receipt] * len(pairs), unanswered)
+
+
+def few_shot_chain(
+    demonstrations: Demonstrations,
+    llm: BaseLanguageModel[Any],
+    embeddings: Embeddings,
+    *,
+    k: int = 4,
+    input_key: str = "input",
+    output_key: str = "output",
+    instruction: str = "",
+) -> Runnable[Any, str]:
+    """A chain that shows a model the ``k`` demonstrations that are nearest to a question, the nearest last.
+
+    It takes ``{input_key: question}``, and gives the model's text. Everything in it is public. ``instruction`` opens
+    the prompt, as it stands.
+    """
+    if not isinstance(demonstrations, Demonstrations) or not demonstrations:
+        raise InvalidParameter("demonstrations", type(demonstrations).__name__, "Demonstrations, at least one")
+    missing = [key for key in (input_key, output_key) if not all(key in pair for pair in demonstrations)]
+    if missing:
+        raise InvalidParameter("demonstrations", missing[0], f"pairs with the keys {input_key!r} and {output_key!r}")
+    selector = SemanticSimilarityExampleSelector.from_examples(
+        [{key: str(pair[key]) for key in (input_key, output_key)} for pair in demonstrations],
+        embeddings,
+        InMemoryVectorStore,
+        k=checks.whole("k", k, at_most=len(demonstrations)),
+        input_keys=[input_key],
+    )
+    asked = f"{input_key.capitalize()}: {{{input_key}}}\n{output_key.capitalize()}:"
+    prompt = FewShotPromptTemplate(
+        example_selector=_NearestLast(selector),
+        example_prompt=PromptTemplate.from_template(f"{asked} {{{output_key}}}"),
+        prefix=instruction.replace("{", "{{").replace("}", "}}"),
+        suffix=asked,
+        input_variables=[input_key],
+    )
+    return prompt | llm | StrOutputParser()
