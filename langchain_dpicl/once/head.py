@@ -14,7 +14,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_dpicl.aggregators.vote import check_labels
+from langchain_dpicl.aggregators.gaussian import check_labels
 from langchain_dpicl.budget import Budget, Receipt
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.durable import replacing, sync_folder

@@ -13,7 +13,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_dpicl.decoding.demonstrations import DemonstrationReceipt, Demonstrations
+from langchain_dpicl.decoding.synthesis import DemonstrationReceipt, Demonstrations
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.privacy import checks

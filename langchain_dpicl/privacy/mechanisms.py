@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
@@ -178,9 +177,7 @@ _ALL = (
         "one owner added or removed, at a rate of 1: each step's sum moves by at most 1",
         "in each of {steps:g} steps the sum of the owners' gradients, clipped to norm 1 on a lattice of {step:g}, "
         "plus discrete Gaussian noise of standard deviation {p:g} on every number",
-        lambda sigma, fixed: Gaussian(
-            lattice_multiplier(sigma / fixed["step"], 1.0 / fixed["step"]) / math.sqrt(fixed["steps"])
-        ),
+        lambda sigma, fixed: Gaussian(lattice_multiplier(sigma / fixed["step"], fixed["steps"] ** 0.5 / fixed["step"])),
         FrozenMapping({"step": replace(_STEP, default=2.0**-36), "steps": _STEPS}),
     ),
 )
