@@ -20,6 +20,7 @@ from langchain_dpicl.errors import DPICLError
 COMMANDS = {
     "demo": ("answer", "private answers from a generated clinic inbox, with the embedded model"),
     "answer": ("answer", "answer questions from your own examples"),
+    "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
     "synthesize": ("answer", "write public demonstrations from your own examples"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
@@ -97,6 +98,19 @@ def add_ledger(parser: Any, summary: str = "the ledger's address") -> None:
 def add_witness(parser: Any) -> None:
     """Declare ``--witness``."""
     parser.add_argument("--witness", metavar="PATH", help="the ledger's witness: a path or a URL (default: beside it)")
+
+
+def add_private_data(parser: Any, input_key: str, output_key: str, *, required: bool = True) -> None:
+    """Declare the file with the private examples and its keys, and the budget that protects them."""
+    parser.add_argument("--data", required=required, help="private examples: JSON lines or CSV, plain or .gz")
+    parser.add_argument("--input-key", default=input_key)
+    parser.add_argument("--output-key", default=output_key)
+    parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
+    parser.add_argument("--epsilon", type=float, required=required)
+    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
+    add_ledger(parser, "counts what is spent")
+    add_witness(parser)
+    parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
 
 
 def add_ensemble(parser: Any, members: int, shots: int) -> None:

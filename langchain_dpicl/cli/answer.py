@@ -10,8 +10,8 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_ensemble, add_ledger, add_model, add_run, add_witness, chosen, given, show
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning
+from langchain_dpicl.cli import add_ensemble, add_model, add_private_data, add_run, chosen, given, show
+from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy import PrivacyPlan
@@ -73,19 +73,6 @@ def demo(options: argparse.Namespace) -> int:
         return session.finish(epsilon=options.epsilon, delta=options.delta, rate=line.rate, sigma=line.parameter)
 
 
-def _add_private_data(parser: Any, input_key: str, output_key: str) -> None:
-    """Declare the file with the private examples and its keys, and the budget that protects them."""
-    parser.add_argument("--data", required=True, help="private examples: JSON lines or CSV, plain or .gz")
-    parser.add_argument("--input-key", default=input_key)
-    parser.add_argument("--output-key", default=output_key)
-    parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
-    parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
-    add_ledger(parser, "counts what is spent")
-    add_witness(parser)
-    parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
-
-
 def answer_options(parser: Any) -> None:
     """Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in the
     style of the examples' outputs.
@@ -94,10 +81,12 @@ def answer_options(parser: Any) -> None:
       dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
       dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
       dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough"
+      dpicl answer --mode head --head head.npz --test held-out.csv
     """
     add_run(parser, answer)
-    _add_private_data(parser, "text", "label")
-    modes = ("label", "embedding", "keywords-joint", "keywords-ptr")
+    add_private_data(parser, "text", "label", required=False)
+    parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
+    modes = ("label", "embedding", "keywords-joint", "keywords-ptr", "head")
     parser.add_argument("--mode", choices=modes, default="label", help="the kind of answer (default label)")
     parser.add_argument("--labels", help="the public list of labels, separated by commas (mode label)")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
@@ -120,10 +109,19 @@ def answer_options(parser: Any) -> None:
 def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
     from langchain_dpicl import ExemplarStore, PoissonExampleSelector, local
-    from langchain_dpicl.cli.session import label_session, open_budget, text_session
+    from langchain_dpicl.cli.session import known_answers, label_session, open_budget, text_session
     from langchain_dpicl.members.chains import ModelChoice, label_member
     from langchain_dpicl.store.records import read_records
 
+    if options.mode == "head":
+        from langchain_dpicl.cli.head import answer_by_head
+
+        return answer_by_head(options)
+    for name in ("data", "epsilon"):
+        if getattr(options, name) is None:
+            raise InvalidParameter(f"--{name}", None, "given, except with --mode head")
+    if options.head:
+        raise InvalidParameter("--head", options.head, "left out, or --mode head")
     if options.mode == "label" and not options.labels:
         raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
     labels = [label.strip() for label in options.labels.split(",")] if options.mode == "label" else None
@@ -141,17 +139,7 @@ def answer(options: argparse.Namespace) -> int:
     store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, progress=not options.json)
     budget = open_budget(options, store, lambda _: options.releases)
     selector = PoissonExampleSelector(store, options.members, shots=options.shots)
-    spelling, known = {label.casefold(): label for label in labels or ()}, []
-    for i, record in enumerate(tests):
-        text, right = record.get(options.input_key), record.get(options.output_key)
-        if isinstance(right, str) and labels is not None:
-            right = spelling.get(right.strip().casefold())
-        if not isinstance(text, str) or not isinstance(right, str):
-            needed = "a text" if labels is None else "one of the labels"
-            raise InvalidRecords(
-                f"test record {i} needs a text under {options.input_key!r} and {needed} under {options.output_key!r}"
-            )
-        known.append((text, right))
+    known = known_answers(tests, options, labels)
     choice = ModelChoice(options.model, options.model_url)
     try:
         if labels is None:
@@ -184,7 +172,7 @@ def synthesize_options(parser: Any) -> None:
     from langchain_dpicl.local import DEFAULT_MODEL
 
     add_run(parser, synthesize)
-    _add_private_data(parser, "input", "output")
+    add_private_data(parser, "input", "output")
     parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
     parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")
     parser.add_argument("--tokens", type=int, help="how many the budget is for (default: inputs times --max-tokens)")

@@ -10,8 +10,9 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import local
+from langchain_dpicl import PrivacyBudget, local
 from langchain_dpicl.cli import main
+from langchain_dpicl.errors import PrivacyWarning
 
 SECRET = "CANARY-mrs-alder"
 
@@ -119,3 +120,62 @@ def test_a_spent_budget_says_no(data: Path, capsys: Any) -> None:
     code, _, err = run(capsys, *arguments[:-1], "b y")
     assert code == 1
     assert "0 of 1 releases left" in err
+
+
+def test_a_head_is_fitted_once_and_answers_without_a_charge(data: Path, capsys: Any) -> None:
+    fitted = [
+        "fit",
+        "--data",
+        str(data),
+        "--labels",
+        "a,b",
+        "--epsilon",
+        "5",
+        "--owner-key",
+        "who",
+        "--output",
+        "h.npz",
+    ]
+    with pytest.warns(PrivacyWarning, match="30 owners"):
+        code, out, _ = run(capsys, *fitted, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert facts["receipt"]["epsilon_spent"] == 5
+    assert facts["receipt"]["budget"] == "data-head"
+    assert facts["delta"] == pytest.approx(0.1 / 30)
+    test = data.with_name("test.jsonl")
+    test.write_text("\n".join(json.dumps({"text": f"other {i}", "label": "AB"[i % 2]}) for i in range(40)))
+    asked = ["answer", "--mode", "head", "--head", "h.npz", "--test", str(test), "--question", "which?"]
+    for _ in range(2):
+        code, out, _ = run(capsys, *asked, "--json")
+        found = json.loads(out)
+        assert code == 0
+        assert found["held_out"] == 40
+        assert 0.0 <= found["accuracy"] <= 1.0
+        assert found["answers"][0]["private"] in ("a", "b")
+    assert PrivacyBudget.open("data-head").spent() == 1
+    assert SECRET.encode() not in data.with_name("h.npz").read_bytes()
+    code, out, _ = run(capsys, *asked)
+    assert "40 test questions" in out
+    with pytest.warns(PrivacyWarning, match="30 owners"):
+        code, _, err = run(capsys, *fitted)
+    assert code == 1
+    assert "a head is there" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--mode head --question q", "--head"),
+        ("--mode head --head h.npz --question q --data d", "--data"),
+        ("--mode head --head h.npz", "--question"),
+        ("--mode head --head missing.npz --question q", "missing.npz"),
+        ("--labels a,b --epsilon 1 --question q", "--data"),
+        ("--data d --labels a,b --question q", "--epsilon"),
+        ("--data d --labels a,b --epsilon 1 --question q --head h.npz", "--head"),
+    ],
+)
+def test_options_of_another_mode_are_refused(data: Path, capsys: Any, arguments: str, named: str) -> None:
+    code, out, err = run(capsys, "answer", *arguments.split())
+    assert (code, out) == (1, "")
+    assert named in err

@@ -1,0 +1,103 @@
+"""The command ``fit``, and ``answer --mode head``: a classifier that is released once, and answers for ever."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from typing import Any
+
+from langchain_dpicl.cli import add_private_data, add_run, chosen, show
+from langchain_dpicl.errors import InvalidParameter
+
+
+def fit_options(parser: Any) -> None:
+    """Fit a classifier on private examples once. It then labels any number of texts: no model calls, no noise and no
+    charge for an answer.
+
+    examples:
+      dpicl fit --data tickets.jsonl --labels billing,technical --epsilon 1 --output head.npz
+      dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --delta 1e-6 --owner-key user --output h.npz
+      dpicl answer --mode head --head head.npz --question "My card was charged twice"
+
+    Run the same command again to resume an interrupted fit; it is charged once.
+    """
+    add_run(parser, fit)
+    add_private_data(parser, "text", "label")
+    parser.add_argument("--labels", required=True, help="the public list of labels, separated by commas")
+    parser.add_argument("--public", metavar="FILE", help="public texts like the questions, one a line, for directions")
+    parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
+    parser.add_argument("--owners", type=int, help="their public number (default: as the budget, else as the file)")
+    parser.add_argument("--output", required=True, help="the head's file (.npz)")
+
+
+def fit(options: argparse.Namespace) -> int:
+    """Fit the head and write its file."""
+    from langchain_dpicl import ExemplarStore, PrivateHead, local
+    from langchain_dpicl.cli.session import open_budget, receipt_words
+    from langchain_dpicl.members.chains import read_lines
+    from langchain_dpicl.store.records import read_records
+
+    started = time.monotonic()
+    labels = [label.strip() for label in options.labels.split(",")]
+    public = read_lines("--public", options.public) if options.public else None
+    options.name = options.name or f"{os.path.basename(options.data).partition('.')[0]}-head"
+    keys = chosen(options, "input_key", "output_key", "owner_key")
+    store = ExemplarStore.from_records(
+        read_records(options.data), local.local_embeddings(), **keys, progress=not options.json
+    )
+    budget = open_budget(options, store, lambda _: options.fits)
+    more = {"public": public, "owners": options.owners, "output": options.output, "input_key": options.input_key}
+    head = PrivateHead.fit(store, labels, budget, **more, progress=not options.json)
+    line = budget.line("head", 1.0)
+    facts = {
+        "output": options.output,
+        "labels": labels,
+        "features": head.features.size,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "sigma": line.parameter,
+        "receipt": head.receipt,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    text = (
+        f"{store!r}; {budget!r}\nreleased: {line.plan_line.describe()}\n{receipt_words(head.receipt)}\n"
+        f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
+    )
+    return show(options, facts, text)
+
+
+def answer_by_head(options: argparse.Namespace) -> int:
+    """Answer the questions, then the test."""
+    from langchain_dpicl import PrivateHead, local
+    from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
+    from langchain_dpicl.store.records import read_records
+
+    for name in ("data", "epsilon", "labels"):
+        if getattr(options, name) is not None:
+            raise InvalidParameter(f"--{name}", getattr(options, name), "left out with --mode head: the head has it")
+    if not options.head:
+        raise InvalidParameter("--head", None, "the file that `dpicl fit` has written")
+    if not options.question and not options.test:
+        raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
+    started = time.monotonic()
+    head = PrivateHead.load(options.head, local.local_embeddings())
+    tests = read_records(options.test)[: options.limit] if options.test else []
+    known = known_answers(tests, options, list(head.labels))
+    answers = head.batch([*options.question, *(text for text, _ in known)])
+    asked = [
+        {"question": text, "private": found["label"], "confidence": found["confidence"]}
+        for text, found in zip(options.question, answers, strict=False)
+    ]
+    facts: dict[str, Any] = {"answers": asked, "receipt": head.receipt}
+    lines = [f"  {shortened(entry['question'])}\n    {entry['private']} ({entry['confidence']:.0%})" for entry in asked]
+    if known:
+        right = [found["label"] == label for found, (_, label) in zip(answers[len(asked) :], known, strict=True)]
+        share = sum(right) / len(right)
+        error = math.sqrt(share * (1.0 - share) / len(right))
+        facts |= {"accuracy": share, "standard_error": error, "held_out": len(right)}
+        lines.append(f"    {len(right)} test questions: {share:.1%} right (standard error {error:.1%})")
+    facts["seconds"] = round(time.monotonic() - started, 1)
+    lines.append(f"{receipt_words(head.receipt)}: answers cost nothing; {facts['seconds']:.1f} seconds.")
+    return show(options, facts, "\n".join(lines))
