@@ -249,7 +249,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         arrays = {"weights": self.weights, **self.features.arrays}
         try:
             with replacing(Path(path), mode=0o644) as file:
-                np.savez(cast("Any", file), about=np.array(json.dumps(about)), **arrays)
+                cast("Any", np.savez)(file, about=np.array(json.dumps(about)), **arrays)
             sync_folder(Path(path))
             return
         except OSError as error:
@@ -272,7 +272,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 raise ValueError
             labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
             receipt, input_key = cast("Receipt", dict(about.pop("receipt"))), str(about.pop("input_key"))
-            features = FeatureMap(**about, **arrays)
+            features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
             if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all():
                 raise ValueError
         except OSError as error:
