@@ -173,7 +173,7 @@ _ALL = (
     ),
     Mechanism(
         "head",
-        *_SIGMA,
+        *("sigma", 2.0, 1e6, +1),
         "one owner added or removed, at a rate of 1: each step's sum moves by at most 1",
         "in each of {steps:g} steps the sum of the owners' gradients, clipped to norm 1 on a lattice of {step:g}, "
         "plus discrete Gaussian noise of standard deviation {p:g} on every number",
