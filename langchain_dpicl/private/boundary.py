@@ -28,6 +28,7 @@ import contextvars
 import copy
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -157,8 +158,9 @@ def _forget(task: asyncio.Task[None]) -> None:
 class _Round:
     """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
 
-    Each call has a thread or, if ``in_loop``, a task. Without a ``reader`` outputs stay whole. ``failed`` gives what
-    stands in the place of an output if its call raised.
+    Each call has a thread or, if ``in_loop``, a task. A thread whose call has ended takes the next one itself: no
+    thread has to wake for that. Without a ``reader`` outputs stay whole. ``failed`` gives what stands in the place of
+    an output if its call raised.
     """
 
     member: Runnable[Any, Any]
@@ -175,8 +177,9 @@ class _Round:
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended
+        self.lock = threading.Lock()  # held while a call takes the place of another
         self.ended: set[int] = set()  # calls in threads
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rings after each of them
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> list[object | Abstention]:
@@ -196,14 +199,14 @@ class _Round:
         starved, look_at = math.inf, 0.0
         limited = self.calls.seconds < math.inf or self.calls.outer is not None
         while self.waiting or self.under_way:
-            while self.waiting and len(self.under_way) < self.max_concurrency and self._start(self.waiting[0]):
-                self.waiting.popleft()
+            while self.waiting and len(self.under_way) < self.max_concurrency and self._start():
+                pass
             starved = math.inf if self.under_way else min(starved, time.monotonic() + running.STARVED)
             now = time.monotonic()
             if now > starved:
                 return  # those that wait abstain
             if limited and now >= look_at and self.under_way:
-                left = min(call.left() for call in self.under_way.values())
+                left = min(call.left() for call in list(self.under_way.values()))
                 look_at = now + min(max(left, 0.01), 1.0, self.calls.seconds)
             seconds = look_at - now if limited else None
             if self.waiting and len(self.under_way) < self.max_concurrency:
@@ -215,25 +218,42 @@ class _Round:
                 continue
             for i, call in list(self.under_way.items()):
                 if call.overdue() and i not in self.found and self._end(i, call):  # one that has ended is closed, too
-                    del self.under_way[i]
+                    with self.lock:
+                        self.under_way.pop(i, None)
 
-    def _start(self, i: int) -> bool:
-        """Begin a call. False if no thread can start now."""
-        call = Call(self.calls)
+    def _next(self, before: int | None = None) -> tuple[int, Call] | None:
+        """Take a call that waits, unless ``before``, in whose place it begins, was ended. None if there is none."""
+        with self.lock:
+            if not self.waiting or not (before is None or before in self.under_way):
+                return None
+            i, call = self.waiting.popleft(), Call(self.calls)
+            self.under_way[i] = call
+            return i, call
 
-        def work() -> None:
-            try:
-                clean_context().copy().run(immediate, self._call(i, call))
-            finally:
-                self.ended.add(i)
-                self.bell.put(None)
-
+    def _start(self) -> bool:
+        """Begin the next call. False if no thread can start now, or none waits any more."""
+        taken = self._next()
+        if taken is None:
+            return False
+        i, call = taken
         if self.in_loop:
             self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
-        elif not running.start(work):
+        elif not running.start(partial(self._work, taken)):
+            with self.lock:
+                del self.under_way[i]
+                self.waiting.appendleft(i)
             return False
-        self.under_way[i] = call
         return True
+
+    def _work(self, taken: tuple[int, Call] | None) -> None:
+        """In a thread: this call, then others that wait."""
+        while taken is not None:
+            i, call = taken
+            with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
+                clean_context().copy().run(immediate, self._call(i, call))
+            taken = self._next(i)  # before this one has ended: never more calls at once
+            self.ended.add(i)
+        self.bell.put(None)
 
     async def _wait(self, seconds: float | None) -> list[int]:
         """Wait until a call has ended, but no longer than this. Returns all that have."""
@@ -241,7 +261,7 @@ class _Round:
             if self.ended.isdisjoint(self.under_way):  # an interrupt may have come after the bell
                 with contextlib.suppress(Empty):
                     self.bell.get(timeout=seconds)
-            return [i for i in self.under_way if i in self.ended]
+            return [i for i in list(self.under_way) if i in self.ended]
         tasks = {self.tasks[i]: i for i in self.under_way}
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
