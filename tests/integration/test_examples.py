@@ -6,8 +6,10 @@ shown by the quickstart, which has a process of its own.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -88,6 +90,14 @@ def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
     shown = (ROOT / "README.md").read_text()
     code = (ROOT / "examples" / "quickstart.py").read_text().split('"""\n\n', 1)[1]
     assert code.strip() in shown, "the README shows this very file"
+
+
+def test_a_head_is_released_once_and_answers_without_a_charge(run: Run) -> None:
+    answer, score, *pairs = run("release_once.py")
+    assert ast.literal_eval(answer)["label"] in DEMO_LABELS
+    assert re.fullmatch(r"\d+ of 60 questions right; spent: 1 of 1 release, once", score)
+    assert len(pairs) == 3
+    assert all(any(f"'output': '{label}'" in pair for label in DEMO_LABELS) for pair in pairs)
 
 
 def test_the_embedding_mean_answers_with_a_public_sentence(run: Run) -> None:
