@@ -78,7 +78,7 @@ class PostgresView(StoreView):
         wanted = f"SELECT string_agg({self._collection.extension}.vector_send(embedding), ''::bytea ORDER BY position)"
         found = self._packed(">f4", f"{wanted} {self._at_rows}", tables.as_array(rows)).astype(np.float32)
         _check_all(len(found) // (self._collection.dimension + 1), rows)
-        return found.reshape(len(rows), -1)[:, 1:]
+        return found.reshape(len(rows), self._collection.dimension + 1)[:, 1:]
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", tables.as_array(rows))

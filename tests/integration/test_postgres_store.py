@@ -81,6 +81,11 @@ def test_vectors_come_in_scaled_and_a_zero_vector_stays_zero(shared_store: Any, 
     query = np.eye(DIMENSION, dtype=np.float32)
     with store.reading() as view:
         found = np.stack([view.similarity(np.arange(6), unit) for unit in query], axis=1)
+        again = view.vectors(np.array([4, 0, 2]))
+        assert view.vectors(np.zeros(0, np.int64)).shape == (0, DIMENSION)
+        with pytest.raises(StoreError, match="another"):
+            view.vectors(np.array([6]))
+    assert (again == found[[4, 0, 2]]).all()
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(found, vectors / np.where(norms > 0, norms, 1), atol=1e-6)
     assert found.dtype == np.float32
