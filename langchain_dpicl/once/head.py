@@ -22,7 +22,7 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWa
 from langchain_dpicl.once.fitting import Fit, Job, digest_of
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.base import check_budget
+from langchain_dpicl.release.base import check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store.base import PrivateStore, embedder_of
@@ -203,6 +203,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 )
             declared = budget.public_owners if budget.is_frozen else store.owner_count
         declared = checks.whole("owners", declared)
+        warn_of_delta(budget, declared, stacklevel=3)
         if declared < _FEW_OWNERS:
             warnings.warn(
                 f"a head for {declared} owners learns little at a small epsilon: each owner moves a sum by at most 1, "

@@ -121,13 +121,8 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
         else:
             selector.check_owners()
             owners = selector.store.owner_count
-        if owners is not None and budget.delta >= 1 / owners:
-            warnings.warn(
-                f"delta={budget.delta:g} is not below 1/owners={1 / owners:g}: "
-                "such a delta would allow one owner's records to be published outright",
-                PrivacyWarning,
-                stacklevel=stacklevel,
-            )
+        if owners is not None:
+            warn_of_delta(budget, owners, stacklevel + 1)
         if self.line_name is not None:
             budget.declare(self.line_name, self.mechanism, selector.rate, **self._terms())
 
@@ -162,6 +157,17 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
         if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
             raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
         return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
+
+
+def warn_of_delta(budget: Budget, owners: int, stacklevel: int) -> None:
+    """Warn if delta is not below one over the number of owners. ``stacklevel``: of the user's line."""
+    if budget.delta >= 1 / owners:
+        warnings.warn(
+            f"delta={budget.delta:g} is not below 1/owners={1 / owners:g}: "
+            "such a delta would allow one owner's records to be published outright",
+            PrivacyWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:

@@ -483,6 +483,14 @@ def test_a_failure_on_the_private_side_is_constant_and_charged(budgets: Any, mon
     assert budget.spent() == 1
 
 
+def test_a_delta_that_is_too_large_for_the_owners_is_warned_of(noise: Noise, tmp_path: Path) -> None:
+    budget = PrivacyBudget(1.0, 0.01, {"head": 1}, ledger=f"sqlite:///{tmp_path}/large.db")
+    with pytest.warns(PrivacyWarning, match="1/owners") as warned:
+        PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+    assert warned[0].filename == __file__
+    budget.close()
+
+
 def test_few_owners_and_forgetting_are_warned_of(noise: Noise, budgets: Any) -> None:
     store = store_of(60)
     with pytest.warns(PrivacyWarning, match="60 owners"):
