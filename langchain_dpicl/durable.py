@@ -56,18 +56,21 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
+        is_there = False
         if is_new:
             try:
                 os.link(beside, path)
-                return
+                is_there = True
             except FileExistsError:
                 raise
             except OSError:  # a file system without links
                 pass
-        os.replace(beside, path)
+        if not is_there:
+            os.replace(beside, path)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+    beside.unlink(missing_ok=True)  # a second name would keep what is forgotten under the first
 
 
 def sync_folder(path: Path, *, must: bool = False) -> None:

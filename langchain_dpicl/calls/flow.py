@@ -104,20 +104,25 @@ def together(flows: Sequence[Flow[Any]], at_once: int | None = None) -> Either:
 def run(flow: Flow[T]) -> T:
     """Run a flow in this thread and return its result."""
     driver = _Driver(flow)
-    while driver.go_on():
-        driver.take() if type(driver.held[0]) is Chunk else driver.do()
+    while not driver.ended:
+        try:
+            while driver.go_on():
+                driver.take() if type(driver.held[0]) is Chunk else driver.do()
+        except BaseException as error:  # an interrupt between two steps is the flow's, too
+            driver.throw(error)
     return driver.result()
 
 
 def stream(flow: Flow[Any]) -> Generator[Any, None, None]:
     """Run a flow in this thread and yield its chunks. Closing this ends it with a `FlowClosed`."""
     driver = _Driver(flow)
-    while driver.go_on():
-        if type(driver.held[0]) is not Chunk:
-            driver.do()
-            continue
+    while not driver.ended:
         try:
-            yield driver.take()
+            while driver.go_on():
+                if type(driver.held[0]) is Chunk:
+                    yield driver.take()
+                else:
+                    driver.do()
         except BaseException as error:
             driver.throw(error)
     driver.result()
@@ -149,7 +154,7 @@ class _Driver(Generic[T]):
         self._flow = flow
         self.held: list[Any] = [None]  # the flow's effect, or what the flow gets for its last one
         self._resume: Callable[[Any], Any] = flow.send
-        self._ended = False
+        self.ended = False
         self._result: T
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -163,10 +168,10 @@ class _Driver(Generic[T]):
         try:
             self.held.append(resume(self.held.pop()))
         except StopIteration as end:
-            self._result, self._ended = end.value, True
+            self._result, self.ended = end.value, True
         except BaseException as error:
-            self._error, self._ended = error, True
-        return not self._ended
+            self._error, self.ended = error, True
+        return not self.ended
 
     def do(self) -> None:
         """Do the flow's effect in this thread."""
@@ -209,12 +214,12 @@ class _Driver(Generic[T]):
             except asyncio.CancelledError as error:  # of this task: `_work` raises nothing
                 with self._lock:
                     self._cancelled = self._away
-                if self._cancelled or self._ended:
+                if self._cancelled or self.ended:
                     raise
                 self.throw(error)
                 continue
-            if self._ended or type(self.held[0]) is Chunk:
-                return not self._ended
+            if self.ended or type(self.held[0]) is Chunk:
+                return not self.ended
             try:
                 self.held.append(await self.held[0].awaited())
                 del self.held[0]
@@ -226,7 +231,7 @@ class _Driver(Generic[T]):
         while True:
             self.go_on()
             with self._lock:
-                self._away = not self._ended and (self._cancelled or callable(self.held[0]))
+                self._away = not self.ended and (self._cancelled or callable(self.held[0]))
             if not self._away:
                 return
             if self._cancelled and not (self._told and callable(self.held[0])):

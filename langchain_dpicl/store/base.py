@@ -20,7 +20,7 @@ import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -229,17 +229,20 @@ class PrivateStore(PrivateRecords, ABC):
         an equal exemplar, its own owner too, has the same marks. ``parts`` are its parts of a fingerprint, without
         those that others have too.
         """
-        with (
-            ExitStack() as told
-        ):  # in the end, and from the last entry: if a ledger cannot be written, others still hear
-            for key, marks, prints in self._owner_watchers[::-1]:
-                if prints is not None:
-                    hashes = [sketch_hash(key, part) for part in parts]
-                    told.callback(prints, hashes, partial(self.fingerprint, key))
-                if marks is not None and identity is not None:
-                    told.callback(marks, owner_mark(key, identity, named=is_named))
-            for watcher in self._watchers[::-1]:
-                told.callback(watcher, ids)
+        told: list[Callable[[], object]] = [partial(watcher, ids) for watcher in self._watchers]
+        for key, marks, prints in self._owner_watchers:
+            if marks is not None and identity is not None:
+                told.append(partial(marks, owner_mark(key, identity, named=is_named)))
+            if prints is not None:
+                told.append(partial(prints, [sketch_hash(key, part) for part in parts], partial(self.fingerprint, key)))
+        failed: BaseException | None = None
+        for tell in told:  # if a ledger cannot be written, others still hear
+            try:
+                tell()
+            except BaseException as error:
+                failed = error if failed is None or not isinstance(error, Exception) else failed
+        if failed is not None:
+            raise failed
 
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
