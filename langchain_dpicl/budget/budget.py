@@ -201,7 +201,8 @@ class PrivacyBudget(BaseBudget):
                 raise PlanMismatch(f"the line {name!r} was declared with {words}")
             latest = asked if rate_is_explicit else earlier
             merged = {**earlier.options, **{key: asked.options[key] for key in given}}
-            request = replace(earlier, rate=latest.rate, owners=latest.owners, options=merged)
+            declared = latest.owners if earlier.owners is None else earlier.owners  # a number that is public stays
+            request = replace(earlier, rate=latest.rate, owners=declared, options=merged)
             self._declared[name] = request, before | chosen
 
     def line(

@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget import opening, schema
 from langchain_dpicl.budget.database import TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
-from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries
+from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
@@ -245,6 +245,17 @@ class Ledger(StoredLedger):
         if found._asdict() != values:
             raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
         return 0
+
+    @transaction()
+    def keep_step(self, connection: Connection, charge: Charge, step: int, content: str) -> str:
+        """Keep what one step of a charge releases, durably; returns what stands. The first to keep a step decides."""
+        row = {"counter_id": charge.counter_id, "number": charge.number, "step": step}
+        known = sa.select(steps.c.content).where(*(steps.c[name] == value for name, value in row.items()))
+        found = connection.scalar(known)
+        if found is None:
+            insert(connection, steps, {**row, "content": content})
+            return content
+        return str(found)
 
     @transaction("note")
     def give_up(self, connection: Connection, charge: Charge) -> None:

@@ -225,6 +225,17 @@ class BudgetLine:
             return None
         return self._ledger.open_charge(self._account(principal), query, self._has_others)
 
+    def steps(self, charge: Charge) -> list[str]:
+        """What `keep_step` has kept of this charge, in its order."""
+        return self._ledger.steps(charge)
+
+    def keep_step(self, charge: Charge, step: int, content: str) -> str:
+        """Keep what a step of this charge releases, durably, before anybody uses it; returns what stands.
+
+        Of several processes that make the same step, the first decides: the others' content is not released.
+        """
+        return self._ledger.keep_step(charge, step, content)
+
     def _exceeded(self, principal: str, needed: int) -> PrivacyBudgetExceeded:
         if self.plan is None:
             room = f"filter {self._stored.name!r} has room for {self.remaining()} {self._unit} of this kind"

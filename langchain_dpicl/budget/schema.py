@@ -38,7 +38,7 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.errors import LedgerError
 
-VERSION = 5
+VERSION = 6
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 ADVICE = (
@@ -127,6 +127,9 @@ queries = sa.Table(
     whole("number"),
     sqlite_with_rowid=False,
 )
+steps = sa.Table(
+    "dpicl_steps", metadata, _id("counter_id"), _number("number"), _number("step"), text("content")
+)  # what a charge's steps have released, for a release of several steps that may be interrupted
 filters = sa.Table("dpicl_filters", metadata, _id("plan_id", "dpicl_plans.id"), text("state"))
 acts = sa.Table(
     "dpicl_acts",

@@ -232,6 +232,15 @@ class StoredLedger(Database):
         return Charge(**account._asdict(), **about, time=row.charged, others=beside, query=query)
 
     @transaction("read")
+    def steps(self, connection: Connection, charge: Charge) -> list[str]:
+        """What the steps of a charge have released, in their order."""
+        table = schema.steps
+        kept = sa.select(table.c.content).where(
+            table.c.counter_id == charge.counter_id, table.c.number == charge.number
+        )
+        return [content for (content,) in connection.execute(kept.order_by(table.c.step))]
+
+    @transaction("read")
     def receipt(
         self, connection: Connection, plan_id: int, line: str, number: int, counter_id: int | None = None
     ) -> tuple[str, str] | None:

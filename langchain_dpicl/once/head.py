@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
+from weakref import WeakSet
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -18,19 +18,20 @@ from langchain_dpicl.aggregators.gaussian import check_labels
 from langchain_dpicl.budget import Budget, Receipt
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.durable import replacing, sync_folder
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning
-from langchain_dpicl.once.fitting import Fit, Job, digest_of
+from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
+from langchain_dpicl.once.fitting import Fit, Job
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store.base import PrivateStore, embedder_of
-from langchain_dpicl.store.records import Vectors, aembed_query, as_matrix, attempt, embed, embed_query
+from langchain_dpicl.store.records import Vectors, as_matrix, attempt, embed
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _log = logging.getLogger("langchain_dpicl")
+_fitted: WeakSet[PrivateStore] = WeakSet()
 
 
 class HeadAnswer(TypedDict):
@@ -102,20 +103,38 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
         return text
 
+    def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
+        """The answers, and the errors of what is no question."""
+        found: list[HeadAnswer | Exception] = []
+        for question in questions:
+            try:
+                found.append(cast("Any", self._text(question)))
+            except InvalidParameter as error:
+                found.append(error)
+        texts = [cast("str", each) for each in found if not isinstance(each, Exception)]
+        answers = iter(self._of_rows(texts, *attempt(self.embeddings.embed_documents, texts)) if texts else [])
+        return [each if isinstance(each, Exception) else next(answers) for each in found]
+
     def _answer(self, question: Any) -> HeadAnswer:
-        vector = embed_query(self.embeddings, self._text(question), self.features.dimension)
-        return self.answers(vector.reshape(1, -1))[0]
+        """Embedded as a record, which a question resembles."""
+        texts = [self._text(question)]
+        return self._of_rows(texts, *attempt(self.embeddings.embed_documents, texts))[0]
 
     async def _aanswer(self, question: Any) -> HeadAnswer:
-        vector = await aembed_query(self.embeddings, self._text(question), self.features.dimension)
-        return self.answers(vector.reshape(1, -1))[0]
+        texts, rows, fault = [self._text(question)], None, ""
+        try:
+            rows = await self.embeddings.aembed_documents(texts)
+        except Exception as error:
+            fault = type(error).__name__
+        return self._of_rows(texts, rows, fault)[0]
 
-    def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
-        texts = [self._text(question) for question in questions]
-        rows, fault = attempt(self.embeddings.embed_documents, texts)
-        if fault:
-            raise ModelUnavailable(f"the embedding model failed ({fault})")
-        return list(self.answers(as_matrix(rows, len(texts))))
+    def _of_rows(self, texts: list[str], rows: Any, fault: str) -> list[HeadAnswer]:
+        if not fault:
+            try:
+                return self.answers(as_matrix(rows, len(texts)))
+            except DPICLError as error:
+                fault = str(error)
+        raise ModelUnavailable(f"the embedding model failed on public text ({fault})")
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> HeadAnswer:
         """The answer to one question."""
@@ -172,13 +191,15 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             not come from the store. Default: the embeddings themselves, which costs little from some thousand owners
             on.
         owners
-            The number of owners by which the sums are divided: declared once, and public. Default: the frozen plan's,
-            or, before it is frozen, the store's; a filtered budget keeps none, so give it.
+            The number of owners by which the sums are divided: declared once, and public. Default: what the budget's
+            line was declared or frozen with, or else, when the plan is frozen, the store's. A filtered budget keeps
+            none, so give it.
         output
             A file for the head. Then an interrupted fit goes on when it is called again with the same settings: it is
-            charged once, and its noisy sums are kept in ``FILE.part`` until the head is written. This needs a budget
-            that replays (``replay=True`` or ``"principal"``) and has no tickets; otherwise a fit starts, and is
-            charged, anew.
+            charged once. The ledger keeps its noisy sums, and ``FILE.part`` its name until the head is written. This
+            needs a budget that replays (``replay=True`` or ``"principal"``) and has no tickets; otherwise a fit
+            starts, and is charged, anew. Do not put back an older copy of the ledger while a fit is unfinished: it
+            would repeat steps.
         line
             The budget's line, if it has several.
         noise
@@ -195,22 +216,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         check_budget(budget, noise)
         if budget.scope != "shared":
             raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
-        declared = owners
-        if owners is None:
-            if budget.is_filtered:
-                raise InvalidParameter(
-                    "owners", None, "given for PrivacyBudget.filtered, which keeps no number of them"
-                )
-            declared = budget.public_owners if budget.is_frozen else store.owner_count
-        declared = checks.whole("owners", declared)
-        warn_of_delta(budget, declared, stacklevel=3)
-        if declared < _FEW_OWNERS:
-            warnings.warn(
-                f"a head for {declared} owners learns little at a small epsilon: each owner moves a sum by at most 1, "
-                "and the noise is as large as for many owners",
-                PrivacyWarning,
-                stacklevel=2,
-            )
+        owners = None if owners is None else checks.whole("owners", owners)
         if isinstance(public, FeatureMap):
             features = public
         elif public is None:
@@ -223,8 +229,16 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if features.dimension != store.dimension:
             raise InvalidParameter("public", f"{features.dimension} dimensions", f"{store.dimension}, as the store")
         budget.watch(store)
-        job = None if output is None else Job(Path(output), digest_of(names, features, declared, line, noise))
-        fit = Fit(store, budget, names, features, declared, job, line_name=line, noise=noise, progress=progress)
+        fit = Fit(store, budget, names, features, owners, line_name=line, noise=noise, progress=progress)
+        warn_of_delta(budget, fit.owners, stacklevel=3)
+        if fit.owners < _FEW_OWNERS:
+            warnings.warn(
+                f"a head for {fit.owners} owners learns little at a small epsilon: each owner moves a sum by at most "
+                "1, and the noise is as large as for many owners",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        fit.job = job = None if output is None else Job(Path(output), fit.digest)
         try:
             weights, receipt = run(transact(fit, None))
             head = cls(
@@ -238,7 +252,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 job.close()
         if fit.unknown:
             _log.warning("fitting a head: %d records have none of its labels and count nothing (private)", fit.unknown)
-        store.on_forget(_warn_of_forgetting)
+        if store not in _fitted:
+            _fitted.add(store)
+            store.on_forget(_tell_of_forgetting)
         return head
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -274,11 +290,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
             receipt, input_key = cast("Receipt", dict(about.pop("receipt"))), str(about.pop("input_key"))
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
-            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all():
+            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all() or "id" not in receipt:
                 raise ValueError
         except OSError as error:
             reason = f"{reason} that can be read ({error.strerror or type(error).__name__})"
-        except (ValueError, KeyError, TypeError, AttributeError, InvalidParameter, zipfile.BadZipFile, EOFError):
+        except Exception:  # whatever a damaged archive makes its readers raise
             pass
         else:
             found = embedder_of(embeddings)
@@ -291,10 +307,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
 
 
-def _warn_of_forgetting(ids: Sequence[int]) -> None:
-    warnings.warn(
-        "a head was fitted on this store before: it does not change. To forget an owner there, fit a new head (which "
-        "takes a new share of budget) and remove the old one's file",
-        PrivacyWarning,
-        stacklevel=4,
+def _tell_of_forgetting(ids: Sequence[int]) -> None:
+    _log.warning(
+        "a head was fitted on this store before, and does not change: to forget an owner there, fit a new head, which "
+        "takes a new share of budget, and remove the old one's file"
     )

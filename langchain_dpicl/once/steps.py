@@ -12,7 +12,7 @@ an owner's gradient is a function of its own records and of W, which depends on 
 in floating point does not keep it: the last bits of one row may depend on how many other rows there are, and a rounding
 makes a lattice step of them. So every product here is one of whole numbers, in float64, whose sums stay below 2^53:
 each is exact, in whatever order a library adds. Features are whole numbers of norm at most 2^16, weights whole numbers
-in units of 2^-20 with rows of norm at most 2^37, residuals whole numbers of at most 2^20. The probabilities come from
+in units of 2^-20 with rows of norm at most 2^36, residuals whole numbers of at most 2^20. The probabilities come from
 additions, products and quotients of single numbers, which IEEE 754 rounds in one way. An owner's gradient is clipped by
 scaling its residuals, rounded towards 0, so gradients lie on the lattice of 2^-36 and their sum is exact too: the sum
 for two sets of owners together is the sum for the one plus the sum for the other, to the last bit.
@@ -20,11 +20,15 @@ for two sets of owners together is the sum for the one plus the sum for the othe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import real, whole
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.float64]
@@ -35,7 +39,9 @@ LATTICE = 1 << 36
 
 _X, _R, _W = 1 << 16, 1 << 20, 1 << 20  # the units of features, residuals, weights
 _E, _P = 1 << 20, 1 << 20  # of embeddings and projections
-_LARGEST_WEIGHT = 1 << 10
+_LARGEST_WEIGHT = 1 << 9
+_MOST_FEATURES = 1 << 14
+_LONGEST_ROW = 1 << 8  # of a projection
 _BLOCK = 1 << 14  # rows at a time: the sum of a block's products stays below 2^53
 _SQUARINGS = 10
 _SAFE = 1.0 - 2.0**-40
@@ -47,6 +53,9 @@ class FeatureMap:
 
     An embedding loses ``mean``, is projected on the rows of ``projection`` (None: stays as it is), is multiplied by
     ``scale`` and gets the constant ``bias`` as one more number. What is longer than 1 is scaled to norm 1.
+
+    Raises `InvalidParameter` beyond the bounds within which all products are exact: at most 16,383 features, a mean of
+    norm at most 2, rows of a projection of norm at most 256, a scale of at most 1,024, a bias of at most 1.
     """
 
     dimension: int
@@ -54,6 +63,27 @@ class FeatureMap:
     projection: Floats | None = None
     scale: float = 2.0
     bias: float = 0.5
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "dimension": whole("dimension", self.dimension, at_most=_MOST_FEATURES - 1),
+            "scale": real("scale", self.scale, at_least=2.0**-20, at_most=2.0**10),
+            "bias": real("bias", self.bias, at_least=0.0, at_most=1.0),
+        }
+        for name, array in self.arrays.items():
+            try:
+                found = np.array(array, np.float64, ndmin=1)
+            except (ValueError, TypeError):
+                found = np.zeros(0)
+            shape = (self.dimension,) if name == "mean" else (len(found), self.dimension)
+            if found.shape != shape or not 0 < len(found) < _MOST_FEATURES or not np.isfinite(found).all():
+                raise InvalidParameter(name, f"shape {found.shape}", f"finite numbers of the shape {shape}")
+            longest = float(np.linalg.norm(found, axis=-1).max())
+            if longest > (bound := 2.0 if name == "mean" else _LONGEST_ROW):
+                raise InvalidParameter(name, f"norm {longest:g}", f"norms of at most {bound:g}")
+            checked[name] = found
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, vectors: Floats, dimensions: int = 64) -> FeatureMap:
@@ -82,19 +112,42 @@ class FeatureMap:
         return 1 + (self.dimension if self.projection is None else len(self.projection))
 
     def features(self, vectors: NDArray[np.floating]) -> Whole:
-        """Features of norm at most 1 in units of 2^-16, one row for each embedding. A row depends on its own alone."""
-        whole = np.trunc(np.asarray(vectors, np.float64) * _E)
+        """Features of norm at most 1 in units of 2^-16, one row for each embedding. A row depends on its own alone.
+
+        An embedding that is longer than 1, or not finite, counts as zero. (A store has none.)
+        """
+        short = np.asarray(vectors, np.float64)
+        short = np.where(((short * short).sum(axis=1) <= 1.5)[:, None], short, 0.0)
+        moved = np.trunc(short * _E)
         if self.mean is not None:
-            whole -= np.trunc(self.mean * _E)
+            moved -= np.trunc(self.mean * _E)
         if self.projection is None:
-            whole *= _P
+            moved *= _P
         else:
-            whole = whole @ np.trunc(self.projection * _P).T
-        found = np.trunc(whole * (self.scale * _R / (_E * _P)))
+            moved = moved @ np.trunc(self.projection * _P).T
+        found = np.trunc(moved * (self.scale * _R / (_E * _P)))
         found = np.concatenate([found, np.full((len(found), 1), np.trunc(self.bias * _R))], axis=1)
-        norm = np.sqrt((found * found).sum(axis=1))
+        norm = _norms(found, self._longest)
         found *= (_SAFE * _X / np.maximum(norm, _R))[:, None]
         return np.trunc(found)
+
+    @property
+    def _longest(self) -> float:
+        """At least the norm of any features before they are clipped, in units of 2^-20."""
+        stretch = 1.0 if self.projection is None else float(np.linalg.norm(self.projection))
+        return (4.0 * stretch * self.scale + self.bias) * _R
+
+
+def _norms(rows: Whole, longest: float) -> Floats:
+    """At least the Euclidean norm of each row of whole numbers, none longer than ``longest``.
+
+    The sums of squares are exact, in whatever order: longer rows are measured in larger units, and rounded up.
+    """
+    unit = 2.0 ** max(0, math.frexp(longest)[1] - 26)
+    coarse = np.trunc(rows / unit)
+    rounding = 0.0 if unit == 1.0 else math.sqrt(rows.shape[1])
+    found: Floats = (np.sqrt((coarse * coarse).sum(axis=1)) + rounding) * unit
+    return found
 
 
 def probabilities(scores: Floats) -> Floats:
@@ -115,7 +168,7 @@ def probabilities(scores: Floats) -> Floats:
     return powers / total[:, None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OwnedRecords:
     """The records of all owners: features, the labels' positions (ascending owners, each with all its records)."""
 
@@ -155,6 +208,8 @@ def _block(features: Whole, labels: NDArray[np.int64], starts: NDArray[np.int64]
     found = probabilities((features @ weights.T) / (_X * _W))
     found[np.arange(len(found)), labels] -= 1.0
     residuals = np.trunc(found * _R)
+    if not np.isfinite(residuals).all():
+        raise ArithmeticError("weights are finite")
     counts = np.diff(np.append(starts, len(features)))
     norms = np.sqrt((residuals * residuals).sum(axis=1) * (features * features).sum(axis=1))[starts]
     margins = np.zeros(len(starts))  # what rounding may add to a sum of several gradients
@@ -176,7 +231,5 @@ def _product(residuals: Whole, features: Whole) -> NDArray[np.int64]:
 
 
 def _norm(gradient: NDArray[np.int64], records: int) -> float:
-    """At least the Euclidean norm of a sum of so many gradients. The sum of the squares is exact: it is below 2^53."""
-    unit = 1 << (11 + records.bit_length())
-    whole = np.trunc(gradient / unit)
-    return float((np.sqrt((whole * whole).sum()) + np.sqrt(whole.size)) * unit)
+    """At least the Euclidean norm of a sum of so many gradients."""
+    return float(_norms(np.asarray(gradient, np.float64).reshape(1, -1), 2.0 * records * LATTICE)[0])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from langchain_dpicl import ExemplarStore, LineRequest, PrivacyBudget
 from langchain_dpicl.errors import (
     InvalidParameter,
+    ModelUnavailable,
     PlanMismatch,
     PrivacyBudgetExceeded,
     PrivacyWarning,
@@ -169,6 +170,64 @@ def test_features_have_norm_at_most_1_and_depend_on_their_own_row(kind: str) -> 
         assert (features.features(vectors[rows]) == found[rows]).all()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": float("nan")},
+        {"scale": 1e305},
+        {"scale": -1.0},
+        {"scale": "2"},
+        {"bias": float("inf")},
+        {"bias": 2.0},
+        {"mean": np.full(4, np.nan)},
+        {"mean": np.full(4, 2.0)},
+        {"mean": np.zeros(3)},
+        {"mean": "mean"},
+        {"projection": np.full((2, 4), 200.0)},
+        {"projection": np.full((2, 4), np.inf)},
+        {"projection": np.zeros(4)},
+        {"projection": np.zeros((0, 4))},
+        {"projection": np.zeros((2**14, 4))},
+        {"dimension": 2**14},
+        {"dimension": 0},
+    ],
+)
+def test_a_feature_map_beyond_exact_arithmetic_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match=next(iter(change))):
+        FeatureMap(**{"dimension": 4, **change})
+
+
+def test_the_widest_feature_maps_stay_exact() -> None:
+    """At the bounds: long rows, a large scale, many features, half precision. Each row by itself, and all together."""
+    draw = np.random.default_rng(7)
+    rows = draw.normal(size=(300, 64))
+    rows *= 255.0 / np.linalg.norm(rows, axis=1, keepdims=True)
+    mean = draw.normal(size=64)
+    vectors = draw.normal(size=(40, 64))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    mean *= 1.99 / np.linalg.norm(mean)
+    for features in (
+        FeatureMap(64, mean, rows, scale=1024.0, bias=1.0),
+        FeatureMap(64, mean.astype(np.float16), rows.astype(np.float16)),
+        FeatureMap(64, projection=draw.normal(size=(2**14 - 1, 64)) * 1e-6),
+    ):
+        found = features.features(vectors)
+        assert ((found**2).sum(axis=1) <= float(features.unit) ** 2).all()
+        assert (np.concatenate([features.features(row[None]) for row in vectors]) == found).all()
+        records = OwnedRecords(found.astype(np.float32), np.arange(40) % 3, np.arange(40) // 2)
+        weights = draw.normal(size=(3, features.size)) * 1e6
+        parts = [clipped_sum(only(records, records.owners == owner), weights) for owner in range(20)]
+        assert (clipped_sum(records, weights) == sum(parts)).all()
+        assert max(sum(int(number) ** 2 for number in part.ravel()) for part in parts) <= LATTICE**2
+
+
+def test_embeddings_that_are_no_unit_vectors_count_as_zero() -> None:
+    strange = np.array([[np.nan, 0.0], [np.inf, 0.0], [3.0, 0.0], [0.6, 0.8]])
+    found = FeatureMap(2).features(strange)
+    assert (found[:3, :2] == 0.0).all()
+    assert found[3, 0] > 0.0
+
+
 # -- its price ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +263,28 @@ def test_a_line_with_another_rate_is_refused(budgets: Any, tmp_path: Path) -> No
     budget = PrivacyBudget(1.0, 1e-5, releases, ledger=f"sqlite:///{tmp_path}/rate.db")
     with pytest.raises(PlanMismatch, match="rate"):
         PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+    budget.close()
+
+
+def test_a_number_of_owners_that_was_declared_stands(noise: Noise, tmp_path: Path) -> None:
+    """Neither the live store nor a later call changes it; and a plan that keeps none asks for one."""
+    for name, declared in (("request", True), ("declare", False)):
+        releases: Any = {"head": LineRequest("head", 1.0, 2, owners=500) if declared else 2}
+        budget = PrivacyBudget(1.0, 1e-5, releases, ledger=f"sqlite:///{tmp_path}/{name}.db")
+        if not declared:
+            budget.declare("head", "head", 1.0, rate_is_explicit=True, owners=500)
+        with pytest.raises(PlanMismatch, match="owners"):
+            PrivateHead.fit(store_of(), LABELS, budget, owners=400, progress=False)
+        PrivateHead.fit(store_of(), LABELS, budget, progress=False)
+        assert budget.public_owners == 500
+        PrivateHead.fit(store_of(310), LABELS, budget, owners=500, progress=False)
+        budget.close()
+    lines = {"head": LineRequest("head", 1.0, 1), "vote": LineRequest("vote", 0.1, 5, owners=300)}
+    budget = PrivacyBudget(3.0, 1e-5, lines, ledger=f"sqlite:///{tmp_path}/none.db")
+    budget.line("vote", 0.1, name="vote")
+    with pytest.raises(InvalidParameter, match="owners"):
+        PrivateHead.fit(store_of(), LABELS, budget, line="head", progress=False)
+    PrivateHead.fit(store_of(), LABELS, budget, line="head", owners=300, progress=False)
     budget.close()
 
 
@@ -269,7 +350,44 @@ def test_every_way_to_ask_gives_one_answer(noise: Noise, budgets: Any) -> None:
             assert found["label"] == answer["label"]
             assert found["scores"] == pytest.approx(answer["scores"])
     assert head.batch([]) == []
-    assert head.batch([asked[0], 3], return_exceptions=True)[1].parameter == "input"
+    one, refused = head.batch([asked[0], 3], return_exceptions=True)
+    assert (one["label"], refused.parameter) == (answers[0]["label"], "input")
+    with pytest.raises(InvalidParameter, match="input"):
+        head.batch([asked[0], 3])
+
+
+def test_a_model_that_fails_on_a_question_is_said_to_be_unavailable(noise: Noise, budgets: Any) -> None:
+    class Broken(DeterministicFakeEmbedding):
+        rows: Any = None
+
+        def embed_documents(self, texts: list[str]) -> Any:
+            if self.rows is None:
+                raise RuntimeError("no model")
+            return self.rows
+
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    for rows in (None, [], [[1.0]], [[float("nan")] * DIMENSION], "text"):
+        head.embeddings = Broken(size=DIMENSION, rows=rows)
+        for ask in (
+            lambda: head.invoke("which?"),
+            lambda: head.batch(["which?"]),
+            lambda: asyncio.run(head.ainvoke("x")),
+        ):
+            with pytest.raises(ModelUnavailable):
+                ask()
+
+
+def test_records_are_read_in_parts(noise: Noise, budgets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner whose records lie in two parts is one owner."""
+    rows = [{"input": f"text {i}", "output": LABELS[i % 3], "owner": f"o{i // 5}"} for i in range(600)]
+    vectors = np.random.default_rng(1).normal(size=(600, DIMENSION)).astype(np.float32)
+    heads = []
+    for read in (10_000, 7):
+        monkeypatch.setattr(fitting, "_READ", read)
+        noise.generator = np.random.default_rng(0)
+        store = ExemplarStore.from_records(rows, EMBEDDINGS, owner_key="owner", vectors=vectors, progress=False)
+        heads.append(PrivateHead.fit(store, LABELS, budgets(), progress=False))
+    assert (heads[0].weights == heads[1].weights).all()
 
 
 @pytest.mark.parametrize("question", ["", "  ", 3, None, {}, {"input": ""}, {"question": "which?"}])
@@ -336,6 +454,10 @@ def test_a_file_with_a_pickle_or_other_content_is_refused(noise: Noise, budgets:
         {**good, "about": np.array(json.dumps({**about, "format": "dpicl-head-9"}))},
         {**good, "about": np.array(json.dumps({**about, "labels": ["red"]}))},
         {**good, "more": np.zeros(3)},
+        {**good, "about": np.array(json.dumps({**about, "scale": None}))},
+        {**good, "about": np.array(json.dumps({**about, "receipt": {}}))},
+        {**good, "about": np.array("[" * 100_000)},
+        {**good, "mean": np.zeros(3)},
     ):
         np.savez(path, **broken)
         with pytest.raises(InvalidParameter, match="path"):
@@ -354,19 +476,27 @@ def test_another_embedding_model_is_refused_by_name(noise: Noise, budgets: Any, 
 # -- interruptions -----------------------------------------------------------------------------------------------------
 
 
+def interrupted(
+    stop: int, monkeypatch: pytest.MonkeyPatch, store: ExemplarStore, budget: PrivacyBudget, output: Path, seed: int = 3
+) -> Noise:
+    """A fit that is killed before it draws the noise of step ``stop``; its source of noise draws on from there."""
+    source = Noise(seed, stop=stop)
+    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    source.stop = None
+    return source
+
+
 @pytest.mark.parametrize("after", [0, 1, 13, 19])
 def test_an_interrupted_fit_goes_on_and_is_charged_once(
     after: int, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its noise is drawn 20 times in all, and the head is the one of a fit that nobody interrupted."""
     store, budget, output = store_of(), budgets(), tmp_path / "head.npz"
-    first = Noise(3, stop=after)
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: first)
-    with pytest.raises(KeyboardInterrupt):
-        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    first = interrupted(after, monkeypatch, store, budget, output)
     assert not output.exists()
-    assert len((tmp_path / "head.npz.part").read_bytes().splitlines()) == 1 + after
-    first.stop = None
+    assert (tmp_path / "head.npz.part").exists()
     head = PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     assert len(first.asked) == 20
     assert budget.spent() == 1
@@ -378,14 +508,61 @@ def test_an_interrupted_fit_goes_on_and_is_charged_once(
     assert (PrivateHead.load(output, EMBEDDINGS).weights == head.weights).all()
 
 
+def test_copies_of_a_fit_release_the_same_sums(budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FILE.part in five folders, each run to its end: one charge, and the sums that stood in the ledger first."""
+    store, budget = store_of(), budgets()
+    (tmp_path / "0").mkdir()
+    interrupted(1, monkeypatch, store, budget, tmp_path / "0" / "head.npz")
+    part = (tmp_path / "0" / "head.npz.part").read_bytes()
+    weights = []
+    for number in range(1, 4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        output = folder / "head.npz"
+        moved = json.loads(part)
+        (folder / "head.npz.part").write_bytes(json.dumps({**moved, "output": str(output)}).encode() + b"\n")
+        source = Noise(number)
+        monkeypatch.setattr(fitting, "SecureRandomness", lambda source=source: source)
+        weights.append(PrivateHead.fit(store, LABELS, budget, output=output, progress=False).weights)
+        assert len(source.asked) == (19 if number == 1 else 0)
+    assert all((other == weights[0]).all() for other in weights)
+    assert budget.spent() == 1
+
+
+def test_two_processes_that_make_one_step_release_the_first_sum(
+    budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another copy of the fit ends while this one is within its first step: this one's own sums are never used."""
+    store, budget = store_of(), budgets()
+    source = interrupted(0, monkeypatch, store, budget, tmp_path / "head.npz")
+    part = json.loads((tmp_path / "head.npz.part").read_bytes())
+    other = tmp_path / "other.npz"
+    (tmp_path / "other.npz.part").write_text(json.dumps({**part, "output": str(other)}) + "\n")
+    real, done = fitting.clipped_sum, []
+
+    def slow(records: OwnedRecords, weights: Any) -> Any:
+        if not done:
+            done.append(True)
+            done.append(PrivateHead.fit(store, LABELS, budget, output=other, progress=False).weights)
+        return real(records, weights)
+
+    monkeypatch.setattr(fitting, "clipped_sum", slow)
+    head = PrivateHead.fit(store, LABELS, budget, output=tmp_path / "head.npz", progress=False)
+    assert (head.weights == done[1]).all()
+    assert budget.spent() == 1
+    assert len(source.asked) == 40  # of which those of one fit were kept
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_fit_that_is_killed_before_its_file_is_written_finds_its_answer(
-    noise: Noise, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    times: int, noise: Noise, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, budget, output = store_of(), budgets(), tmp_path / "head.npz"
     with monkeypatch.context() as patch:
         patch.setattr(PrivateHead, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+        for _ in range(times):
+            with pytest.raises(KeyboardInterrupt):
+                PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     again = PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     assert again.receipt["replayed"]
     assert budget.spent() == 1
@@ -393,28 +570,25 @@ def test_a_fit_that_is_killed_before_its_file_is_written_finds_its_answer(
     assert (PrivateHead.load(output, EMBEDDINGS).weights == again.weights).all()
 
 
-def test_a_journal_of_other_settings_and_a_head_that_is_there_are_refused(
+def test_a_part_of_another_fit_and_a_head_that_is_there_are_refused(
     budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, budget, output = store_of(), budgets(count=2), tmp_path / "head.npz"
-    source = Noise(stop=2)
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
-    with pytest.raises(KeyboardInterrupt):
-        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+    interrupted(2, monkeypatch, store, budget, output)
     part = tmp_path / "head.npz.part"
     before = part.read_bytes()
     with pytest.raises(InvalidParameter, match="same settings"):
         PrivateHead.fit(store, LABELS[:2], budget, output=output, progress=False)
     assert part.read_bytes() == before
-    moved = tmp_path / "other.npz"
     (tmp_path / "other.npz.part").write_bytes(before)
     with pytest.raises(InvalidParameter, match="move it back"):
-        PrivateHead.fit(store, LABELS, budget, output=moved, progress=False)
-    part.write_bytes(before.replace(b"sum", b"som"))
-    with pytest.raises(InvalidParameter, match="undamaged"):
-        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+        PrivateHead.fit(store, LABELS, budget, output=tmp_path / "other.npz", progress=False)
+    for strange in (before.replace(b"dpicl-fit", b"dpicl-fat"), b"my notes", b"my notes\n", b"[1]\n"):
+        part.write_bytes(strange)
+        with pytest.raises(InvalidParameter, match="of a fit"):
+            PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
+        assert part.read_bytes() == strange
     part.write_bytes(before)
-    source.stop = None
     PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     with pytest.raises(InvalidParameter, match="a head is there"):
         PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
@@ -422,16 +596,20 @@ def test_a_journal_of_other_settings_and_a_head_that_is_there_are_refused(
     assert output.exists()
 
 
-def test_sums_of_a_charge_that_is_gone_are_dropped(
+def test_a_fit_that_was_refused_leaves_no_part(noise: Noise, budgets: Any, tmp_path: Path) -> None:
+    store, budget = store_of(), budgets()
+    PrivateHead.fit(store, LABELS, budget, progress=False)
+    with pytest.raises(PrivacyBudgetExceeded):
+        PrivateHead.fit(store, LABELS, budget, output=tmp_path / "head.npz", progress=False)
+    assert not list(tmp_path.glob("head*"))
+
+
+def test_a_budget_that_does_not_replay_keeps_no_open_charge(
     budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget that does not replay keeps no open charge: the fit starts anew, and pays anew."""
+    """The fit starts anew, and pays anew, at once."""
     store, budget, output = store_of(), budgets(count=2, replay=False), tmp_path / "head.npz"
-    source = Noise(stop=5)
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
-    with pytest.raises(KeyboardInterrupt):
-        PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
-    source.stop = None
+    source = interrupted(5, monkeypatch, store, budget, output)
     PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     assert len(source.asked) == 25
     assert budget.spent() == 2
@@ -456,7 +634,7 @@ def test_bad_input_costs_nothing(budgets: Any, tmp_path: Path) -> None:
         ({"owners": 0}, "owners"),
         ({"owners": 1.5}, "owners"),
         ({"noise": 3.0}, "noise"),
-        ({"output": tmp_path}, "output"),
+        ({"output": tmp_path, "budget": budgets()}, "output"),
         ({"line": "votes"}, "line"),
     ]
     for change, named in cases:
@@ -491,12 +669,15 @@ def test_a_delta_that_is_too_large_for_the_owners_is_warned_of(noise: Noise, tmp
     budget.close()
 
 
-def test_few_owners_and_forgetting_are_warned_of(noise: Noise, budgets: Any) -> None:
+def test_few_owners_and_forgetting_are_warned_of(noise: Noise, budgets: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = store_of(60)
-    with pytest.warns(PrivacyWarning, match="60 owners"):
-        PrivateHead.fit(store, LABELS, budgets(), progress=False)
-    with pytest.warns(PrivacyWarning, match="new head"):
+    budget = budgets(count=2)
+    for _ in range(2):
+        with pytest.warns(PrivacyWarning, match="60 owners"):
+            PrivateHead.fit(store, LABELS, budget, progress=False)
+    with caplog.at_level(logging.WARNING, logger="langchain_dpicl"):
         store.forget("o3")
+    assert len([record for record in caplog.records if "new head" in record.getMessage()]) == 1
 
 
 def test_a_filtered_budget_and_tickets_pay_for_a_head(noise: Noise, budgets: Any, tmp_path: Path) -> None:

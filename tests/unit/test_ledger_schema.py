@@ -38,7 +38,7 @@ def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: 
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
     connection.close()
-    with pytest.raises(LedgerError, match="reads version 5 alone"):
+    with pytest.raises(LedgerError, match="reads version 6 alone"):
         Ledger(ledger_url)
     assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
 
