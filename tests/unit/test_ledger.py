@@ -76,6 +76,28 @@ def test_a_charge_that_fails_half_way_charges_nothing(ledger: Ledger, ledger_url
     assert [charge.number for charge in charged(ledger, plan, "vote", 1)] == [3]
 
 
+def test_the_first_content_of_a_charges_step_stands(ledger: Ledger, ledger_url: str) -> None:
+    """Also among threads that keep one step at once; each charge has steps of its own."""
+    plan = planned(ledger, 10)
+    one, two = charged(ledger, plan, "vote", 2)
+    assert ledger.keep_step(one, 0, "a") == "a"
+    assert Ledger(ledger_url).keep_step(one, 0, "b") == "a"
+    stood: list[str] = []
+    threads = [
+        threading.Thread(target=lambda name=name: stood.append(Ledger(ledger_url).keep_step(one, 1, name)))
+        for name in "cdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stood) == len(threads)
+    assert len(set(stood)) == 1
+    assert ledger.steps(one) == ["a", stood[0]]
+    assert ledger.steps(two) == []
+    assert ledger.spent(plan)["vote"] == 2
+
+
 def test_a_plan_is_stored_once_and_the_first_one_stands(ledger: Ledger) -> None:
     first = ledger.store_plan("n", "first", "0" * 64, {"vote": 3})
     second = ledger.store_plan("n", "second", "1" * 64, {"vote": 300})
