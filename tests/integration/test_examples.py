@@ -29,7 +29,7 @@ from langchain_dpicl.store.records import read_records
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., list[str]]
-CUSTOMERS = "200"
+CUSTOMERS = "150"
 """Of the examples' inbox: embedding all 800 of them takes longer than anything else here."""
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]

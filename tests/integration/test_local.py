@@ -55,7 +55,8 @@ def log_probabilities(group: list[str], **settings: Any) -> list[Any]:
     return [generation[0].generation_info["logprobs"]["content"] for generation in result.generations]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("settings", [{}, pytest.param({"shared_prefix": True}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"shared_prefix": True}])
 def test_log_probabilities_are_bit_identical_whatever_runs_before_or_beside(settings: dict[str, Any]) -> None:
     groups = prompts(random.Random(0))
     alone = [log_probabilities(group, **settings) for group in groups]
@@ -79,6 +80,7 @@ def test_a_shared_prefix_changes_scores_by_rounding_only() -> None:
         assert math.isclose(a[0]["logprob"], b[0]["logprob"], abs_tol=1.0)
 
 
+@pytest.mark.slow
 def test_many_callers_at_once_are_all_served() -> None:
     with ThreadPoolExecutor(40) as pool:
         answers = list(pool.map(lambda i: local_llm().invoke("one two three", max_tokens=2), range(40)))
@@ -180,6 +182,7 @@ assert model.invoke("one two three", max_tokens=2) == expected
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_fork_before_the_first_model_is_free_to_start_one() -> None:
     code = """
 import os, sys
@@ -194,6 +197,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_process_ends_while_a_request_is_under_way() -> None:
     code = """
 import threading, time
@@ -242,6 +246,7 @@ def test_a_path_to_a_gguf_file_works_too() -> None:
     assert local_llm(model_path(), context=512).invoke("one two three", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_weights_are_assembled_once_and_again_if_altered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPICL_CACHE_DIR", str(tmp_path / "new"))
     path = model_path("gemma3-270m")
@@ -343,6 +348,7 @@ def test_embeddings_are_unit_vectors_in_order() -> None:
     assert local_embeddings() is embeddings
 
 
+@pytest.mark.slow
 def test_embeddings_need_no_network(tmp_path: Path) -> None:
     code = """
 import socket

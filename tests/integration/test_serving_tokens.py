@@ -195,7 +195,7 @@ def hang_up(connection: socket.socket, *, rudely: bool) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("rudely", [False, True], ids=["orderly", "by a reset"])
+@pytest.mark.parametrize("rudely", [pytest.param(False, marks=pytest.mark.slow), True], ids=["orderly", "by a reset"])
 def test_who_hangs_up_in_the_middle_has_paid_and_the_model_stops(served: Served, rudely: bool) -> None:
     question = f"slow one of who leaves {'rudely' if rudely else 'politely'}"
     before = spent(served, "carol")
@@ -226,6 +226,7 @@ def test_who_hangs_up_before_the_first_piece_has_paid_too(served: Served) -> Non
     assert spent(served, "carol") == before + MOST
 
 
+@pytest.mark.slow
 def test_who_hangs_up_on_an_invoke_finds_the_answer_later(served: Served) -> None:
     question = "slow whole one"
     before = spent(served, "carol")
@@ -250,6 +251,7 @@ def test_many_who_leave_keep_nobody_from_asking(served: Served) -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_ends_its_streams_first(served: Served) -> None:
     """The last test of this server."""
     left, stays = asked(served, "dave", "slow and gone"), asked(served, "alice", "slow and last")

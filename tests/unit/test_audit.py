@@ -191,6 +191,7 @@ def test_a_broken_selection_is_proved_to_break_its_claim(
     assert result.lower_bound > result.epsilon
 
 
+@pytest.mark.slow
 def test_a_cap_that_follows_the_store_is_proved_to_break_its_claim(monkeypatch: Patch) -> None:
     """The worlds are made with the selector's defaults. Members who see how full their prompt is tell them apart as
     soon as the cap comes from the number of owners. (The bound is then about 1.8, seven standard deviations above the

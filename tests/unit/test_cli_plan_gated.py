@@ -206,7 +206,7 @@ def test_a_threshold_is_planned_without_a_sample(capsys: pytest.CaptureFixture[s
         run(f"{line} --rate 0.1")
 
 
-@pytest.mark.parametrize("extra", ["", "--mechanism tokens --eligible 30"])
+@pytest.mark.parametrize("extra", ["", pytest.param("--mechanism tokens --eligible 30", marks=pytest.mark.slow)])
 def test_two_pictures_are_drawn(
     extra: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

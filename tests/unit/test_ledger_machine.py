@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -114,7 +115,7 @@ class LedgerMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-TestLedger = LedgerMachine.TestCase
+TestLedger = pytest.mark.slow(LedgerMachine.TestCase)
 TestLedger.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -76,7 +76,7 @@ def hang() -> Iterator[threading.Event]:
 
 
 @pytest.mark.parametrize("way", BOTH)
-@pytest.mark.parametrize("at_once", [1, 2, 8])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 2, 8])
 def test_members_that_hang_abstain_and_no_other(way: str, at_once: int, hang: threading.Event) -> None:
     """Also one at a time, where the others come after; twice as many as the event loop has threads hang."""
 
@@ -183,6 +183,7 @@ async def test_an_answer_whose_reading_hangs_is_an_abstention(
     assert [output is ABSTAIN for output in kept].count(True) == 1
 
 
+@pytest.mark.slow
 def test_hanging_members_do_not_use_the_threads_up(sealed_of: Any, hang: threading.Event) -> None:
     """Fifteen releases, one of whose members hangs for ever: the last answers like the first."""
     first: list[int] = Ears()
@@ -563,7 +564,7 @@ def chain_of(model: Any, form: str = "step") -> Runnable[Any, Any]:
 
 
 @pytest.mark.parametrize("way", BOTH)
-@pytest.mark.parametrize("form", ["step", "function"])
+@pytest.mark.parametrize("form", [pytest.param("step", marks=pytest.mark.slow), "function"])
 def test_a_request_is_ended_with_its_call(way: str, form: str) -> None:
     """The server sees the connection closed, and the next call begins after that."""
 
