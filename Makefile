@@ -58,6 +58,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_decoding.py
 	$(BIN)/python tests/bench/bench_ledger.py
 	$(BIN)/python tests/bench/bench_gate.py
+	$(BIN)/python tests/bench/bench_head.py
 	$(BIN)/python tests/bench/bench_serving.py
 
 clean:
