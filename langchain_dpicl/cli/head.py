@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from typing import Any
 
@@ -42,12 +41,11 @@ def fit(options: argparse.Namespace) -> int:
     started = time.monotonic()
     labels = [label.strip() for label in options.labels.split(",")]
     public = read_lines("--public", options.public) if options.public else None
-    options.name = options.name or f"{os.path.basename(options.data).partition('.')[0]}-head"
     keys = chosen(options, "input_key", "output_key", "owner_key")
     store = ExemplarStore.from_records(
         read_records(options.data), local.local_embeddings(), **keys, progress=not options.json
     )
-    budget = open_budget(options, store, lambda _: options.fits)
+    budget = open_budget(options, store, lambda _: options.fits, "-head")
     more = {"public": public, "owners": options.owners, "output": options.output, "input_key": options.input_key}
     head = PrivateHead.fit(store, labels, budget, **more, progress=not options.json)
     line = budget.line("head", 1.0)

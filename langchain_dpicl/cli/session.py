@@ -43,13 +43,17 @@ _WAYS = {"private": "private", "ensemble_not_private": "ensemble, NOT private", 
 
 
 def open_budget(
-    options: argparse.Namespace, store: PrivateStore, releases_of: Callable[[PrivacyPlan | None], int]
+    options: argparse.Namespace,
+    store: PrivateStore,
+    releases_of: Callable[[PrivacyPlan | None], int],
+    suffix: str = "",
 ) -> PrivacyBudget:
-    """Open the budget that `options.add_private_data` declares. ``releases_of`` gets its frozen plan, or None.
+    """Open the budget that `cli.add_private_data` declares. ``releases_of`` gets its frozen plan, or None.
 
+    Its default name is the file's, with this ``suffix``.
     Without ``--delta`` it is the frozen plan's; before there is a plan, a tenth of 1 / number of owners.
     """
-    name = options.name or os.path.basename(options.data).partition(".")[0]
+    name = options.name or os.path.basename(options.data).partition(".")[0] + suffix
     try:
         with contextlib.closing(PrivacyBudget.open(name, options.ledger, witness=UNWATCHED)) as frozen:
             plan = frozen.plan

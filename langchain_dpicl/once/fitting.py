@@ -61,7 +61,7 @@ class Fit(Release):
     """The steps of a head's release. Its answer is the mean weights.
 
     ``owners``: as the caller declared them, or None. Raises what the budget's line raises, `PlanMismatch` for another
-    number of owners than the plan's, and `InvalidParameter` if nobody has declared one.
+    rate or number of owners than the plan's, and `InvalidParameter` if nobody has declared a number.
     """
 
     job: Job | None = None
@@ -81,12 +81,13 @@ class Fit(Release):
         progress: bool,
     ) -> None:
         self.store, self.budget, self._labels, self._features = store, budget, labels, features
-        self._line_name, self._progress = line_name, progress
-        self._chosen: dict[str, Any] = {} if noise is None else {"parameter": noise}
+        self._progress = progress
         self._randomness: Randomness = SecureRandomness()
         self._shape = (len(labels), features.size)
         asked = None if budget.is_filtered or budget.is_frozen else owners or store.owner_count or None
-        self.line = self._find_line(asked)
+        about: dict[str, Any] = {"options": {"step": 1.0 / LATTICE}, "fingerprint": store.fingerprint, "owners": asked}
+        about |= {} if noise is None else {"parameter": noise}
+        self.line = budget.line(MECHANISM, 1.0, name=line_name, rate_is_explicit=True, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
             raise PlanMismatch(f"the line {self.line.name!r} was frozen with owners {declared} (asked: {owners})")
@@ -94,12 +95,6 @@ class Fit(Release):
             raise InvalidParameter("owners", None, "given if the budget's line keeps no number of owners")
         self.owners: int = declared or owners or 0
         self._resumes = bool(budget.replay) and not (budget.is_filtered or budget.tickets)
-
-    def _find_line(self, owners: int | None = None) -> BudgetLine:
-        """`PlanMismatch` unless all owners take part in the budget's line."""
-        about: dict[str, Any] = {"options": {"step": 1.0 / LATTICE}, "fingerprint": self.store.fingerprint}
-        about |= {"rate_is_explicit": True, "name": self._line_name, "owners": owners, **self._chosen}
-        return self.budget.line(MECHANISM, 1.0, **about)
 
     @property
     def _keeps(self) -> bool:
@@ -122,7 +117,7 @@ class Fit(Release):
         """A request that no other fit shares."""
         name = secrets.token_hex(16) if self.job is None else self.job.name
         content = {"job": name, "labels": list(self._labels), "owners": self.owners}
-        request = self.request(None, self._find_line(), content, f"{MECHANISM} {self._shape}", content)
+        request = self.request(None, self.line, content, f"{MECHANISM} {self._shape}", content)
         return request if self._resumes else replace(request, id=None)
 
     def calls_public(self, request: Request) -> bool:
@@ -136,12 +131,7 @@ class Fit(Release):
 
     def eligible(self, ready: Any) -> Find | None:
         """Every owner."""
-
-        def everybody() -> Numbers:
-            with self.store.reading() as view:
-                return view.numbers
-
-        return everybody
+        return self.everybody
 
     def reopened(self, request: Request) -> Charge | None:
         """The charge of this job that a killed process made."""

@@ -26,7 +26,7 @@ from langchain_dpicl.release.base import check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store.base import PrivateStore, embedder_of
-from langchain_dpicl.store.records import Vectors, as_matrix, attempt, embed
+from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, attempt, embed
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
@@ -85,7 +85,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     def answers(self, vectors: Vectors) -> list[HeadAnswer]:
         """The answer to each question, given by its embedding."""
-        rows = as_matrix(vectors, len(vectors))
+        return self._labelled(as_matrix(vectors, len(vectors)))
+
+    def _labelled(self, rows: Vectors) -> list[HeadAnswer]:
         if rows.shape[1] != self.features.dimension:
             raise InvalidParameter("vectors", f"{rows.shape[1]} dimensions", f"{self.features.dimension}, as the store")
         scores = self.features.features(rows) / self.features.unit @ self.weights.T
@@ -121,17 +123,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         return self._of_rows(texts, *attempt(self.embeddings.embed_documents, texts))[0]
 
     async def _aanswer(self, question: Any) -> HeadAnswer:
-        texts, rows, fault = [self._text(question)], None, ""
-        try:
-            rows = await self.embeddings.aembed_documents(texts)
-        except Exception as error:
-            fault = type(error).__name__
-        return self._of_rows(texts, rows, fault)[0]
+        texts = [self._text(question)]
+        return self._of_rows(texts, *await aattempt(self.embeddings.aembed_documents, texts))[0]
 
     def _of_rows(self, texts: list[str], rows: Any, fault: str) -> list[HeadAnswer]:
         if not fault:
             try:
-                return self.answers(as_matrix(rows, len(texts)))
+                return self._labelled(as_matrix(rows, len(texts)))
             except DPICLError as error:
                 fault = str(error)
         raise ModelUnavailable(f"the embedding model failed on public text ({fault})")

@@ -312,12 +312,7 @@ class _Draw(Release):
 
     def eligible(self, ready: Any) -> Find | None:
         """Every owner."""
-
-        def everybody() -> Numbers:
-            with self.store.reading() as view:
-                return view.numbers
-
-        return None if ready is None else everybody
+        return None if ready is None else self.everybody
 
     def work(self, charged: Charged) -> Flow[float]:
         """Count the owners, and draw."""

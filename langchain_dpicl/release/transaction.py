@@ -125,6 +125,11 @@ class Release(ABC):
         """What finds the owners who pay for a request with tickets. Public: it has not looked so far."""
         return None
 
+    def everybody(self) -> Numbers:
+        """All owners of the store: a `Find` for releases in which each of them takes part. Private."""
+        with self.store.reading() as view:
+            return view.numbers
+
     def reopened(self, request: Request) -> Charge | None:
         """A charge that this very request has already, and that may be used; None for none."""
         return None

@@ -12,7 +12,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -281,6 +281,14 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
         return None, f"{type(error).__module__}.{type(error).__qualname__}"
 
 
+async def aattempt(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, str]:
+    """The same for a function whose answer is awaited."""
+    try:
+        return await function(*arguments), ""
+    except Exception as error:
+        return None, f"{type(error).__module__}.{type(error).__qualname__}"
+
+
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
     """Embeddings of the texts, in batches: rows of norm 1. Raises `StoreError` if the model fails."""
     from tqdm import tqdm
@@ -329,12 +337,7 @@ def embed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
 async def aembed_query(embeddings: Embeddings, text: str, dimension: int) -> Vectors:
     """`embed_query` with the model's ``aembed_query``."""
     await asyncio.to_thread(_check_length, embeddings, text)
-    answer, fault = None, ""
-    try:
-        answer = await embeddings.aembed_query(text)
-    except Exception as error:
-        fault = f"{type(error).__module__}.{type(error).__qualname__}"
-    return _unit(answer, fault, dimension)
+    return _unit(*await aattempt(embeddings.aembed_query, text), dimension)
 
 
 def _check_length(embeddings: Any, text: str) -> None:
