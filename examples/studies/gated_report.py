@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.report import write_report
-from langchain_dpicl.evaluation.tasks import ClassificationTask, Score, Value
+from langchain_dpicl.evaluation.scores import Score, Value
+from langchain_dpicl.evaluation.tasks import ClassificationTask
 from langchain_dpicl.plots import save_figure
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import LineRequest

@@ -186,7 +186,7 @@ def text_session(
 
     Raises `InvalidParameter` for an option of another mode.
     """
-    from langchain_dpicl.evaluation.tasks import text_scores
+    from langchain_dpicl.evaluation.scores import text_scores
 
     for name, mode in (("domain", "keywords-joint"), ("candidates", "embedding")):
         if getattr(options, name) is not None and options.mode != mode:

@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, PassFile, Row, Sampler, key_of
+from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
-from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Score, Task, text_values
+from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts

@@ -11,20 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.evaluate import CostPoint
-from langchain_dpicl.evaluation.tasks import MEASURES, Score, Task, Value
-from langchain_dpicl.plots import COLORS, Chart, Curve, Level, figure_of, save_figure
+from langchain_dpicl.evaluation.findings import findings
+from langchain_dpicl.evaluation.pictures import pictures
+from langchain_dpicl.evaluation.scores import MEASURES, Score, Value, main_measure, ordered, words_of
+from langchain_dpicl.evaluation.tasks import Task
+from langchain_dpicl.plots import figure_of, save_figure
 
 _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
-_METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")
-_MARKERS = "os^DvP<>"
-_DOTS = ((0, (1, 1)), (0, (1, 3)), (0, (3, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (2, 4)))
-_GREYS = ("#222222", "#555555", "#777777", "#555555", "#222222")
-_EPSILON = "epsilon of all releases together"
 _PLAN = {
     "members": "{} members",
     "shots": "{} shots each",
@@ -138,178 +134,7 @@ def _write(path: Path, parts: Sequence[str]) -> Path:
     return path
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
-
-
-def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> dict[str, tuple[list[Chart], str]]:
-    """Return the pictures of the task called `name`: file names, each with its charts and the title above them."""
-    measure = main_measure(scores)
-    word = MEASURES[measure]
-    has_bars = any(math.isfinite(score.values[measure].deviation) for score in scores)
-    y = f"{word}, %{' (bars: deviation over runs)' if has_bars else ''}"
-    main = [score for score in scores if not score.study]
-    noisy = [(score.epsilon, score) for score in main if score.epsilon is not None]
-    private = list(dict.fromkeys(score.method for _, score in noisy))
-    found: dict[str, tuple[list[Chart], str]] = {}
-    if noisy:
-        levels = []
-        for score in main:
-            if score.epsilon is None and score.method in private:
-                words, index = f"{score.method}, not private: {score.mean(measure):.1f}", private.index(score.method)
-                levels.append(Level(score.mean(measure), words, _look(score.method, private)[0], (3 * index, (5, 4))))
-        others = sorted((s for s in main if s.method not in private), key=lambda score: -score.mean(measure))
-        for index, score in enumerate(others):
-            words = f"{score.method}, {words_of(score)}: {score.mean(measure):.1f}".replace(", public:", ":")
-            levels.append(Level(score.mean(measure), words, _GREYS[index % 5], _DOTS[index % 5]))
-        title, curves = f"{name}: what privacy costs in {word}", _curves(noisy, measure, is_apart=False)
-        found[f"{measure}.png"] = [Chart(title, _EPSILON, y, curves, levels, is_log=True)], ""
-    for study in dict.fromkeys(score.study for score in scores if score.study):
-        varied, words = [s for s in scores if s.study == study], study.replace("_", " ")
-        curves = _curves([(score.facts[study], score) for score in varied], measure)
-        found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
-    if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
-        title, words = f"{name}: how often noise changes the answer", "releases that noise changes, %"
-        curves = _curves(flipped, "flipped", is_apart=False)
-        found["flips.png"] = [Chart(title, _EPSILON, words, curves, is_log=True, amount=True)], ""
-    if costs:
-        charts = _costs(costs, [score for score in scores if score.study == "members"], measure, y)
-        found["cost.png"] = charts, f"{name}: what 100 queries cost"
-    return found
-
-
-def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y: str) -> list[Chart]:
-    """Tokens, and the price if there is one, against the rate; the measure against the last of them."""
-    charts = []
-    for kind in ["tokens", *(["price"] if any(point.price > 0 for point in costs) else [])]:
-        curves = []
-        for place, grows in enumerate(("members", "shots")):
-            held = [point for point in costs if point.grows == grows]
-            middle = held[len(held) // 2]
-            fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
-            points = sorted((point.rate, getattr(point, kind)) for point in held)
-            curves.append(Curve(points, f"more {grows}, {fixed}", COLORS[place], marker=_MARKERS[place]))
-        title = "tokens, read and written" if kind == "tokens" else kind
-        charts.append(Chart(title, "sampling rate of an owner", f"{kind} per 100 queries", curves, amount=True))
-    if scores:
-        # A cost is linear in the members and the owners of a sample: the points determine it.
-        table = np.array([[point.members, point.owners, 1.0] for point in costs])
-        weights = np.linalg.lstsq(table, np.array([getattr(point, kind) for point in costs]), rcond=None)[0]
-        owners = costs[0].owners / costs[0].rate
-        priced = [(float(weights @ [s.facts["members"], s.facts["rate"] * owners, 1.0]), s) for s in scores]
-        below = {cost: f"\n({score.facts['members']:.0f})" for cost, score in priced}
-        title, x = f"{MEASURES[measure]} against cost, as members grow", f"{kind} per 100 queries (members)"
-        charts.append(Chart(title, x, y, _curves(priced, measure), below=below))
-    return charts
-
-
-def _curves(pairs: Sequence[tuple[float, Score]], measure: str, *, is_apart: bool = True) -> list[Curve]:
-    """Curves of a measure, or of a public number, from pairs of x and a score: a colour for each method.
-
-    ``is_apart``: a curve for each epsilon of a method, paler for larger ones, dashed without one; else x is epsilon.
-    """
-    methods = list(dict.fromkeys(score.method for _, score in pairs))
-    found = []
-    for method in methods:
-        color, marker = _look(method, methods)
-        own = sorted((pair for pair in pairs if pair[1].method == method), key=lambda pair: pair[0])
-        shades = sorted({score.epsilon for _, score in own if score.epsilon is not None}) if is_apart else []
-        for epsilon in [None, *shades]:
-            held = [(x, score) for x, score in own if not is_apart or score.epsilon == epsilon]
-            if held:
-                first = held[0][1]
-                paler = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
-                mixed = tuple((1 - paler) * int(color[i : i + 2], 16) / 255 + paler for i in (1, 3, 5))
-                is_measure = measure in first.values
-                spreads = [score.values[measure].deviation for _, score in held] if is_measure else []
-                points = [(x, score.mean(measure) if is_measure else score.facts[measure]) for x, score in held]
-                label, style = (
-                    f"{method}, {words_of(first)}" if is_apart else method,
-                    "--" if first.epsilon is None else "-",
-                )
-                found.append(Curve(points, label, mixed if paler else color, style, marker, spreads))
-    return found
-
-
-def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
-    """Colour and marker: the same for a known method in every picture."""
-    place = [*_METHODS, *(each for each in methods if each not in _METHODS)].index(method) % len(COLORS)
-    return COLORS[place], _MARKERS[place]
-
-
-# -- tables and sentences ----------------------------------------------------------------------------------------------
-
-
-def main_measure(scores: Sequence[Score]) -> str:
-    """Accuracy, or ROUGE-L."""
-    return "accuracy" if "accuracy" in scores[0].values else "rougeL"
-
-
-def words_of(score: Score) -> str:
-    """A score's epsilon in words. Without one, only a prompt that holds no private example is public."""
-    if score.epsilon is not None:
-        return f"epsilon {score.epsilon:g}"
-    return "public" if score.method.startswith(("zero-shot", "public ")) else "not private"
-
-
-def ordered(scores: Sequence[Score]) -> list[Score]:
-    """Methods that are never private first; then each other method, first without noise, then by epsilon."""
-    private = {score.method for score in scores if score.epsilon is not None}
-    first = list(dict.fromkeys(score.method for score in scores))
-    return sorted(
-        scores, key=lambda s: (s.method in private, first.index(s.method), -1.0 if s.epsilon is None else s.epsilon)
-    )
-
-
-def findings(main: Sequence[Score], measure: str) -> list[str]:
-    """The best private method at the least epsilon, then everything that speaks against it: sentences.
-
-    That is: methods to which examples bring nothing, or nothing certain, or less than the noise takes.
-    """
-    known = {(s.method, s.epsilon): s for s in main}
-    private = [(s.epsilon, s) for s in main if s.epsilon is not None]
-    least = min(epsilon for epsilon, _ in private)
-    best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
-    zeros = [known[name, None] for name in ("zero-shot", "zero-shot calibrated") if (name, None) in known]
-    zero = max(zeros, key=lambda s: s.mean(measure), default=None)
-    level, apart = best.mean(measure), []
-    for other in (known.get((best.method, None)), zero):
-        if other:
-            words = other.method if other is zero else "its aggregate without noise"
-            points = level - other.mean(measure)
-            side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
-            apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
-    compared = f", {' and '.join(apart)}" if apart else ""
-    first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} {level:.1f}"
-    said = [f"{first}{compared}."]
-    if zero is None:
-        return said
-    floor = zero.mean(measure)
-    plain = [known[m, None] for m in dict.fromkeys(s.method for _, s in private) if (m, None) in known]
-    failed = [s for s in plain if s.mean(measure) <= floor]
-    gains = [s for s in plain if s not in failed]
-    if failed:
-        prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and s.mean(measure) > floor]
-        place = "Here" if not gains else f"With {_list([s.method for s in failed])},"
-        means = _list([f"{s.method} has {s.mean(measure):.1f}" for s in failed])
-        more = "".join(f", though one {s.method} prompt has {s.mean(measure):.1f}" for s in prompts[:1])
-        said.append(
-            f"{place} {'the ensemble' if prompts else 'the model'} learns nothing from the examples: without noise "
-            f"{means}, {zero.method} {floor:.1f}{more}."
-        )
-    unsure, lost = [], []
-    for score in gains:
-        gain, error = score.mean(measure) - floor, math.hypot(score.values[measure].error, zero.values[measure].error)
-        unsure += [f"{score.method} {gain:.1f} ({error:.1f})"] if gain < 2 * error else []
-        epsilons = [f"{e:g}" for e, s in private if s.method == score.method and s.mean(measure) <= floor]
-        lost += [f"{score.method} at epsilon {_list(epsilons)}"] if epsilons else []
-    if unsure:
-        said.append(
-            f"By how many points the examples help without noise may be chance: {_list(unsure)}; in brackets the "
-            f"standard error over queries, were the two methods independent."
-        )
-    if lost:
-        said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(lost)}.")
-    return said
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> str:
@@ -378,10 +203,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(value: Value) -> str:
     return f"{value.mean:.1f} ± {value.deviation:.1f}" if math.isfinite(value.deviation) else f"{value.mean:.1f}"
-
-
-def _list(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def number(value: Any) -> str:

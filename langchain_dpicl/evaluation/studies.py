@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from langchain_dpicl.aggregators import EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, Row, ask_members, key_of
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Score, Value, text_values
+from langchain_dpicl.evaluation.scores import Score, Value, text_values
+from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask
 from langchain_dpicl.members.chains import keywords_to_answer
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy.mechanisms import default_delta0

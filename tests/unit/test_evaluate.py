@@ -17,7 +17,8 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.evaluation import batches, evaluate
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
 from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, Row
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Score, Shape
+from langchain_dpicl.evaluation.scores import Score
+from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Shape
 
 COLOURS = ClassificationTask("colours", ("Red", "Blue"), Shape("", "Thing: {input}\nColour:"))
 NOTES = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)

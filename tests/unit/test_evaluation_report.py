@@ -14,9 +14,12 @@ import pytest
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve
+from langchain_dpicl.evaluation.findings import findings
 from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.evaluation.report import findings, main_table, papers_table, pictures, write_index, write_report
-from langchain_dpicl.evaluation.tasks import TASKS, Score, Value
+from langchain_dpicl.evaluation.pictures import pictures
+from langchain_dpicl.evaluation.report import main_table, papers_table, write_index, write_report
+from langchain_dpicl.evaluation.scores import Score, Value
+from langchain_dpicl.evaluation.tasks import TASKS
 from langchain_dpicl.plots import figure_of
 
 PLAN: dict[str, Any] = {"members": 10, "shots": 4, "rate": 0.01, "releases": 10_000, "delta": 1e-5}

@@ -1,4 +1,4 @@
-"""Texts in `evaluation/tasks.py`: scores between 0 and 1, by the libraries that define them."""
+"""Texts in `evaluation/scores.py`: scores between 0 and 1, by the libraries that define them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.tasks import meaning_scores, text_scores
+from langchain_dpicl.evaluation.scores import meaning_scores, text_scores
 
 NAMES = {"rouge1", "rouge2", "rougeL", "bleu", "levenshtein"}
 REFERENCE = "the patient reports a dry cough since monday"
