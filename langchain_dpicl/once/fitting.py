@@ -35,6 +35,7 @@ from langchain_dpicl.store.base import Numbers, PrivateStore
 MECHANISM = "head"
 
 _RATE, _MOMENTUM = 5.0, 0.9
+_NOISE_PER_STEP = 1 / 20
 _READ = 10_000  # records at a time
 _FORMAT = "dpicl-fit-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
@@ -43,14 +44,18 @@ Sums = list[NDArray[np.int64]]
 """The noisy sums of the steps so far, in units of 1 / `LATTICE`. Released."""
 
 
-def descend(sums: Sums, owners: int, steps: int, shape: tuple[int, int]) -> tuple[Floats, Floats]:
+def descend(sums: Sums, owners: int, sigma: float, steps: int, shape: tuple[int, int]) -> tuple[Floats, Floats]:
     """The weights after these sums, and their mean over the second half of all steps. A function of what is released.
 
-    Gradient descent with momentum from zero. ``owners`` is the public number by which sums are divided.
+    Gradient descent with momentum from zero. ``owners`` is the public number by which sums are divided, ``sigma`` the
+    noise's standard deviation. The rate is 5, or less if the noise of one sum would move a score by more than 1/20 (20
+    sums and their momentum: by more than 1.1). Noise would then make probabilities of 0 and 1, whose gradients tell
+    little.
     """
+    rate = min(_RATE, _NOISE_PER_STEP * owners / sigma)
     weights, momentum, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for number, noisy in enumerate(sums, start=1):
-        momentum = _MOMENTUM * momentum - _RATE * (noisy / LATTICE) / owners
+        momentum = _MOMENTUM * momentum - rate * (noisy / LATTICE) / owners
         weights = weights + momentum
         if number > steps // 2:
             mean += weights / (steps - steps // 2)
@@ -147,10 +152,10 @@ class Fit(Release):
         sums: Sums = [self._unpacked(content) for content in line.steps(charge)] if self._keeps else []
         records, unknown = yield partial(self._read, charged.participants)
         for number in self._bar(range(len(sums), steps)):
-            weights, _ = descend(sums, self.owners, steps, self._shape)
+            weights, _ = descend(sums, self.owners, line.parameter, steps, self._shape)
             content = yield partial(self._step, line, charge, number, records, weights, sigma)
             sums.append(self._unpacked(content))
-        return descend(sums, self.owners, steps, self._shape)[1], unknown
+        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], unknown
 
     def _bar(self, numbers: range) -> Any:
         from tqdm import tqdm

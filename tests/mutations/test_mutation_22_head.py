@@ -110,9 +110,9 @@ def test_22_a_scale_that_follows_the_store_is_caught() -> None:
         return bool(np.abs(whole - np.rint(whole)).max() < 1e-3)
 
     for live in (201, 200):
-        weights, _ = descend(sums, live, STEPS, (LABELS, SIZE + 1))
+        weights, _ = descend(sums, live, 0.1, STEPS, (LABELS, SIZE + 1))
         assert [fits(weights, owners) for owners in (200, 201)] == [live == 200, live == 201]
-    declared = [descend(sums, 200, STEPS, (LABELS, SIZE + 1))[0] for _ in (201, 200)]
+    declared = [descend(sums, 200, 0.1, STEPS, (LABELS, SIZE + 1))[0] for _ in (201, 200)]
     assert (declared[0] == declared[1]).all()
 
 
