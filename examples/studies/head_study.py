@@ -3,9 +3,11 @@
     python examples/studies/head_study.py --task trec=train.jsonl:test.jsonl --task sst2=train.jsonl:test.jsonl \\
         --other trec=sst2 --other sst2=trec --output results/head
 
-Each task is a file of private records and one of test questions; each record is its own owner. Five hundred records,
-drawn by a fixed seed, give up their labels and serve as public texts of the same source; the others are private.
-`--other A=B` takes the public texts of task B for task A. Every setting is a default.
+Each task is a file of private records and one of test questions; each record is its own owner. The public texts of the
+same source are a third file (`NAME=TRAIN:TEST:PUBLIC`, whose labels are not read), or else 500 of the records, drawn by
+a fixed seed, which give up their labels and are not private then. `--other A=B` takes the public texts of task B for
+task A. Every setting is a default. Accuracies of single fits are kept in OUTPUT/fits.jsonl, so that a study that was
+stopped goes on.
 """
 
 from __future__ import annotations
@@ -14,39 +16,44 @@ import argparse
 import itertools
 import json
 import math
+import shlex
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget, PrivacyWarning, PrivateHead
 from langchain_dpicl.local import local_embeddings
-from langchain_dpicl.plots import COLORS, Chart, Curve, figure_of, save_figure
+from langchain_dpicl.once.fitting import Sums, descend
+from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.plots import COLORS, GREY, SHADES, new_figure, plain, save_figure
 from langchain_dpicl.store.records import read_records
 
 EPSILONS = (0.3, 1.0, 3.0, 8.0)
 DELTA = 1e-5
-PUBLIC, FITS = 500, 5
-SIZES = (250, 500, 1000, 2000)
+PUBLIC, FITS, STEPS = 500, 5, 20
+SIZES = (250, 500, 1000, 2000, 4000)
+NONE, SAME, OTHER = "none", "same source", "another source"
 
 
 class Known(Embeddings):
-    """Vectors that were made before, by text."""
+    """Vectors that were made before, by text, and kept in a folder if there is one."""
 
     model = "all-MiniLM-L6-v2"
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._vectors = folder, {}  # type: ignore[var-annotated]
 
-    def embed(self, name: str, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The vectors of a file's texts, kept in a folder if there is one."""
+    def embed(self, name: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The vectors of a file's texts."""
         path = None if self._folder is None else self._folder / f"{name}.npy"
         if path is not None and path.exists():
             found = np.load(path)
@@ -67,133 +74,264 @@ class Known(Embeddings):
         return [float(number) for number in self._vectors[text]]
 
 
-def accuracy(
-    known: Known,
-    private: tuple[list[str], list[str], Any],
-    tests: tuple[list[str], list[str], Any],
-    labels: list[str],
-    epsilon: float,
-    public: list[str] | None,
-) -> list[float]:
-    """The share of right answers of each of `FITS` heads, with noise of their own."""
-    texts, outputs, vectors = private
-    shares = []
-    for _ in range(FITS):
-        store = ExemplarStore.from_texts(texts, known, outputs=outputs, vectors=vectors, progress=False)
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)
-            budget = PrivacyBudget(epsilon, DELTA, {"head": 1}, ledger=f"sqlite:///{folder}/b.db", replay=False)
-            head = PrivateHead.fit(store, labels, budget, public=public, progress=False)
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Records: their texts, labels and embeddings."""
+
+    texts: list[str]
+    labels: list[str]
+    vectors: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def at(self, places: NDArray[np.int64]) -> Rows:
+        """The records at these places."""
+        return Rows([self.texts[i] for i in places], [self.labels[i] for i in places], self.vectors[places])
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A task: private records, test questions, public texts of the same source, and the public list of labels."""
+
+    private: Rows
+    tests: Rows
+    public: Rows
+    labels: list[str]
+
+
+def load(name: str, files: Sequence[str], labels: Sequence[str], known: Known) -> Data:
+    """Read a task. If ``labels`` are given, private records and test questions with other labels are left out."""
+    found = []
+    for part, path in zip(("train", "test", "public"), files, strict=False):
+        rows = read_records(path)
+        texts = [str(row.get("text", row.get("input"))) for row in rows]
+        if rows[0].get("title"):
+            texts = [f"{row['title']}. {text}" for row, text in zip(rows, texts, strict=True)]
+        found.append(Rows(texts, [str(row["label"]) for row in rows], known.embed(f"{name}-{part}", texts)))
+    allowed = list(labels) or sorted(set(found[0].labels))
+    private, tests = (each.at(np.flatnonzero(np.isin(each.labels, allowed))) for each in found[:2])
+    if len(found) > 2:
+        return Data(private, tests, found[2], allowed)
+    drawn = np.random.default_rng(0).permutation(len(private))
+    count = min(PUBLIC, len(private) // 10)
+    return Data(private.at(np.sort(drawn[count:])), tests, private.at(drawn[:count]), allowed)
+
+
+def fitted(private: Rows, labels: list[str], epsilon: float, features: FeatureMap | None, known: Known) -> PrivateHead:
+    """A head by the product's own release, on a ledger that is thrown away."""
+    store = ExemplarStore.from_texts(
+        private.texts, known, outputs=private.labels, vectors=private.vectors, progress=False
+    )
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        budget = PrivacyBudget(epsilon, DELTA, {"head": 1}, ledger=f"sqlite:///{folder}/b.db", replay=False)
+        try:
+            return PrivateHead.fit(store, labels, budget, public=features, progress=False)
+        finally:
             budget.close()
-        answers = head.answers(tests[2])
-        shares.append(sum(a["label"] == right for a, right in zip(answers, tests[1], strict=True)) / len(answers))
-    return shares
 
 
-def row_of(shares: list[float], questions: int, **about: Any) -> dict[str, Any]:
-    """A mean with its standard error: of the test questions, and of the noise among the fits."""
-    mean = float(np.mean(shares))
-    noise = float(np.std(shares, ddof=1)) / math.sqrt(len(shares))
-    error = math.sqrt(mean * (1 - mean) / questions + noise**2)
-    return {**about, "accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
+def without_noise(private: Rows, labels: list[str], features: FeatureMap, known: Known) -> PrivateHead:
+    """The head of the same steps on the exact sums. NOT private."""
+    held, places = features.features(private.vectors).astype(np.float32), [labels.index(x) for x in private.labels]
+    records, shape = OwnedRecords(held, np.array(places), np.arange(len(held))), (len(labels), features.size)
+    sums: Sums = []
+    for _ in range(STEPS):
+        sums.append(clipped_sum(records, descend(sums, len(held), 1e-9, STEPS, shape)[0]))
+    weights, receipt = descend(sums, len(held), 1e-9, STEPS, shape)[1], {"id": "not private"}
+    return PrivateHead(weights, labels, features, known, receipt, embedder=known.model)  # type: ignore[arg-type]
 
 
-def study(options: argparse.Namespace) -> dict[str, Any]:
-    """Every row of the tables."""
-    known = Known(options.vectors)
-    tasks = {name: files.split(":") for name, files in (each.split("=", 1) for each in options.task)}
-    others = dict(each.split("=", 1) for each in options.other)
-    data: dict[str, Any] = {}
-    for name, (train, test) in tasks.items():
-        loaded = []
-        for part, path in (("train", train), ("test", test)):
-            rows = read_records(path)
-            texts = [str(row.get("text", row.get("input"))) for row in rows]
-            if rows[0].get("title"):
-                texts = [f"{row['title']}. {text}" for row, text in zip(rows, texts, strict=True)]
-            loaded.append((texts, [str(row["label"]) for row in rows], known.embed(f"{name}-{part}", texts)))
-        chosen = np.random.default_rng(0).permutation(len(loaded[0][0]))
-        aside, kept = chosen[: min(PUBLIC, len(chosen) // 10)], np.sort(chosen[min(PUBLIC, len(chosen) // 10) :])
-        (texts, outputs, vectors), tests = loaded
-        data[name] = {
-            "public": [texts[i] for i in aside],
-            "private": ([texts[i] for i in kept], [outputs[i] for i in kept], vectors[kept]),
-            "tests": tests,
-            "labels": sorted(set(outputs)),
-        }
-    rows, sizes = [], []
-    for name, task in data.items():
-        publics: dict[str, Any] = {"none": None, "same source": task["public"]}
-        if name in others:
-            publics["another source"] = data[others[name]]["public"]
-        asked = len(task["tests"][0])
-        common = max(task["tests"][1].count(label) for label in task["labels"]) / asked
-        for (kind, public), epsilon in tqdm([*itertools.product(publics.items(), EPSILONS)], desc=name):
-            found = accuracy(known, task["private"], task["tests"], task["labels"], epsilon, public)
-            owners = len(task["private"][0])
-            about = {"task": name, "public": kind, "epsilon": epsilon, "owners": owners, "most_common": common}
-            rows.append(row_of(found, asked, **about))
-        for size in [size for size in SIZES if size < len(task["private"][0])]:
-            some: Any = tuple(column[:: len(task["private"][0]) // size][:size] for column in task["private"])
-            for epsilon in (1.0, 3.0):
-                found = accuracy(known, some, task["tests"], task["labels"], epsilon, task["public"])
-                sizes.append(row_of(found, asked, task=name, public="same source", epsilon=epsilon, owners=size))
-    return {"delta": DELTA, "fits": FITS, "by_epsilon": rows, "by_owners": sizes}
+def features_of(public: Rows | None, dimension: int) -> FeatureMap:
+    """As `PrivateHead.fit` makes them."""
+    return FeatureMap(dimension) if public is None else FeatureMap.of(public.vectors.astype(np.float64))
 
 
-def table(found: dict[str, Any]) -> str:
-    """Both tables as Markdown."""
-    lines = [
-        f"Accuracy in % (standard error): the mean of {found['fits']} fits at delta {found['delta']:g}.",
-        "",
-        "| task | owners | public texts | " + " | ".join(f"epsilon {e:g}" for e in EPSILONS) + " | most common label |",
-        "|" + "---|" * (len(EPSILONS) + 4),
-    ]
-    for (task, public), group in itertools.groupby(found["by_epsilon"], key=lambda row: (row["task"], row["public"])):
-        rows = list(group)
-        cells = " | ".join(f"{100 * row['accuracy']:.1f} ({100 * row['standard_error']:.1f})" for row in rows)
-        lines.append(f"| {task} | {rows[0]['owners']:,} | {public} | {cells} | {100 * rows[0]['most_common']:.1f} |")
+def right_share(head: PrivateHead, tests: Rows) -> float:
+    """The share of test questions that a head answers right."""
+    answers = head.answers(tests.vectors)
+    return sum(a["label"] == right for a, right in zip(answers, tests.labels, strict=True)) / len(tests)
+
+
+class Study:
+    """Fits, each made once: their accuracies are kept in a file."""
+
+    def __init__(self, data: dict[str, Data], others: dict[str, str], known: Known, kept: Path) -> None:
+        self._data, self._others, self._known, self._kept = data, others, known, kept
+        lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+        self._found = {line["fit"]: line["accuracy"] for line in lines}
+
+    def row(self, task: str, public: str, epsilon: float | None, owners: int, fits: int) -> dict[str, Any]:
+        """The mean of some fits, each with noise of its own and, if ``owners`` are fewer than all, owners of its own.
+
+        Its standard error is that of the test questions and of the fits together. ``epsilon`` None: without noise.
+        """
+        data = self._data[task]
+        texts = {NONE: None, SAME: data.public, OTHER: self._data[self._others.get(task, task)].public}[public]
+        features = features_of(texts, data.private.vectors.shape[1])
+        shares = []
+        for number in range(fits):
+            name = f"{task}, {public}, epsilon {epsilon}, {owners} owners, fit {number}"
+            if name not in self._found:
+                drawn = np.random.default_rng(number).permutation(len(data.private))[:owners]
+                some = data.private.at(np.sort(drawn))
+                if epsilon is None:
+                    head = without_noise(some, data.labels, features, self._known)
+                else:
+                    head = fitted(some, data.labels, epsilon, features, self._known)
+                self._found[name] = right_share(head, data.tests)
+                with self._kept.open("a") as file:
+                    file.write(json.dumps({"fit": name, "accuracy": self._found[name]}) + "\n")
+            shares.append(self._found[name])
+        mean, noise = float(np.mean(shares)), float(np.var(shares, ddof=1)) / fits if fits > 1 else 0.0
+        error = math.sqrt(mean * (1.0 - mean) / len(data.tests) + noise)
+        about = {"task": task, "public": public, "epsilon": epsilon, "owners": owners, "fits": fits}
+        return {**about, "accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row: all owners with all public texts, then fewer owners with those of the same source."""
+        asked: list[tuple[str, str, float | None, int, int]] = []
+        for task, data in self._data.items():
+            count = len(data.private)
+            for public in (SAME, OTHER, NONE) if task in self._others else (SAME, NONE):
+                asked += [(task, public, epsilon, count, FITS) for epsilon in EPSILONS]
+                asked.append((task, public, None, count, 1))
+            for size in (size for size in SIZES if size <= 0.9 * count):
+                asked += [(task, SAME, epsilon, size, FITS) for epsilon in (*EPSILONS, None)]
+        return [self.row(*each) for each in tqdm(asked, desc="heads")]
+
+
+def beside(data: dict[str, Data], votes: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """What needs no head: the most common label; an evaluation's best public prompt, and its best vote at epsilon 1."""
+    found: dict[str, dict[str, Any]] = {}
+    for task, each in data.items():
+        count = max(each.tests.labels.count(label) for label in each.labels)
+        found[task] = {"most common label": 100 * count / len(each.tests)}
+        if task in votes:
+            scores = [s for s in json.loads(Path(votes[task]).read_text())["scores"] if not s.get("study")]
+            kinds = {
+                "public prompt": [s for s in scores if s["method"].startswith("zero-shot")],
+                "private vote, epsilon 1": [s for s in scores if s["epsilon"] == 1.0],
+            }
+            for kind, some in kinds.items():
+                value = max((s["values"]["accuracy"] for s in some), key=lambda value: value["mean"])
+                found[task] |= {kind: value["mean"], f"{kind}: standard error": value["error"]}
+    return found
+
+
+def tables(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]]) -> str:
+    """Three tables as Markdown: by epsilon and public texts, by owners, and what stands beside."""
+
+    def cell(row: dict[str, Any] | None) -> str:
+        return "" if row is None else f"{100 * row['accuracy']:.1f} ({100 * row['standard_error']:.1f})"
+
+    found = {(row["task"], row["public"], row["epsilon"], row["owners"]): row for row in rows}
+    most = {task: max(row["owners"] for row in rows if row["task"] == task) for task in other}
+    epsilons = (*EPSILONS, None)
+    heads = " | ".join("no noise" if e is None else f"epsilon {e:g}" for e in epsilons)
+    lines = [f"| task | owners | public texts | {heads} |", "|" + "---|" * (3 + len(epsilons))]
+    for task, public in itertools.product(other, (SAME, OTHER, NONE)):
+        if (task, public, 1.0, most[task]) in found:
+            cells = " | ".join(cell(found.get((task, public, e, most[task]))) for e in epsilons)
+            lines.append(f"| {task} | {most[task]:,} | {public} | {cells} |")
+    sizes = sorted({row["owners"] for row in rows} & {*SIZES})
+    heads = " | ".join(f"{size:,}" for size in sizes)
     lines += ["", "By number of owners, with public texts of the same source:", ""]
-    lines += ["| task | epsilon | " + " | ".join(f"{size:,}" for size in SIZES) + " |", "|" + "---|" * (len(SIZES) + 2)]
-    ordered = sorted(found["by_owners"], key=lambda row: (row["task"], row["epsilon"], row["owners"]))
-    for (task, epsilon), group in itertools.groupby(ordered, key=lambda row: (row["task"], row["epsilon"])):
-        by_size = {row["owners"]: f"{100 * row['accuracy']:.1f} ({100 * row['standard_error']:.1f})" for row in group}
-        lines.append(f"| {task} | {epsilon:g} | " + " | ".join(by_size.get(size, "") for size in SIZES) + " |")
-    return "\n".join(lines) + "\n"
+    lines += [f"| task | epsilon | {heads} | all |", "|" + "---|" * (3 + len(sizes))]
+    for task, epsilon in itertools.product(other, EPSILONS):
+        cells = " | ".join(cell(found.get((task, SAME, epsilon, size))) for size in (*sizes, most[task]))
+        lines.append(f"| {task} | {epsilon:g} | {cells} |")
+    kinds = list(dict.fromkeys(k for each in other.values() for k in each if not k.endswith("standard error")))
+    lines += ["", "Beside a head:", "", f"| task | {' | '.join(kinds)} |", "|" + "---|" * (1 + len(kinds))]
+    for task, each in other.items():
+        errors = [f" ({each[f'{k}: standard error']:.1f})" if f"{k}: standard error" in each else "" for k in kinds]
+        cells = " | ".join(f"{each[k]:.1f}{e}" if k in each else "" for k, e in zip(kinds, errors, strict=True))
+        lines.append(f"| {task} | {cells} |")
+    return "\n".join(lines)
 
 
-def draw(found: dict[str, Any], folder: Path) -> None:
-    """Accuracy by the number of owners: when a head pays."""
-    curves: list[Curve] = []
-    whole = [row for row in found["by_epsilon"] if row["public"] == "same source" and row["epsilon"] == 1.0]
-    for task in dict.fromkeys(row["task"] for row in found["by_epsilon"]):
-        rows = [row for row in [*found["by_owners"], *whole] if row["task"] == task and row["epsilon"] == 1.0]
-        rows.sort(key=lambda row: row["owners"])
-        points = [(float(row["owners"]), 100 * row["accuracy"]) for row in rows]
-        spreads = [100 * row["standard_error"] for row in rows]
-        curves.append(Curve(points, task, COLORS[len(curves)], spreads=spreads))
-    chart = Chart("A head by the number of owners", "owners", "accuracy in % at epsilon 1", curves, is_log=True)
-    save_figure(figure_of([chart], folder / "owners.png"), folder / "owners.png")
+def draw(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]], path: Path) -> None:
+    """Accuracy by the number of owners, one panel for each task: when a head pays."""
+    columns = min(2, len(other))
+    high = math.ceil(len(other) / columns)
+    figure = new_figure(path, 1.0 + 4.6 * columns, 1.0 + 3.5 * high)
+    levels = {"most common label": (GREY, ":"), "public prompt": (COLORS[1], "--")}
+    levels["private vote, epsilon 1"] = (COLORS[6], "-.")
+    shades: dict[float | None, str] = {**dict(zip(EPSILONS, SHADES, strict=False)), None: GREY}
+    for axes, (task, each) in zip(figure.subplots(high, columns, squeeze=False).flat, other.items(), strict=False):
+        mine = [row for row in rows if row["task"] == task and row["public"] == SAME]
+        for epsilon, color in shades.items():
+            some = sorted((row for row in mine if row["epsilon"] == epsilon), key=lambda row: row["owners"])
+            x, y, bars = ([row[key] for row in some] for key in ("owners", "accuracy", "standard_error"))
+            look = {"color": color, "marker": "o", "markersize": 4, "linewidth": 1.6, "capsize": 2, "elinewidth": 0.9}
+            name = "head without noise, not private" if epsilon is None else f"head, epsilon {epsilon:g}"
+            axes.errorbar(x, [100 * v for v in y], yerr=[100 * v for v in bars], label=name, **look)
+        for kind, (color, style) in levels.items():
+            if kind in each:
+                axes.axhline(each[kind], color=color, linestyle=style, linewidth=1.4, label=kind)
+        ticks = sorted({row["owners"] for row in mine})
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        shown = [t for t in ticks if t == ticks[-1] or t <= 0.7 * ticks[-1]]
+        axes.set_xticks(shown, [plain(tick) for tick in shown], fontsize=9)
+        axes.set_xlim(ticks[0] / 1.1, ticks[-1] * 1.1)
+        axes.set_title(task)
+        axes.set(xlabel="owners", ylabel="accuracy in %")
+    for axes in figure.axes[len(other) :]:
+        axes.remove()
+    legends = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {label: handle for pair in legends for handle, label in zip(*pair, strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    save_figure(figure, path)
+
+
+def named(values: Sequence[str]) -> dict[str, str]:
+    """The options of the form NAME=VALUE."""
+    return dict(each.split("=", 1) for each in values)
+
+
+def task_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what the tasks are."""
+    parser.add_argument("--task", action="append", required=True, metavar="NAME=TRAIN:TEST[:PUBLIC]")
+    parser.add_argument("--labels", action="append", default=[], metavar="NAME=A,B", help="leave other labels out")
+    parser.add_argument("--vectors", type=Path, help="a folder to keep embeddings in, which are private")
+    parser.add_argument("--output", type=Path, required=True, help="a folder")
+
+
+def loaded(options: argparse.Namespace, known: Known) -> dict[str, Data]:
+    """The tasks by name."""
+    labels = {name: text.split(",") for name, text in named(options.labels).items()}
+    tasks = {name: files.split(":") for name, files in named(options.task).items()}
+    return {name: load(name, files, labels.get(name, []), known) for name, files in tasks.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Fit every head, and write results.json, table.md and owners.png."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--task", action="append", required=True, metavar="NAME=TRAIN:TEST")
-    parser.add_argument(
-        "--other", action="append", default=[], metavar="NAME=NAME", help="public texts of another task"
-    )
-    parser.add_argument("--output", type=Path, required=True, help="a folder")
-    parser.add_argument("--vectors", type=Path, help="a folder to keep embeddings in, which are private")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    task_options(parser)
+    parser.add_argument("--other", action="append", default=[], metavar="NAME=NAME", help="another task's public texts")
+    parser.add_argument("--votes", action="append", default=[], metavar="NAME=FILE", help="results of an evaluation")
     options = parser.parse_args(argv)
-    started = time.monotonic()
-    found = {**study(options), "seconds": 0}
-    found["seconds"] = round(time.monotonic() - started)
+    known = Known(options.vectors)
+    data = loaded(options, known)
     options.output.mkdir(parents=True, exist_ok=True)
+    rows = Study(data, named(options.other), known, options.output / "fits.jsonl").rows()
+    other = beside(data, named(options.votes))
+    words = ", ".join(f"{name} {len(each.tests):,} ({len(each.labels)} labels)" for name, each in data.items())
+    publics = ", ".join(f"{name} {len(each.public)}" for name, each in data.items())
+    measured = (
+        f"Heads on MiniLM embeddings: the accuracy of {FITS} fits at delta {DELTA:g} in %, with its standard error in "
+        f"brackets. Every setting is a default, each record is its own owner. Test questions: {words}. Public texts of "
+        f"the same source: {publics}."
+    )
+    line = shlex.join(["python", "examples/studies/head_study.py", *(sys.argv[1:] if argv is None else argv)])
+    found = {"measured": measured, "table": tables(rows, other), "pictures": ["owners.png"]}
+    found |= {"settings": {"delta": DELTA, "fits": FITS, "command": line}, "rows": rows, "beside": other}
     (options.output / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    (options.output / "table.md").write_text(table(found))
-    draw(found, options.output)
-    print(json.dumps(found) if options.json else table(found))
+    (options.output / "table.md").write_text(f"{measured}\n\n{found['table']}\n")
+    draw(rows, other, options.output / "owners.png")
+    print(found["table"])
     return 0
 
 
