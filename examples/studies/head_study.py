@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"the same source: {publics}."
     )
     line = shlex.join(["python", "examples/studies/head_study.py", *(sys.argv[1:] if argv is None else argv)])
-    found = {"measured": measured, "table": tables(rows, other), "pictures": ["owners.png"]}
+    found: dict[str, Any] = {"measured": measured, "table": tables(rows, other), "pictures": ["owners.png"]}
     found |= {"settings": {"delta": DELTA, "fits": FITS, "command": line}, "rows": rows, "beside": other}
     (options.output / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.output / "table.md").write_text(f"{measured}\n\n{found['table']}\n")
