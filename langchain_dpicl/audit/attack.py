@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from langchain_dpicl.audit.cases import CASES, Case, Setting, TokenCase, choose_region
+from langchain_dpicl.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
 from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, choose, clipped_terms, slots_for
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.errors import InvalidParameter
@@ -38,12 +39,13 @@ from langchain_dpicl.store import ExemplarStore
 Canary = Literal["outputs", "owner"]
 
 PLAN = "plan"
-"""All mechanisms in one plan, a line each."""
+"""All mechanisms but the head in one plan, a line each."""
 
-ATTACKED = (*CASES, PLAN)
+ATTACKED = (*CASES, PLAN, HEAD)
 
 QUERY = "which of the two?"
 OTHER_OWNERS = 8
+_TRIALS = 30_000
 _SHOTS = 5
 """Public, as everything but the canary: with the default cap that comes of it the canary is never left out."""
 _BLOCK = 4096
@@ -89,7 +91,7 @@ def audit(
     rate: float = 1.0,
     releases: int = 1,
     members: int | None = None,
-    trials: int = 30_000,
+    trials: int | None = None,
     confidence: float = 0.95,
     member: Runnable[Any, Any] | None = None,
 ) -> AuditResult:
@@ -99,14 +101,17 @@ def audit(
     with the owner and on one without it; the adversary sees them all and adds up their log-likelihood ratios. A third
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
-    - ``mechanism``: "vote", "scores", "embedding", "joint-em", "ptr", "tokens", or "plan" (a line of each in one plan).
+    - ``mechanism``: "vote", "scores", "embedding", "joint-em", "ptr", "tokens", "plan" (a line of each of these in one
+      plan), or "head".
     - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
-      and ensemble, and an inserted owner whose member answers the canary.
+      and ensemble, and an inserted owner whose member answers the canary. Of a head "outputs" shows all noisy sums, of
+      the product's own steps on a real store; "owner" shows the head alone, of whole fits with their ledgers.
     - ``epsilon``, ``delta``: the promise of the whole plan.
     - ``rate``, ``releases``: the probability with which an owner takes part, and the releases of each line. At rate 1
-      nothing is amplified, and the bound comes nearest to the claim.
+      nothing is amplified, and the bound comes nearest to the claim. A head has no other rate.
     - ``members``: N; by default as many as make the attack strongest.
-    - ``trials``, ``confidence``: how many trials of each data set the bound counts, and the bound's confidence.
+    - ``trials``, ``confidence``: how many trials of each data set the bound counts (default: 30,000; of a head 10,000,
+      or 1,000 with canary="owner"), and the bound's confidence.
     - ``member``: with canary="owner" and a vote, another member chain than the deterministic one. It gets ``input`` and
       ``examples`` and should answer "Birch" if an example says so of the same input, else "Alder".
 
@@ -121,6 +126,10 @@ def audit(
     epsilon, delta = real("epsilon", epsilon, above=0.0, at_most=1000.0), open_unit("delta", delta)
     rate, releases = probability("rate", rate), whole("releases", releases)
     members = None if members is None else whole("members", members, at_least=2)
+    if mechanism == HEAD and rate != 1.0:
+        raise InvalidParameter("rate", rate, "1 for a head: every owner takes part")
+    if trials is None:
+        trials = HEAD_TRIALS[canary] if mechanism == HEAD else _TRIALS
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
 
     names = tuple(CASES) if mechanism == PLAN else (mechanism,)
@@ -128,14 +137,18 @@ def audit(
     requests = {name: LineRequest(name, rate, releases, options=delta0 if name == "ptr" else {}) for name in names}
     lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
     count = releases * len(lines)
-    effort: dict[str, Any] = {"rate": rate, "delta": delta, "trials": trials, "confidence": confidence}
+    effort: dict[str, Any] = {"rate": rate, "epsilon": epsilon, "delta": delta}
+    effort |= {"trials": trials, "confidence": confidence}
     attacked = {**effort, "releases": count, "unanimous": canary == "owner", "members": members}
-    cases = [CASES[name](Setting(line.parameter, options=line.options, **attacked)) for name, line in lines.items()]
+    made = {**CASES, HEAD: head_cases}
+    cases = [made[name](Setting(line.parameter, options=line.options, **attacked)) for name, line in lines.items()]
     # Of a plan each line shows its first case; of one mechanism, all are tried.
     choices = [[many[0] for many in cases]] if mechanism == PLAN else [[case] for case in cases[0]]
 
     draw = BlockRandomness()
-    world = synthetic_world if canary == "outputs" else partial(owner_world, member=member)
+    world: Any = synthetic_world if canary == "outputs" else partial(owner_world, member=member)
+    if mechanism == HEAD:
+        world = head_world
     attempts = [
         [(case, [world(case, has_owner, rate, draw) for has_owner in (True, False)]) for case in choice]
         for choice in choices
@@ -146,7 +159,7 @@ def audit(
     ) as bar:
 
         def statistics(
-            attempt: Sequence[tuple[Case, Sequence[Callable[[], Any]]]], size: int
+            attempt: Sequence[tuple[Any, Sequence[Callable[[], Any]]]], size: int
         ) -> tuple[FloatArray, FloatArray]:
             """For each trial the sum of all releases' log-likelihood ratios, with the owner and without.
 
@@ -176,7 +189,6 @@ def audit(
         mechanism=mechanism,
         canary=canary,
         case="; ".join(case.words for case in choices[best]),
-        epsilon=epsilon,
         releases=releases,
         parameters=noise,
         members={name: case.members for name, case in zip(lines, choices[best], strict=True) if case.members},

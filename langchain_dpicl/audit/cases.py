@@ -74,6 +74,7 @@ class Setting:
     parameter: float
     rate: float
     releases: int
+    epsilon: float
     delta: float
     trials: int
     confidence: float

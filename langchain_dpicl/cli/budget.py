@@ -6,13 +6,14 @@ import argparse
 import csv
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_ledger, add_run, add_witness, show
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.schema import StoredPlan
@@ -324,14 +325,19 @@ def forget(options: argparse.Namespace) -> int:
         store = ExemplarStore.load(options.store, model)
     ledgers, lost = upkeep.open_ledgers(store, options.ledger)
     try:
-        went = upkeep.forget(store, owner, ledgers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # what was released once is named below
+            went = upkeep.forget(store, owner, ledgers)
         places = [ledger.place for ledger in ledgers]
     finally:
         for ledger in ledgers:
             ledger.close()
-    left, where = store.owner_count, ", ".join(map(str, places)) or "none"
-    facts = {"exemplars": went, "owners_left": left, "ledgers": places, "not_reached": lost}
-    show(options, facts, f"{went} exemplars went, {left} owners are left; ledgers: {where}")
+    left, where, once = store.owner_count, ", ".join(map(str, places)) or "none", list(store.released_once)
+    facts = {"exemplars": went, "owners_left": left, "ledgers": places, "not_reached": lost, "released_once": once}
+    lines = [f"{went} exemplars went, {left} owners are left; ledgers: {where}"]
+    lines += [f"released once, and not changed: {each}" for each in once]
+    lines += ["if the owner is to leave these too, make each anew, on a new share of budget"] * bool(once)
+    show(options, facts, "\n".join(lines))
     for place in lost:
         print(f"dpicl forget: the ledger {place} could not be opened: name it with --ledger", file=sys.stderr)
     return 1 if lost else 0

@@ -147,7 +147,7 @@ def audit_options(parser: Any) -> None:
       dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
     """
     add_run(parser, audit)
-    names = "vote, scores, embedding, joint-em, ptr, tokens; plan: a line of each in one plan; all of these; membership"
+    names = "vote, scores, embedding, joint-em, ptr, tokens; plan: a line of each in one plan; head; all; membership"
     parser.add_argument("--mechanism", default="vote", help=f"{names} (default: vote)")
     canary = "outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain"
     parser.add_argument("--canary", default="outputs", help=f"{canary} (default: outputs)")
@@ -156,7 +156,7 @@ def audit_options(parser: Any) -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="an owner's chance to take part (default: 1)")
     parser.add_argument("--releases", type=int, default=1, help="of each line, all seen by the adversary (default: 1)")
     parser.add_argument("--members", type=int, help="default: as many as make the attack strongest")
-    parser.add_argument("--trials", type=int, help="of each data set (default: 30000; membership: 20 members)")
+    parser.add_argument("--trials", type=int, help="of each data set (default: 30000; head: 10000; membership: 20)")
     parser.add_argument("--confidence", type=float, default=0.95, help="of each bound (default: 0.95)")
     parser.add_argument("--model", help="an embedded model: membership's, or with --canary owner a vote's members")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bounds beside the claims")
@@ -173,6 +173,7 @@ def audit_options(parser: Any) -> None:
 def audit(options: argparse.Namespace) -> int:
     """Attack, print and draw. Returns 1 if a bound lies above its claim."""
     from langchain_dpicl.audit import attack
+    from langchain_dpicl.audit.heads import HEAD
 
     known = (*attack.ATTACKED, "all", "membership")
     if options.mechanism not in known:
@@ -181,8 +182,7 @@ def audit(options: argparse.Namespace) -> int:
         raise InvalidParameter("plot", options.plot, "a file in a folder that exists")
     if options.mechanism == "membership":
         return _membership(options)
-    settings = chosen(options, "canary", "delta", "rate", "releases", "members", "confidence")
-    settings["trials"] = 30_000 if options.trials is None else options.trials
+    settings = chosen(options, "canary", "delta", "rate", "releases", "members", "trials", "confidence")
     if options.model:
         from langchain_dpicl import local
         from langchain_dpicl.audit.cases import LABELS
@@ -194,6 +194,8 @@ def audit(options: argparse.Namespace) -> int:
             raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")
         settings["member"] = label_member(ModelChoice(options.model), list(LABELS), "input")
     names = attack.ATTACKED if options.mechanism == "all" else (options.mechanism,)
+    if options.mechanism == "all" and options.rate != 1.0:
+        names = tuple(name for name in names if name != HEAD)  # it has no other rate
     results = [attack.audit(name, epsilon=epsilon, **settings) for name in names for epsilon in options.epsilon]
     if options.plot:
         attack.draw(results, options.plot)

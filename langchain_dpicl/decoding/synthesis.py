@@ -329,6 +329,7 @@ def synthesize_demonstrations(
             first = [shared for shared in asked if mark_of(shared) == journal.under_way]
         writer = copy.copy(sampler)
         writer.for_job, writer.journal = True, journal
+        sampler.store.remember_release(f"demonstrations, on the budget {budget.name!r}")
         for shared in [*first, *(each for each in asked if each not in lines and each not in first)]:
             kept, _ = asked[shared]
             try:

@@ -89,10 +89,11 @@ class Fit(Release):
         self._progress = progress
         self._randomness: Randomness = SecureRandomness()
         self._shape = (len(labels), features.size)
-        asked = None if budget.is_filtered or budget.is_frozen else owners or store.owner_count or None
-        about: dict[str, Any] = {"options": {"step": 1.0 / LATTICE}, "fingerprint": store.fingerprint, "owners": asked}
+        about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
+        if not budget.is_frozen:  # the store's number is for a line that has none
+            budget.declare(line_name, MECHANISM, 1.0, owners=owners or store.owner_count or None, **about)
         about |= {} if noise is None else {"parameter": noise}
-        self.line = budget.line(MECHANISM, 1.0, name=line_name, rate_is_explicit=True, **about)
+        self.line = budget.line(MECHANISM, 1.0, name=line_name, fingerprint=store.fingerprint, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
             raise PlanMismatch(f"the line {self.line.name!r} was frozen with owners {declared} (asked: {owners})")
@@ -216,47 +217,50 @@ class Fit(Release):
 class Job(LineFile):
     """One fit's hold on ``FILE.part``. Set ``is_over`` when FILE is written; `close` it in any case.
 
-    ``digest`` is `Fit.digest`. Raises `InvalidParameter` as `LineFile` does, if FILE is there and no ``FILE.part``, and
-    if that is of a fit with other settings, or of none: all files then stay as they are.
+    ``digest`` is `Fit.digest`, ``store`` the store's lineage. Raises `InvalidParameter` as `LineFile` does, if FILE is
+    there and no ``FILE.part``, and if that is of a fit with other settings, on another store, or of none: all files
+    then stay as they are. (Sums of two stores would break no promise, but be a head of neither. A store that was in one
+    process alone has no name to be known by.)
     """
 
     is_over = False
     is_charged = False
 
-    def __init__(self, output: Path, digest: str) -> None:
+    def __init__(self, output: Path, digest: str, store: str | None = None) -> None:
         output = output.absolute()
         super().__init__(output.with_name(output.name + ".part"), output, "a file", "fit")
         self._is_new = not self.lines and _HEAD.startswith(self.torn[: len(_HEAD)])
         self.name = secrets.token_hex(16)
         try:
             if not self._is_new:
-                self._read(digest)
+                self._read(digest, store)
             elif output.exists():
                 raise self.refused("a new file: a head is there")
             else:
                 self.mend()
                 entry = {"format": _FORMAT, "job": self.name, "settings": digest, "output": str(output)}
+                entry |= {"store": store or ""}
                 self.write(json.dumps(entry).encode() + b"\n")
                 sync_folder(self.path)
         except BaseException:
             super().close(remove=self._is_new)
             raise
 
-    def _read(self, digest: str) -> None:
+    def _read(self, digest: str, store: str | None) -> None:
         try:
             entry = json.loads(self.lines[0] if self.lines else b"")
-            known = {name: str(entry[name]) for name in ("format", "job", "settings", "output")}
+            known = {name: str(entry[name]) for name in ("format", "job", "settings", "output", "store")}
         except (ValueError, KeyError, TypeError, RecursionError):
             known = {}
         if known.get("format") != _FORMAT:
             raise self.refused(f"a file beside which {self.path.name!r} is of a fit, or is not there")
         if known["output"] != str(self.output):
             raise self.refused(f"the file with which the fit was begun, {known['output']!r}: move it back")
-        if known["settings"] != digest:
-            bound = (
-                "a file whose fit was begun with the same settings; to give up that fit, whose charge stands, delete"
-            )
-            raise self.refused(f"{bound} {self.path.name!r}")
+        same = ("settings", known["settings"] != digest), ("store", known["store"] not in ("", store))
+        for what, differs in same:
+            if differs:
+                bound = f"a file whose fit was begun with the same {what}; to give up that fit, whose charge stands,"
+                raise self.refused(f"{bound} delete {self.path.name!r}")
         self.name = known["job"]
 
     def close(self, remove: bool = False) -> None:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
-from weakref import WeakSet
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -31,7 +30,6 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, attempt,
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _log = logging.getLogger("langchain_dpicl")
-_fitted: WeakSet[PrivateStore] = WeakSet()
 
 
 class HeadAnswer(TypedDict):
@@ -236,7 +234,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 PrivacyWarning,
                 stacklevel=2,
             )
-        fit.job = job = None if output is None else Job(Path(output), fit.digest)
+        store.remember_release(f"a head, on the budget {budget.name!r}")
+        fit.job = job = None if output is None else Job(Path(output), fit.digest, store.lineage)
         try:
             weights, receipt = run(transact(fit, None))
             head = cls(
@@ -250,9 +249,6 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 job.close()
         if fit.unknown:
             _log.warning("fitting a head: %d records have none of its labels and count nothing (private)", fit.unknown)
-        if store not in _fitted:
-            _fitted.add(store)
-            store.on_forget(_tell_of_forgetting)
         return head
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -303,10 +299,3 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     def __repr__(self) -> str:
         return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
-
-
-def _tell_of_forgetting(ids: Sequence[int]) -> None:
-    _log.warning(
-        "a head was fitted on this store before, and does not change: to forget an owner there, fit a new head, which "
-        "takes a new share of budget, and remove the old one's file"
-    )

@@ -18,6 +18,7 @@ import heapq
 import hmac
 import itertools
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
+from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
@@ -243,6 +244,14 @@ class PrivateStore(PrivateRecords, ABC):
                 failed = error if failed is None or not isinstance(error, Exception) else failed
         if failed is not None:
             raise failed
+        released = self.released_once
+        if released:
+            warnings.warn(
+                f"released once of this store, and not changed by forgetting: {'; '.join(released)}. If the owner is "
+                "to leave them too, make each anew, which takes a new share of budget, and remove the old one",
+                PrivacyWarning,
+                stacklevel=3,
+            )
 
     def fingerprint(self, key: bytes) -> tuple[str, ...]:
         """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
@@ -273,6 +282,21 @@ class PrivateStore(PrivateRecords, ABC):
     @abstractmethod
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store; the others that were."""
+
+    @property
+    @abstractmethod
+    def released_once(self) -> tuple[str, ...]:
+        """The heads and demonstrations that were made of this store, in words, here or by another process, as far as it
+        remembers. Public. They stay as they are, so `forget` warns of them (`PrivacyWarning`)."""
+
+    @abstractmethod
+    def remember_release(self, release: str) -> None:
+        """Remember what is about to be released once of this store."""
+
+    @property
+    def lineage(self) -> str | None:
+        """A name by which other processes know this store again; None while it is in this process alone. Public."""
+        return None
 
     def embed_query(self, text: str) -> Vectors:
         """A query's embedding, scaled to norm 1. Public. Raises `ModelUnavailable`, `StoreError` for a wrong size."""

@@ -104,7 +104,7 @@ class FileState:
 
     ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
     ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
-    in ``budgets`` alone: those that were opened on the store.
+    in ``budgets`` and ``releases`` alone: the budgets that were opened on the store, and what was released once of it.
     """
 
     lineage: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -112,6 +112,7 @@ class FileState:
     edition: str = ""
     records: str = ""
     budgets: tuple[OpenedBudget, ...] = ()
+    releases: tuple[str, ...] = ()
 
 
 @dataclass(repr=False)

@@ -305,6 +305,20 @@ class PostgresExemplarStore(PrivateStore):
             return self._connections.run(tables.budgets, self._collection.name, budget)
         return ()
 
+    @property
+    def released_once(self) -> tuple[str, ...]:
+        return self._connections.run(tables.releases, self._collection.name)
+
+    def remember_release(self, release: str) -> None:
+        """Remember in the database what is about to be released once. If this role may not write there, nothing is
+        remembered."""
+        with suppress(StoreError):
+            self._connections.run(tables.releases, self._collection.name, release)
+
+    @property
+    def lineage(self) -> str | None:
+        return f"collection {self._collection.name}"
+
     def close(self) -> None:
         """Close the connections. The collection stays."""
         self._connections.close()

@@ -156,7 +156,8 @@ class ExemplarStore(MemoryStore):
         After it returns the owner is neither in the store nor in the files that it was saved to or loaded from: they
         are rewritten atomically, and the old content is overwritten, if the file system writes in place. Other
         processes with such a file follow before their next release. Each ledger whose budgets are used with this store
-        in this process drops what it derived from the owner; ``dpicl forget`` names further ledgers.
+        in this process drops what it derived from the owner; ``dpicl forget`` names further ledgers. What was released
+        once of this store (`released_once`: heads, demonstrations) stays as it is: a `PrivacyWarning` names it.
 
         In this process, the store's own texts and vectors are overwritten before they are dropped. Other copies (the
         caller's records, Python strings, prompts, buffers of libraries) are freed, and freed memory keeps its bytes
@@ -259,9 +260,13 @@ class ExemplarStore(MemoryStore):
                 if gone is None:
                     del found, news
                     raise StoreFileChanged("two files of this store were changed separately; load one of them again")
-                budgets = tuple(dict.fromkeys([*self._held.state.budgets, *state.budgets]))
-                generation = max(self._held.state.generation, state.generation)
-                self._held.state = replace(self._held.state, generation=generation, budgets=budgets)
+                known = self._held.state
+                self._held.state = replace(
+                    known,
+                    generation=max(known.generation, state.generation),
+                    budgets=tuple(dict.fromkeys([*known.budgets, *state.budgets])),
+                    releases=tuple(dict.fromkeys([*known.releases, *state.releases])),
+                )
                 file.know(state, found)
                 changed = True
                 for watcher in self._watchers if gone else []:
@@ -323,11 +328,31 @@ class ExemplarStore(MemoryStore):
             known = self._held.state.budgets
             others = tuple(each for each in known if (each.ledger, each.name) != (budget.ledger, budget.name))
             if len(others) == len(known):
-                self._held.state = replace(self._held.state, budgets=(*known, budget))
-                if not self._has_unsaved:
-                    for file in self._files.values():
-                        with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
-                            if file.path.exists():
-                                file.write(self._held)
-                    self._saved()
+                self._remember(budgets=(*known, budget))
         return others
+
+    @property
+    def released_once(self) -> tuple[str, ...]:
+        return self._held.state.releases
+
+    def remember_release(self, release: str) -> None:
+        """Remember what is about to be released once of this store. It is in the files as a budget is."""
+        with self.lock:
+            with contextlib.suppress(StoreFileError):
+                self.refresh()
+            known = self._held.state.releases
+            if release not in known:
+                self._remember(releases=(*known, release))
+
+    def _remember(self, **news: Any) -> None:
+        self._held.state = replace(self._held.state, **news)
+        if not self._has_unsaved:
+            for file in self._files.values():
+                with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
+                    if file.path.exists():
+                        file.write(self._held)
+            self._saved()
+
+    @property
+    def lineage(self) -> str | None:
+        return self._held.state.lineage if self._files else None

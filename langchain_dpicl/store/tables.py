@@ -140,6 +140,23 @@ def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) 
     return tuple(each for each in found if new is None or (each.ledger, each.name) != (new.ledger, new.name))
 
 
+def releases(connection: Connection, name: str, new: str | None = None) -> tuple[str, ...]:
+    """What was released once of a collection, with a new one, which is written down."""
+    if not _exists(connection, "dpicl_released_once"):
+        if new is None:
+            return ()
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS dpicl_released_once (collection text NOT NULL REFERENCES dpicl_collections, "
+            "release text NOT NULL, PRIMARY KEY (collection, release))"
+        )
+    if new is not None:
+        query = "INSERT INTO dpicl_released_once VALUES (%s, %s) ON CONFLICT DO NOTHING"
+        connection.execute(query, [name, new])
+    query = "SELECT release FROM dpicl_released_once WHERE collection = %s ORDER BY release"
+    return tuple(str(release) for (release,) in connection.execute(query, [name]).fetchall())
+
+
 def _exists(connection: Connection, table: str) -> bool:
     return connection.execute("SELECT to_regclass(%s)", [table]).fetchall() != [(None,)]
 

@@ -131,6 +131,7 @@ def test_a_worker_follows_a_forgetting_without_a_restart_and_writes_nobody_back(
         "owners_left": 3,
         "ledgers": [f"sqlite:///{folder}/ledger.db"],
         "not_reached": [],
+        "released_once": [],
     }
     Path("go").touch()
     seen += under_way + worker.until("done")

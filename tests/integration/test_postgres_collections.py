@@ -51,6 +51,18 @@ def test_a_collection_remembers_its_budgets_for_every_worker(
     assert {(each.url, each.name) for each in here.budgets} == {(one, "default"), (other, "default")}
 
 
+def test_a_collection_remembers_what_was_released_once_for_every_worker(
+    shared_store: Any, worker: Any, records: Any
+) -> None:
+    here, elsewhere = shared_store(records(5)), worker()
+    assert here.released_once == ()
+    assert here.lineage == elsewhere.lineage is not None
+    for _ in range(2):
+        elsewhere.remember_release("a head, on the budget 'monthly'")
+    with pytest.warns(PrivacyWarning, match="forgetting: a head, on the budget 'monthly'. If"):
+        here.forget(here.owners[0])
+
+
 @pytest.mark.parametrize("way", ["in the process", "by command"])
 def test_a_forgotten_owner_leaves_the_sketches(
     way: str, pgvector_url: str, shared_store: Any, records: Any, tmp_path: Any, capsys: Any

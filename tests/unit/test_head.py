@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl import ExemplarStore, LineRequest, PrivacyBudget
+from langchain_dpicl import ExemplarStore, LineRequest, PrivacyBudget, cli
 from langchain_dpicl.errors import (
     InvalidParameter,
     ModelUnavailable,
@@ -273,10 +274,10 @@ def test_a_number_of_owners_that_was_declared_stands(noise: Noise, tmp_path: Pat
         budget = PrivacyBudget(1.0, 1e-5, releases, ledger=f"sqlite:///{tmp_path}/{name}.db")
         if not declared:
             budget.declare("head", "head", 1.0, rate_is_explicit=True, owners=500)
-        with pytest.raises(PlanMismatch, match="owners"):
-            PrivateHead.fit(store_of(), LABELS, budget, owners=400, progress=False)
         PrivateHead.fit(store_of(), LABELS, budget, progress=False)
         assert budget.public_owners == 500
+        with pytest.raises(PlanMismatch, match="owners"):
+            PrivateHead.fit(store_of(), LABELS, budget, owners=400, progress=False)
         PrivateHead.fit(store_of(310), LABELS, budget, owners=500, progress=False)
         budget.close()
     lines = {"head": LineRequest("head", 1.0, 1), "vote": LineRequest("vote", 0.1, 5, owners=300)}
@@ -597,6 +598,25 @@ def test_a_part_of_another_fit_and_a_head_that_is_there_are_refused(
     assert output.exists()
 
 
+def test_a_fit_goes_on_on_its_own_store(budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known again by its file's lineage, also after somebody was forgotten. What was never saved has no name."""
+    path, output = tmp_path / "store.npz", tmp_path / "head.npz"
+    store_of().save(path)
+    store_of(seed=1).save(tmp_path / "other.npz")
+    budget = budgets()
+    interrupted(2, monkeypatch, ExemplarStore.load(path, EMBEDDINGS), budget, output)
+    part = (tmp_path / "head.npz.part").read_bytes()
+    for other in (ExemplarStore.load(tmp_path / "other.npz", EMBEDDINGS), store_of()):
+        with pytest.raises(InvalidParameter, match=r"same store; .* delete 'head.npz.part'"):
+            PrivateHead.fit(other, LABELS, budget, output=output, progress=False)
+        assert (tmp_path / "head.npz.part").read_bytes() == part
+    same = ExemplarStore.load(path, EMBEDDINGS)
+    with pytest.warns(PrivacyWarning, match="a head"):
+        same.forget("o3")
+    PrivateHead.fit(same, LABELS, budget, output=output, progress=False)
+    assert budget.spent() == 1
+
+
 def test_a_fit_that_was_refused_leaves_no_part(noise: Noise, budgets: Any, tmp_path: Path) -> None:
     store, budget = store_of(), budgets()
     PrivateHead.fit(store, LABELS, budget, progress=False)
@@ -670,15 +690,36 @@ def test_a_delta_that_is_too_large_for_the_owners_is_warned_of(noise: Noise, tmp
     budget.close()
 
 
-def test_few_owners_and_forgetting_are_warned_of(noise: Noise, budgets: Any, caplog: pytest.LogCaptureFixture) -> None:
-    store = store_of(60)
-    budget = budgets(count=2)
+def test_few_owners_are_warned_of(noise: Noise, budgets: Any) -> None:
+    with pytest.warns(PrivacyWarning, match="60 owners"):
+        PrivateHead.fit(store_of(60), LABELS, budgets(), progress=False)
+
+
+def test_forgetting_warns_of_heads_in_this_process(noise: Noise, budgets: Any) -> None:
+    store, budget = store_of(), budgets(count=2)
     for _ in range(2):
-        with pytest.warns(PrivacyWarning, match="60 owners"):
-            PrivateHead.fit(store, LABELS, budget, progress=False)
-    with caplog.at_level(logging.WARNING, logger="langchain_dpicl"):
+        PrivateHead.fit(store, LABELS, budget, progress=False)
+    with pytest.warns(PrivacyWarning, match="not changed by forgetting: a head, on the budget 'default'. If") as warned:
         store.forget("o3")
-    assert len([record for record in caplog.records if "new head" in record.getMessage()]) == 1
+    assert warned[0].filename == __file__
+    store_of().forget("o3")  # of which there is none
+
+
+def test_forgetting_warns_of_heads_that_another_process_has_fitted(
+    noise: Noise, budgets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store.npz"
+    store_of().save(path)
+    worker = ExemplarStore.load(path, EMBEDDINGS)
+    PrivateHead.fit(ExemplarStore.load(path, EMBEDDINGS), LABELS, budgets(name="monthly"), progress=False)
+    with pytest.warns(PrivacyWarning, match="'monthly'"):
+        worker.forget("o3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the command names it in its answer
+        assert cli.main(["forget", "--store", str(path), "--owner", "o4"]) == 0
+    assert "released once, and not changed: a head, on the budget 'monthly'" in capsys.readouterr().out
+    assert cli.main(["forget", "--store", str(path), "--owner", "o5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["released_once"] == ["a head, on the budget 'monthly'"]
 
 
 def test_a_filtered_budget_and_tickets_pay_for_a_head(noise: Noise, budgets: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector, StoreFileChanged, StoreFileError, UnknownOwner
+from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.store import file as store_file
 from langchain_dpicl.store.base import OpenedBudget
 
@@ -138,6 +139,18 @@ def test_saves_within_one_tick_of_the_clock_are_told_apart(two: Two, path: Path)
         assert here.is_behind
         assert here.refresh()
     assert len(here.budgets) == 200
+
+
+def test_both_processes_know_what_either_has_released_once(two: Two) -> None:
+    here, elsewhere = two
+    assert here.lineage == elsewhere.lineage is not None
+    here.remember_release("a head")
+    elsewhere.remember_release("demonstrations")
+    elsewhere.remember_release("a head")
+    here.refresh()
+    assert here.released_once == elsewhere.released_once == ("a head", "demonstrations")
+    with pytest.warns(PrivacyWarning, match="not changed by forgetting: a head; demonstrations"):
+        here.forget("owner-0")
 
 
 @pytest.mark.parametrize("what", ["older", "another store", "broken", "a folder"])

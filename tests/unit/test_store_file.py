@@ -234,6 +234,7 @@ def test_rewriting_alone_changes_nothing(saved: Any) -> None:
         {"edition": "0" * 32},
         {"records": "0" * 64},
         {"budgets": [{"ledger": "l", "url": "u", "name": "n"}]},
+        {"releases": ["a head"]},
         {"input_key": 5},
         {"input_key": "renamed"},
         {"output_key": ["a"]},

@@ -74,6 +74,13 @@ def test_they_are_examples_for_any_prompt_at_no_further_cost(sampler_of: Letters
     assert sampler.budget.spent() == 6
 
 
+def test_forgetting_warns_of_them(sampler_of: Letters) -> None:
+    sampler = sampler_of()
+    synthesize_demonstrations(sampler, INPUTS)
+    with pytest.warns(PrivacyWarning, match="forgetting: demonstrations, on the budget"):
+        sampler.store.forget(sampler.store.owners[0])
+
+
 def test_mappings_keep_what_the_query_names_and_nothing_else(sampler_of: Letters, output: Path) -> None:
     sampler = sampler_of(template=DemonstrationTemplate("{input} {output}", "{topic}, {stars}:"))
     asked = [{"topic": "tea", "stars": 5, "output": "not wanted"}, {"topic": "tea", "stars": 4.5}]
