@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import secrets
 from dataclasses import replace
 from functools import partial
@@ -62,6 +63,20 @@ def descend(sums: Sums, owners: int, sigma: float, steps: int, shape: tuple[int,
     return weights, mean
 
 
+def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, int]) -> float:
+    """About the share of questions that a head for few owners answers rightly. From public numbers alone.
+
+    1/k + .55 (1 - 1/k) (1 - exp(-x / 7)) for k labels and d features, where x is the number of owners over
+    sigma sqrt(d / steps), the length of a label's noise in the mean of the sums. It grows with the owners, from 1/k,
+    which is guessing. Measured: 25, 50 and 99 owners of TREC, SST-2, AG News and MTS-Dialog (2 to 20 labels), epsilon
+    .3 to 16 at delta 1e-5, the embeddings themselves and 64 directions of public texts, eight fits each with the
+    default settings. The formula was fitted to these 168 means. It errs by .06 (root mean square), by .17 at most.
+    """
+    labels, features = shape
+    signal = owners / (sigma * math.sqrt(features / steps))
+    return 1.0 / labels + 0.55 * (1.0 - 1.0 / labels) * -math.expm1(-signal / 7.0)
+
+
 class Fit(Release):
     """The steps of a head's release. Its answer is the mean weights.
 
@@ -101,6 +116,11 @@ class Fit(Release):
             raise InvalidParameter("owners", None, "given if the budget's line keeps no number of owners")
         self.owners: int = declared or owners or 0
         self._resumes = bool(budget.replay) and not (budget.is_filtered or budget.tickets)
+
+    @property
+    def expected_accuracy(self) -> float:
+        """`expected_accuracy` of this fit. Public."""
+        return expected_accuracy(self.owners, self.line.parameter, int(self.line.options["steps"]), self._shape)
 
     @property
     def _keeps(self) -> bool:

@@ -202,7 +202,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             sigma, for a `PrivacyBudget.filtered` alone; a plan sets its own.
 
         Raises `InvalidParameter`, `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost
-        nothing, and `ReleaseFailed` after the charge. Warns (`PrivacyWarning`) if there are fewer than 100 owners.
+        nothing, and `ReleaseFailed` after the charge. Warns (`PrivacyWarning`) of the accuracy to expect if there
+        are fewer than 100 owners.
         """
         if not isinstance(store, PrivateStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
@@ -229,8 +230,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         warn_of_delta(budget, fit.owners, stacklevel=3)
         if fit.owners < _FEW_OWNERS:
             warnings.warn(
-                f"a head for {fit.owners} owners learns little at a small epsilon: each owner moves a sum by at most "
-                "1, and the noise is as large as for many owners",
+                f"a head for {fit.owners} owners: expect about {fit.expected_accuracy:.0%} right answers, where a "
+                f"guess among {len(names)} labels is right in {1 / len(names):.0%} (so it was on four public tasks; "
+                "others may differ by 20 points). The noise is as large as for many owners",
                 PrivacyWarning,
                 stacklevel=2,
             )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from langchain_dpicl.errors import (
     ReleaseFailed,
 )
 from langchain_dpicl.once import fitting
-from langchain_dpicl.once.fitting import descend
+from langchain_dpicl.once.fitting import descend, expected_accuracy
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
 from langchain_dpicl.privacy import MECHANISMS, PrivacyPlan
@@ -690,9 +691,66 @@ def test_a_delta_that_is_too_large_for_the_owners_is_warned_of(noise: Noise, tmp
     budget.close()
 
 
-def test_few_owners_are_warned_of(noise: Noise, budgets: Any) -> None:
-    with pytest.warns(PrivacyWarning, match="60 owners"):
-        PrivateHead.fit(store_of(60), LABELS, budgets(), progress=False)
+def test_few_owners_are_warned_of_with_the_accuracy_to_expect(noise: Noise, budgets: Any) -> None:
+    """From the declared number, not the store's."""
+    for asked, right in ((60, "40%"), (99, "44%")):
+        with pytest.warns(PrivacyWarning, match=f"{asked} owners: expect about {right} right .* 3 labels .* in 33%"):
+            PrivateHead.fit(store_of(60), LABELS, budgets(epsilon=0.3), owners=asked, progress=False)
+    PrivateHead.fit(store_of(60), LABELS, budgets(), owners=100, progress=False)
+
+
+def test_the_accuracy_to_expect_grows_from_guessing() -> None:
+    for shape in ((2, 385), (20, 65)):
+        found = [expected_accuracy(owners, 14.0, 20, shape) for owners in (0, 1, 10, 50, 100, 10**6)]
+        assert found == sorted(found)
+        assert found[0] == 1 / shape[0]
+        assert found[-1] == pytest.approx(1 / shape[0] + 0.55 * (1 - 1 / shape[0]))
+    assert expected_accuracy(50, 28.0, 20, (2, 385)) < expected_accuracy(50, 14.0, 20, (2, 385))
+    assert expected_accuracy(50, 14.0, 20, (2, 385)) < expected_accuracy(50, 14.0, 20, (2, 65))
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [  # measured at 99 owners and epsilon .5, 1, 4, 16: embeddings as they are, then 64 directions of public texts
+        ((6, 385), (0.20, 0.21, 0.38, 0.50)),
+        ((2, 385), (0.54, 0.52, 0.64, 0.67)),
+        ((4, 385), (0.32, 0.36, 0.58, 0.73)),
+        ((20, 385), (0.18, 0.21, 0.41, 0.47)),
+        ((6, 65), (0.25, 0.25, 0.47, 0.61)),
+        ((2, 65), (0.51, 0.58, 0.69, 0.71)),
+        ((4, 65), (0.35, 0.46, 0.71, 0.80)),
+        ((20, 65), (0.12, 0.24, 0.43, 0.54)),
+    ],
+)
+def test_the_accuracy_to_expect_is_the_one_that_was_measured(shape: tuple[int, int], found: tuple[float, ...]) -> None:
+    for epsilon, right in zip((0.5, 1.0, 4.0, 16.0), found, strict=True):
+        plan = PrivacyPlan.solve(epsilon=epsilon, delta=1e-5, lines={"head": LineRequest("head", 1.0, 1)})
+        expected = expected_accuracy(99, plan.lines["head"].parameter, 20, shape)
+        assert expected == pytest.approx(right, abs=0.17)
+
+
+def test_fits_for_few_owners_are_about_as_right_as_expected(noise: Noise, budgets: Any) -> None:
+    """Three groups that overlap as those of the measured tasks do; noise and groups from a seed."""
+    draw, kinds = np.random.default_rng(9), np.arange(660) % 3
+    vectors = np.eye(3, DIMENSION)[kinds] * 1.5 + draw.normal(size=(660, DIMENSION))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    tests, kinds = vectors[60:], kinds[60:]
+    for epsilon in (0.2, 2.0):
+        right = []
+        for _ in range(6):
+            store = ExemplarStore.from_texts(
+                [f"text {i}" for i in range(60)],
+                EMBEDDINGS,
+                outputs=[LABELS[i % 3] for i in range(60)],
+                vectors=vectors[:60].astype(np.float32),
+                progress=False,
+            )
+            with pytest.warns(PrivacyWarning, match="60 owners: expect") as warned:
+                head = PrivateHead.fit(store, LABELS, budgets(epsilon=epsilon), progress=False)
+            answers = head.answers(tests)
+            right.append(np.mean([each["label"] == LABELS[kind] for each, kind in zip(answers, kinds, strict=True)]))
+        expected = int(re.findall(r"about (\d+)%", str(warned[0].message))[0]) / 100
+        assert abs(float(np.mean(right)) - expected) < 0.17
 
 
 def test_forgetting_warns_of_heads_in_this_process(noise: Noise, budgets: Any) -> None:
