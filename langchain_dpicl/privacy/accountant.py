@@ -6,13 +6,13 @@
   often by a factor of two in epsilon.
 - `verify` asks prv-accountant and dp-accounting too. All three start from the same definition of a release, its privacy
   profile, and compose it by code of their own. If a release is the subsampled Gaussian mechanism, dp-accounting also
-  brings its own profile.
+  brings its own profile. Of bounded ranges only the `PLDAccountant` knows more: their optimal adaptive composition.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,6 +33,8 @@ _TAILS = 1e-9
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
+_PROFILES = "an upper bound: it composes one release's profile, we compose bounded ranges adaptively"
+
 _TRUNCATED = 1e-15
 """What dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
 
@@ -52,19 +54,33 @@ class PLDAccountant:
         Infinite if infinite losses (PTR's delta0) alone weigh more than delta.
         """
         delta = open_unit("delta", delta)
-        # The direction that is likely to be worse goes first. For the other it is enough to be no worse.
-        worse, other = sorted(compositions(schedule, self.places), key=lambda each: -each.approximate_epsilon(delta))
-        found = worse.epsilon(delta)
-        return max(found, other.epsilon(delta, enough=found))
+        bounds = []
+        for both in self._ways(schedule):
+            # The direction that is likely to be worse goes first. For the other it is enough to be no worse.
+            worse, other = sorted(both, key=lambda each: -each.approximate_epsilon(delta))
+            found = worse.epsilon(delta)
+            bounds.append(max(found, other.epsilon(delta, enough=found)))
+        return min(bounds)
 
     def delta(self, schedule: Sequence[Line], epsilon: float) -> float:
         """The least certified delta at `epsilon`, in the worse direction."""
         epsilon = real("epsilon", epsilon, at_least=0.0)
-        return max(composition.delta(epsilon) for composition in compositions(schedule, self.places))
+        return min(max(each.delta(epsilon) for each in both) for both in self._ways(schedule))
+
+    def _ways(self, schedule: Sequence[Line]) -> Iterator[list[Composition]]:
+        """Of bounded ranges two bounds: the optimum, tighter except on coarse grids, and the sum of all losses."""
+        counts: dict[tuple[Profile, float], int] = {}
+        for line in schedule:
+            counts[line.profile, line.rate] = counts.get((line.profile, line.rate), 0) + line.count
+        lines = [Line(*of, count) for of, count in counts.items() if count <= MAX_COUNT]
+        if len(lines) == len(counts) and any(line.is_adaptive for line in lines):
+            parts = [[part for line in lines for part in line.parts(way)] for way in DIRECTIONS]
+            yield [Composition(each, self.places) for each in parts]
+        yield compositions(schedule, self.places)
 
 
 def compositions(schedule: Sequence[Line], places: int = MAX_PLACES) -> list[Composition]:
-    """The schedule's losses if one owner is removed, and if one is added."""
+    """The sum of the releases' losses if one owner is removed, and if one is added."""
     return [Composition([(line.losses(way), line.count) for line in schedule], places) for way in DIRECTIONS]
 
 
@@ -252,7 +268,7 @@ def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
 
 def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     low, high = PRVAccountant().interval(schedule, delta)
-    return high, f"at least {low:.5g}"
+    return high, _PROFILES if any(line.is_adaptive for line in schedule) else f"at least {low:.5g}"
 
 
 def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
@@ -288,7 +304,10 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
         total = many if total is None else total.compose(many, _TRUNCATED)
     own = sum(isinstance(line.profile, Gaussian) for line in schedule)
     notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
-    return float(total.get_epsilon_for_delta(delta)), notes.get(own, "its own Gaussian, and our other profiles")
+    note = notes.get(own, "its own Gaussian, and our other profiles")
+    if any(line.is_adaptive for line in schedule):
+        note = _PROFILES
+    return float(total.get_epsilon_for_delta(delta)), note
 
 
 class _Variable:

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy import adaptive
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
@@ -169,6 +170,22 @@ class Line:
     def losses(self, direction: Direction) -> Losses:
         """One release's losses after amplification."""
         return _losses(self.profile, self.rate, direction)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether `parts` knows more than one release's losses: several releases of a bounded range."""
+        return isinstance(self.profile, BoundedRange) and self.count > 1
+
+    def parts(self, direction: Direction) -> adaptive.Parts:
+        """Pairs that together dominate all releases, and how often each occurs.
+
+        Of a bounded range these are the pairs of `adaptive.blocks`, else one release's losses.
+        """
+        parts: adaptive.Parts = []
+        if isinstance(self.profile, BoundedRange) and self.is_adaptive:
+            rate = Subsampled(self.profile, self.rate).covered_rate
+            parts = adaptive.blocks(self.profile.eps0, rate, self.count, direction)
+        return parts or [(self.losses(direction), self.count)]
 
 
 @lru_cache(maxsize=256)

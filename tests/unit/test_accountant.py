@@ -153,7 +153,8 @@ def test_its_grid_and_convolution_agree_with_ours() -> None:
     deltas = np.clip(sampled.direction_delta(np.arange(low, high + 1) * step, "remove"), 0.0, 1.0)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
     theirs = pmf.self_compose(100, 1e-12).get_epsilon_for_delta(5e-5)
-    assert PLD.epsilon([Line(BoundedRange(1.59), 400 / 14732, 100)], 5e-5) == pytest.approx(theirs, rel=1e-3)
+    remove, _ = compositions([Line(BoundedRange(1.59), 400 / 14732, 100)])
+    assert remove.epsilon(5e-5) == pytest.approx(theirs, rel=1e-3)
 
 
 # Libraries and orderings ----------------------------------------------------------------------------------------------
@@ -188,8 +189,11 @@ def test_pld_lies_inside_the_prv_interval_and_below_renyi(profile: Profile, rate
     schedule, delta = [Line(profile, rate, count)], 1e-5
     low, high = PRVAccountant().interval(schedule, delta)
     tight = PLD.epsilon(schedule, delta)
-    assert low <= tight <= high * (1 + 1e-3) <= 1.02 * tight
     assert tight <= renyi_epsilon(schedule, delta)
+    if schedule[0].is_adaptive:  # the library composes the profile of one release
+        assert tight < 0.95 * low
+        tight = max(each.epsilon(delta) for each in compositions(schedule))
+    assert low <= tight <= high * (1 + 1e-3) <= 1.02 * tight
 
 
 def test_prv_answers_where_the_library_gives_up() -> None:
@@ -312,7 +316,7 @@ def test_floating_point_errors_of_the_transform_are_bounded_and_added(count: int
 # The papers' figures --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("eps", "papers", "ours"), [(1, 0.69, 1.58), (3, 1.80, 3.02), (8, 3.20, 4.60)])
+@pytest.mark.parametrize(("eps", "papers", "ours"), [(1, 0.69, 1.75), (3, 1.80, 3.22), (8, 3.20, 4.83)])
 def test_joint_em_allows_more_than_twice_the_papers_eps0(eps: float, papers: float, ours: float) -> None:
     rate, count, delta = 400 / 14732, 100, 5e-5
     assert PLD.epsilon([Line(BoundedRange(ours), rate, count)], delta) <= eps

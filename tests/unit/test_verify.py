@@ -17,11 +17,12 @@ from langchain_dpicl.privacy import (
     Line,
     LineRequest,
     PlanLine,
+    PLDAccountant,
     PrivacyPlan,
     Profile,
     ProposeTestRelease,
 )
-from langchain_dpicl.privacy.accountant import GOOGLE, OURS, PRV, Opinion, verify
+from langchain_dpicl.privacy.accountant import GOOGLE, OURS, PRV, Opinion, compositions, verify
 
 
 def opinions(profile: Profile, rate: float, count: int, delta: float) -> dict[str, Opinion]:
@@ -53,7 +54,6 @@ def test_all_three_know_what_one_exponential_mechanism_costs() -> None:
     [
         (DiscreteGaussian(1.5), 0.01, 500),
         (Gaussian(1.2), 0.02, 300),
-        (BoundedRange(1.0), 0.05, 60),
         (ProposeTestRelease(3.0, 1e-7), 0.05, 90),
     ],
 )
@@ -62,6 +62,17 @@ def test_the_opinions_on_a_sampled_line_agree(profile: Profile, rate: float, cou
     assert ours is not None
     assert prv == pytest.approx(ours, rel=0.02)
     assert google == pytest.approx(ours, rel=0.01)
+
+
+def test_the_others_do_not_compose_bounded_ranges_adaptively_and_say_so() -> None:
+    found = opinions(BoundedRange(1.0), 0.05, 60, 1e-5)
+    line = Line(BoundedRange(1.0), 0.05, 60)
+    plain = max(each.epsilon(1e-5) for each in compositions([line]))
+    assert found[OURS].epsilon == PLDAccountant().epsilon([line], 1e-5) < 0.9 * plain
+    for name in (PRV, GOOGLE):
+        assert found[name].epsilon == pytest.approx(plain, rel=0.02)
+        assert "adaptively" in found[name].note
+    assert "adaptively" not in opinions(BoundedRange(1.0), 0.05, 1, 1e-5)[PRV].note, "one release needs no composition"
 
 
 def test_failed_tests_count_as_infinite_losses_everywhere() -> None:

@@ -1,0 +1,255 @@
+"""Optimal adaptive composition of equal bounded-range releases, certified.
+
+One release. An owner takes part with probability q. Fix all other coins; if the owner takes part, let l be the ratio of
+an output's probability with the owner to that without. Bounded range: l lies in an interval [L, e^eps0 L] that holds 1.
+Without the owner the mean of l is 1. With the owner's coin, the ratio is r = 1 - q + q l.
+
+The value. V_n(a) is the largest delta(log a) of n such releases, "present against absent", if an adversary chooses each
+after seeing the ones before (and the other coins, which tell nothing of the owner). Expectations are without the owner:
+
+    V_0(a) = max(0, 1 - a),    V_n(a) = max over L of E[r V_(n-1)(a / r)].
+
+V is convex, so r V(a / r), a supremum of linear functions of r, is convex in r, and the extreme pair has two points:
+l = L and l = e^eps0 L (Dong, Durfee, Rogers 2020 for one release). With L = e^-tau, tau in [0, eps0], its ratios are
+u = 1 + q (e^(eps0 - tau) - 1) and v = 1 - q (1 - e^-tau). "Absent against present" is the mirror, 1 - a + a V_n(1 / a),
+with its maxima: each direction is the optimum for itself.
+
+Several lines. V_n, a maximum of pairs' curves, is convex and falls from 1 to 0 above max(0, 1 - a), so it is the curve
+of a pair itself. Two pairs compose to (V * V')(a) = E[r' V(a / r')], r' being the ratio of the pair of V'; this is
+symmetric. Let W(i, j) be the value of i releases of one line and j of another, in any order that the adversary likes.
+Then W(i, j) <= (V_i * V'_j), by induction: if the next release is of the first line it gives at most max over L of
+E[r (V_(i-1) * V'_j)(a / r)]; the maximum taken inside the expectation over r' makes it V_i * V'_j; the second line is
+treated alike. So every line is replaced by ITS OWN pair (a fixed pair is its own), and these compose as fixed ones. (To
+start the recursion of one line from another's curve is wrong: there the other line always comes last.) By the same
+step the pairs of blocks that add up to n dominate n releases, whatever other lines come between. With tickets a line's
+n is what an owner has left: a query without the owner changes no ratio, and V_(n-1) <= V_n.
+
+What is computed is never below V:
+
+1. On a grid a = e^(j step): the chord between two places, the last value beyond the ends. Kept is the part
+   V(a) - max(0, 1 - a): linear functions between places stay linear (1 is a place), and nothing cancels at either end.
+2. For the maximum over tau, see `_Trials.bounds`.
+3. r V(a / r) grows with r, and r V(a / r) - r + a falls. The first serves for a >= 1 and the second for a < 1 (their
+   means are what is kept), with ratios moved by `_RATIO_ERROR` that way. All terms are positive, and `_STEP_ERROR`
+   covers the rounding of one step.
+
+The curve becomes atoms at its corners (connect the dots), for `Composition`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from langchain_dpicl.privacy.losses import FloatArray, Losses
+
+OPERATIONS = 1e7
+"""The most values (places times trials times releases) of one curve: about a quarter of a second."""
+
+_INTERVALS = 32
+"""Intervals between trials of tau. They cost about a quarter of a per cent of epsilon."""
+
+_FINENESS = 0.1
+"""A grid's step, in standard deviations of one release's loss. It costs about a tenth of a per cent of epsilon."""
+
+_TAIL = 55.0
+"""A grid ends where delta is below e^-55. What lies above counts as an infinite loss."""
+
+_LARGEST = 20.0
+"""The largest eps0 of a curve: above, the composition of one release's profile is as good."""
+
+_FURTHEST = 600.0
+"""A grid ends here at the latest: e^loss has to be a float."""
+
+_RATIO_ERROR = 1e-13
+"""Bound on the relative error of the logarithm of a ratio."""
+
+_STEP_ERROR = 1e-12
+"""Bound on the relative rounding error of one step of the recursion."""
+
+Parts = list[tuple[Losses, int]]
+
+
+def blocks(eps0: float, rate: float, count: int, direction: Literal["remove", "add"]) -> Parts:
+    """Pairs whose composition dominates ``count`` adaptive releases of range ``eps0``, and how often each occurs.
+
+    One pair if its curve takes at most `OPERATIONS`, else blocks of powers of two. Empty if two are too many.
+    """
+    size = count if eps0 <= _LARGEST else 1
+    if size > 1 and operations(eps0, rate, count) > OPERATIONS:
+        size = 1
+        while operations(eps0, rate, 2 * size) <= OPERATIONS:
+            size *= 2
+    parts: Parts = []
+    largest = size
+    while largest > 1 and count:
+        if count >= size:
+            parts.append((_pair(eps0, rate, largest, size, direction), count // size))
+            count %= size
+        size //= 2
+    return parts
+
+
+def operations(eps0: float, rate: float, count: int) -> float:
+    """How many values the curve of so many releases takes."""
+    below, above, _ = _grid(eps0, rate, count)
+    return (below + above + 1.0) * (_INTERVALS + 1) * count
+
+
+def log_moment(eps0: float, rate: float, order: float) -> float:
+    """An upper bound on log E[r^order] without the owner, over all pairs: order > 1 or < 0.
+
+    r^order is convex, so the extreme pair has two points. Refined until the moment is known within one part in 1e7.
+    """
+    tau = np.linspace(0.0, eps0, 17)
+    while True:
+        trials = _Trials(eps0, rate, tau)
+        logs = order * trials.log_u, order * trials.log_v
+        top = float(np.maximum(*logs).max())
+        mean, bounds = trials.bounds(np.exp(logs[0] - top), np.exp(logs[1] - top))
+        reached, bound = float(mean.max()), float(bounds.max())
+        if bound <= reached * (1.0 + 1e-7) or tau.size > 10_000:
+            return top + math.log(bound) + 1e-14 * (1.0 + top)
+        wide = np.flatnonzero(bounds > reached)
+        tau = np.sort(np.append(tau, 0.5 * (tau[wide] + tau[wide + 1])))
+
+
+class _Trials:
+    """The two ratios for several tau, by their logarithms (u above, v below); their weights have mean 1."""
+
+    def __init__(self, eps0: float, rate: float, tau: FloatArray) -> None:
+        self.log_u = np.log1p(rate * np.expm1(eps0 - tau))
+        self.log_v = np.log1p(rate * np.expm1(-tau))
+        self._of_u = np.expm1(tau) / math.expm1(eps0)
+        self._of_v = np.exp(tau) * np.expm1(eps0 - tau) / math.expm1(eps0)
+        self._factor = math.exp(eps0)
+        self._share = np.tanh(0.25 * np.diff(tau)) / math.expm1(eps0)
+
+    def bounds(self, at_u: FloatArray, at_v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """E[F(r)] for each tau, and bounds on it between every two, for a convex F of these values at u and v.
+
+        u and v are linear in rho = e^-tau, so between two trials F is at most its chords A + B rho and A' + B' rho, and
+        E[F] at most alpha + beta / rho + gamma rho with gamma = (e^eps0 B' - B) / (e^eps0 - 1). As a function of 1/rho
+        that is at most its chord, plus -gamma (root - root')^2 if gamma < 0, with the roots of both rho.
+        """
+        column = (-1,) + (1,) * (at_u.ndim - 1)
+        mean = self._of_u.reshape(column) * at_u
+        mean += self._of_v.reshape(column) * at_v
+        at_u -= self._factor * at_v
+        bend = at_u[:-1] - at_u[1:]
+        bend *= self._share.reshape(column)  # (root - root')^2 / (rho - rho') is tanh of a quarter of the difference
+        np.maximum(bend, 0.0, out=bend)
+        bend += np.maximum(mean[1:], mean[:-1])
+        return mean, bend
+
+
+def _tau(eps0: float) -> FloatArray:
+    """The trials of a curve: evenly spaced in e^(-tau / 2), which evens out what the intervals cost."""
+    tau = -2.0 * np.log(np.linspace(1.0, math.exp(-0.5 * eps0), _INTERVALS + 1))
+    tau[0], tau[-1] = 0.0, eps0
+    return np.asarray(np.clip(tau, 0.0, eps0))
+
+
+@lru_cache(maxsize=256)
+def _moments(eps0: float, rate: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Orders, and about log E[r^(1 + order)] and log E[r^-order] of one release: they only say how wide a grid is."""
+    trials = _Trials(eps0, rate, _tau(eps0))
+    orders = np.geomspace(0.05, 1e4, 40) / (trials.log_u[0] - trials.log_v[-1])
+    found = []
+    for powers in (1.0 + orders, -orders):
+        logs = np.multiply.outer(trials.log_u, powers), np.multiply.outer(trials.log_v, powers)
+        tops = np.maximum(*logs).max(axis=0)
+        _, bounds = trials.bounds(np.exp(logs[0] - tops), np.exp(logs[1] - tops))
+        found.append(tops + np.log(np.maximum(bounds.max(axis=0), 1e-300)))
+    return orders, found[0], found[1]
+
+
+def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
+    """Places below and above 0, and the step, of a grid for the losses of so many releases."""
+    orders, above, below = _moments(eps0, rate)
+    highest, lowest = math.log1p(rate * math.expm1(eps0)), -math.log1p(rate * math.expm1(-eps0))
+    step = _FINENESS * min(rate * math.sinh(0.5 * eps0), 0.5 * (highest + lowest)) * min(1.0, count / 64.0)
+    spread = 0.125 * (orders * step) ** 2  # what a chord adds to log E[r^order] at most, about
+    ends = [
+        min(count * (most + step), float(((count * (logs + spread) + _TAIL) / orders).min()), _FURTHEST)
+        for most, logs in ((lowest, below), (highest, above))
+    ]
+    return math.ceil(ends[0] / step) + 1, math.ceil(ends[1] / step) + 1, step
+
+
+@lru_cache(maxsize=32)
+def _curves(eps0: float, rate: float, count: int) -> dict[int, FloatArray]:
+    """V_n - V_0 on the grid of ``count``, for n = count and the powers of two below it."""
+    below, above, step = _grid(eps0, rate, count)
+    trials = _Trials(eps0, rate, _tau(eps0))
+    places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
+    reach = math.ceil(max(trials.log_u[0], -trials.log_v[-1]) / step * (1.0 + _RATIO_ERROR)) + 2
+    sides = [
+        (at, _Filter(trials.log_u, part, step, sign), _Filter(trials.log_v, part, step, sign))
+        for at, part, sign in ((0, places[:below], -1.0), (below, places[below:], 1.0))
+    ]
+    values, kept = np.zeros(places.size), {}
+    for n in range(1, count + 1):
+        padded = np.pad(values, reach, mode="edge")
+        bounds = [trials.bounds(of_u(padded, reach + at), of_v(padded, reach + at))[1] for at, of_u, of_v in sides]
+        values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
+        np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
+        if n == count or n & (n - 1) == 0:
+            kept[n] = values
+    return kept
+
+
+class _Filter:
+    """F(r) for each trial's ratio r and each of some places a on one side of 1.
+
+    ``sign`` is 1 for a >= 1, where F(r) = r V(a / r) grows with r, and -1 for a < 1, where F(r) = r V(a / r) - r + a
+    falls: r is rounded that way.
+    """
+
+    def __init__(self, log_r: FloatArray, places: FloatArray, step: float, sign: float) -> None:
+        log_r = log_r + sign * _RATIO_ERROR * np.abs(log_r)
+        moves = np.floor(log_r / step)
+        share = np.expm1((moves - log_r / step) * step) / math.expm1(-step)
+        self._places, self._moves = places.size, moves.astype(np.int64)
+        self._upper, self._lower = ((np.exp(log_r) * each)[:, None] for each in (1.0 - share, share))
+        # F(r) if V is V_0: r - a for 1 <= a < r, and a - r for r < a < 1
+        held = np.flatnonzero(sign * places < (sign * log_r).max())
+        self._near = slice(0, held.size) if sign > 0 else slice(places.size - held.size, places.size)
+        near = places[self._near]
+        least = np.minimum(log_r[:, None], near)
+        self._corner = np.exp(least) * np.expm1(np.maximum(sign * (log_r[:, None] - near), 0.0))
+
+    def __call__(self, padded: FloatArray, offset: int) -> FloatArray:
+        """``padded`` holds V - V_0, with the first of the places at ``offset``."""
+        windows = sliding_window_view(padded, self._places)
+        values = windows[offset - self._moves]
+        values *= self._upper
+        lower = windows[offset - self._moves - 1]
+        lower *= self._lower
+        values += lower
+        values[:, self._near] += self._corner
+        return values
+
+
+@lru_cache(maxsize=256)
+def _pair(eps0: float, rate: float, count: int, size: int, direction: Literal["remove", "add"]) -> Losses:
+    """The pair of the curve of ``size`` releases, on the grid of ``count``: its corners are the atoms.
+
+    Without the owner an atom weighs the change of the curve's slope in a, rounded up. Beside them is the mass of the
+    ratio 0 (the slope at 0) and, with the owner, of an infinite one (the value at the grid's end).
+    """
+    below, above, step = _grid(eps0, rate, count)
+    values = _curves(eps0, rate, count)[size]
+    losses = np.asarray(np.arange(-below, above + 1) * step, np.float64)
+    a = np.exp(losses)
+    slopes = np.concatenate([values[:1] / a[:1], np.diff(values) / (a[:-1] * math.expm1(step)), np.zeros(1)])
+    absent = np.diff(slopes) + 1e-15 * (np.abs(slopes[1:]) + np.abs(slopes[:-1]))
+    absent[below] += 1.0  # the corner of max(0, 1 - a)
+    absent = np.maximum(absent, 0.0)
+    if direction == "remove":
+        return Losses(losses, absent * a, float(values[-1]))
+    return Losses(-losses[::-1], absent[::-1].copy(), float(slopes[0]))
