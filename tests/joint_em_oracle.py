@@ -4,7 +4,8 @@
 papers (Gillenwater et al. 2022, section 3; Wu et al. 2024, algorithm 5) in floating point: a k x d matrix of utilities
 made distinct by a tie breaker, all k d of them sorted, the logarithm of the number of sequences for each by a running
 product over the rows, one chosen by a race of exponential clocks, and a sequence of that utility drawn row by row.
-Both divide eps0 by 4: the utility moves by 2 either way when one member's output is replaced.
+Both divide eps0 by 4: the utility moves by 2 either way when one member's output is replaced. Of a single word the
+differences of utilities move by 2 in all, and `enumerate_distribution` divides eps0 by 2.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def sequence_loss(counts: list[int], sequence: tuple[int, ...]) -> int:
     return max(top - counts[token] for top, token in zip(ranked, sequence, strict=False))
 
 
-def enumerate_distribution(counts: list[int], k: int, eps0: float, *, scale: int = 4) -> dict[tuple[int, ...], Decimal]:
-    """The probability of every sequence to 50 digits. A scale of 2 would be right for a utility that moves by 1."""
-    rate = Fraction(eps0) / scale
+def enumerate_distribution(counts: list[int], k: int, eps0: float) -> dict[tuple[int, ...], Decimal]:
+    """The probability of every sequence to 50 digits."""
+    rate = Fraction(eps0) / (2 if k == 1 else 4)
     negative = DIGITS.divide(Decimal(-rate.numerator), Decimal(rate.denominator))
     weights = {
         sequence: DIGITS.exp(DIGITS.multiply(negative, sequence_loss(counts, sequence)))

@@ -77,7 +77,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
         Neighbours and range. One member's output replaced by any other: every count moves by at most 1. c_(i) and
         c_{s_i} may move in opposite directions, so l(s) moves by at most 2 EITHER WAY, log-probabilities before
         normalisation by at most eps0 / 2 either way, and their differences between sequences by at most eps0:
-        eps0-bounded range.
+        eps0-bounded range. A single word (k = 1) has weights exp(-eps0 l(s) / 2): l(s) - l(s') = c_{s'} - c_s has no
+        c_(1), and moves by at most 2 in all, so log-probabilities differ by at most eps0 between words as well.
 
         Parameters
         ----------
@@ -255,7 +256,7 @@ def sample_sequence(counts: NDArray[np.int64], k: int, eps0: float, randomness: 
 
     1. Filling positions in order, A(l) = prod_i (n_i(l) - (i-1)) sequences have a loss <= l: the i-1 tokens used so far
        are among the n_i(l). So B(l) = A(l) - A(l-1) have a loss of exactly l, and the loss is drawn with weight B(l)
-       exp(-eps0 l / 4).
+       exp(-eps0 l / 4), or exp(-eps0 l / 2) for k = 1.
     2. Given l, let i be the first position whose own loss is exactly l. Positions r < i have n_r(l-1) - (r-1) choices
        each. Position i has e_i(l) = n_i(l) - n_i(l-1), the tokens of count c_(i) - l; none is used yet, since the
        positions before it hold counts > c_(r) - l >= c_(i) - l. Positions r > i have n_r(l) - (r-1), since all used
@@ -269,7 +270,7 @@ def sample_sequence(counts: NDArray[np.int64], k: int, eps0: float, randomness: 
     if counts.ndim != 1 or counts.dtype.kind not in "iu" or not counts.size or counts.min() < 0:
         raise InvalidParameter("counts", "(not shown)", "a vector of whole numbers >= 0, at least one")
     k = checks.whole("k", k, at_most=counts.size)
-    rate = checks.positive("eps0", eps0) / 4.0
+    rate = checks.positive("eps0", eps0) / (2.0 if k == 1 else 4.0)
 
     levels = loss_levels(counts, k)
     level = choose_exponential(sequence_counts(levels.reach), levels.losses.tolist(), rate, randomness)

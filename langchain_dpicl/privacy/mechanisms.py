@@ -140,7 +140,7 @@ _ALL = (
         "joint-em",
         *_EPS0,
         "one member's output replaced: the utility moves by at most 2",
-        "a sequence of keywords with probability proportional to exp({p:g} * utility / 4)",
+        "a sequence of keywords with probability proportional to exp({p:g} * utility / 4), a single one / 2",
         lambda eps0, _: BoundedRange(eps0),
     ),
     Mechanism(

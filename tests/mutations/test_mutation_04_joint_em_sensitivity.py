@@ -1,4 +1,4 @@
-"""Mistake 4: joint EM for a utility that moves by 1, where it moves by 2 either way."""
+"""Mistake 4: joint EM for a utility that moves by 1, where it moves by 2 either way (by 2 in all for one word)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from exact import check_profile
 from keyword_laws import EACH, neighbouring_laws
@@ -19,7 +20,7 @@ EPS0 = 1.2
 
 
 class ForSensitivityOne(_JointEM):
-    """The mutant: weights exp(eps0 u / 2)."""
+    """The mutant: weights exp(eps0 u / 2), or exp(eps0 u) for a single word."""
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
         return super().aggregate(outputs, 2 * parameter, randomness)
@@ -31,8 +32,9 @@ def accounted_for_sensitivity_one() -> Mechanism:
 
 
 def check(aggregator: Keywords, mechanism: Mechanism) -> None:
-    """Exact enumeration: two of three words, ranked; every set of words of each of two members, every neighbour. The
-    log of the ratio of the two laws has no wider range than claimed, and delta(eps) is at most the profile's."""
+    """Exact enumeration: one or two of three words, ranked; every set of words of each of two members, every
+    neighbour. The log of the ratio of the two laws has no wider range than claimed, and delta(eps) is at most the
+    profile's."""
     profile = mechanism.profile(EPS0)
     assert isinstance(profile, BoundedRange)
     pairs = list(neighbouring_laws(aggregator, "abc", 2, EPS0))
@@ -47,12 +49,20 @@ def check(aggregator: Keywords, mechanism: Mechanism) -> None:
 WORDS = ["a", "b", "c"]
 
 
+def test_a_single_word_uses_all_of_its_range() -> None:
+    """eps0 is reached: with weights exp(eps0 u / 4) the range would be half of it."""
+    pairs = neighbouring_laws(Keywords.joint_em(WORDS, 1, words=EACH), "abc", 2, EPS0)
+    ranges = [np.ptp([math.log(p[words] / q[words]) for words in p]) for p, q in pairs]
+    assert max(ranges) == pytest.approx(EPS0)
+
+
+@pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "mechanism"),
     [(ForSensitivityOne, MECHANISMS["joint-em"]), (_JointEM, accounted_for_sensitivity_one())],
     ids=["sampled", "accounted"],
 )
-def test_4_joint_em_of_sensitivity_1_is_caught(kind: type[_JointEM], mechanism: Mechanism) -> None:
-    check(Keywords.joint_em(WORDS, 2, words=EACH), MECHANISMS["joint-em"])
+def test_4_joint_em_of_sensitivity_1_is_caught(kind: type[_JointEM], mechanism: Mechanism, k: int) -> None:
+    check(Keywords.joint_em(WORDS, k, words=EACH), MECHANISMS["joint-em"])
     with pytest.raises(AssertionError, match="is claimed"):
-        check(kind(WORDS, 2, EACH), mechanism)
+        check(kind(WORDS, k, EACH), mechanism)

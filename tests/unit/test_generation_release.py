@@ -224,7 +224,7 @@ def embedding_delta(sigma: float, delta0: float, count: int) -> float:
 
 def joint_delta(eps0: float, delta0: float, count: int) -> float:
     """Two words, one of them released: counts (1, 0) against (0, 1)."""
-    p = 1 / (1 + math.exp(-eps0 / 4))
+    p = 1 / (1 + math.exp(-eps0 / 2))
     return repeated(p, 1 - p, count)
 
 

@@ -258,14 +258,14 @@ def test_equal_counts_give_every_sequence_the_same_chance() -> None:
     assert {abs(p * 60 - 1) < Decimal("1e-50") for p in law.values()} == {True}
 
 
-@pytest.mark.parametrize("eps0", [1e-6, 1.0, 100.0])
+@pytest.mark.parametrize("eps0", [1e-6, 1.0, 60.0])
 @pytest.mark.parametrize(
     "counts",
     [[10_000, 9_999, 5_000, 0], [10_000, 0, 0, 0, 0], [0, 1, 256, 9_999], [0, 256, 1], [5, 0, 65_536]],
     ids=str,
 )
 def test_extreme_noise_and_extreme_counts_keep_the_law(eps0: float, counts: list[int]) -> None:
-    """Probabilities down to 1e-108573, each to 40 digits."""
+    """Probabilities down to 1e-853860, each to 40 digits."""
     for k in (1, 2, 3):
         assert difference(exact_law(counts, k, eps0), enumerate_distribution(counts, k, eps0)) < Decimal("1e-40")
 
@@ -417,10 +417,10 @@ def test_a_sensitivity_of_one_would_break_the_range(d: int, k: int) -> None:
     assert widest_range(d, k, 1.2, MUTANTS["sensitivity 1"]) > 1.2 + 0.1
 
 
-def test_the_range_is_reached_from_two_positions_on() -> None:
-    """With one position the top count cancels against the normalisation, and the range is half of what is paid."""
-    assert widest_range(4, 2, 1.2) == pytest.approx(1.2, abs=1e-9)
-    assert widest_range(4, 1, 1.2) == pytest.approx(0.6, abs=1e-9)
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_range_is_reached(k: int) -> None:
+    """With one position the top count cancels against the normalisation, so the weights may be twice as sharp."""
+    assert widest_range(4, k, 1.2) == pytest.approx(1.2, abs=1e-9)
 
 
 # Preconditions --------------------------------------------------------------------------------------------------------

@@ -136,14 +136,17 @@ def test_the_plans_eps0_reaches_the_sampler_as_it_is(monkeypatch: pytest.MonkeyP
     assert list(released) == ["rash", "cough"], "what the sampler drew, in its order: nothing is cut or sorted after"
 
 
-def test_a_ranking_has_the_law_of_sensitivity_two(seeded: Callable[[int], Any]) -> None:
-    """Binomial, false-alarm probability 1e-8. With sensitivity 1, exp(eps0 u / 2), the p-value is below 1e-100."""
-    aggregator = prepared(Keywords.joint_em(DOMAIN[:2], 1))
+@pytest.mark.parametrize(("k", "divisor"), [(2, 4), (1, 2)])
+def test_a_ranking_has_the_law_of_sensitivity_two(k: int, divisor: int, seeded: Callable[[int], Any]) -> None:
+    """Binomial, false-alarm probability 1e-8. With half of the divisor the p-value is below 1e-40. A single word has
+    twice the weight, as differences of its utility do not move twice."""
+    words = DOMAIN[:2]
+    aggregator = prepared(Keywords.joint_em(words, k))
     eps0, runs = 1.2, 4000
-    outputs = read(aggregator, "cough", "cough", "cough", "")
-    wins = releases(aggregator, outputs, eps0, seeded(4), runs)[("cough",)]
-    assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 3 / 4))).pvalue > FALSE_ALARM
-    assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 3 / 2))).pvalue < 1e-100
+    outputs = read(aggregator, words[0], words[0], "", "")
+    wins = releases(aggregator, outputs, eps0, seeded(4), runs)[tuple(words[:k])]
+    assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 2 / divisor))).pvalue > FALSE_ALARM
+    assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 4 / divisor))).pvalue < 1e-40
 
 
 def test_equal_counts_release_every_sequence_alike(seeded: Callable[[int], Any]) -> None:
