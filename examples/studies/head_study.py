@@ -118,7 +118,9 @@ def load(name: str, files: Sequence[str], labels: Sequence[str], known: Known) -
     return Data(private.at(np.sort(drawn[count:])), tests, private.at(drawn[:count]), allowed)
 
 
-def fitted(private: Rows, labels: list[str], epsilon: float, features: FeatureMap | None, known: Known) -> PrivateHead:
+def fitted(
+    private: Rows, labels: list[str], epsilon: float, features: FeatureMap, known: Known, input_key: str = "input"
+) -> PrivateHead:
     """A head by the product's own release, on a ledger that is thrown away."""
     store = ExemplarStore.from_texts(
         private.texts, known, outputs=private.labels, vectors=private.vectors, progress=False
@@ -127,7 +129,7 @@ def fitted(private: Rows, labels: list[str], epsilon: float, features: FeatureMa
         warnings.simplefilter("ignore", PrivacyWarning)
         budget = PrivacyBudget(epsilon, DELTA, {"head": 1}, ledger=f"sqlite:///{folder}/b.db", replay=False)
         try:
-            return PrivateHead.fit(store, labels, budget, public=features, progress=False)
+            return PrivateHead.fit(store, labels, budget, public=features, input_key=input_key, progress=False)
         finally:
             budget.close()
 
@@ -232,7 +234,7 @@ def tables(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]]) -> str:
     heads = " | ".join("no noise" if e is None else f"epsilon {e:g}" for e in epsilons)
     lines = [f"| task | owners | public texts | {heads} |", "|" + "---|" * (3 + len(epsilons))]
     for task, public in itertools.product(other, (SAME, OTHER, NONE)):
-        if (task, public, 1.0, most[task]) in found:
+        if (task, public, None, most[task]) in found:
             cells = " | ".join(cell(found.get((task, public, e, most[task]))) for e in epsilons)
             lines.append(f"| {task} | {most[task]:,} | {public} | {cells} |")
     sizes = sorted({row["owners"] for row in rows} & {*SIZES})

@@ -1,4 +1,4 @@
-"""The study of heads: one tiny run of the command, with embeddings that are made up."""
+"""The studies of heads: one tiny run of each command, with embeddings and a model that are made up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import head_few_shot
 import head_study
 import numpy as np
 import pytest
+from langchain_core.language_models import LLM
 
 from langchain_dpicl.evaluation.report import write_index
 
@@ -67,3 +69,36 @@ def test_a_tiny_study_learns_and_makes_its_page(tmp_path: Path, monkeypatch: Any
     monkeypatch.setattr(head_study, "without_noise", None)
     assert head_study.main(options) == 0
     assert json.loads((folder / "results.json").read_text())["rows"] == found["rows"]
+
+
+class Copier(LLM):
+    """Says what the last example says, and nothing without one."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "copier"
+
+    def _call(self, prompt: str, *args: Any, **kwargs: Any) -> str:
+        said = [line.split(":")[1] for line in prompt.splitlines() if line.startswith("Output: ")]
+        return said[-1].upper() if said else " "
+
+
+def test_a_model_is_shown_public_texts_that_a_head_has_labelled(tmp_path: Path, monkeypatch: Any) -> None:
+    """A model that copies its nearest example is as good as the head; the second run asks nothing again."""
+    monkeypatch.setattr(head_study, "local_embeddings", Coloured)
+    monkeypatch.setattr(head_few_shot, "EPSILON", 100.0)
+    monkeypatch.setattr(head_few_shot, "local_llm", lambda *_, **__: Copier())
+    train, test = write(tmp_path / "train.jsonl", 300), write(tmp_path / "test.jsonl", 20)
+    folder = tmp_path / "few"
+    options = ["--task", f"one={train}:{test}", "--questions", "12", "--output", str(folder)]
+    assert head_few_shot.main(options) == 0
+    few, zero, alone = json.loads((folder / "results.json").read_text())["rows"]
+    assert (few["accuracy"], few["no_label"], few["labelled_right"]) == (1.0, 0, 1.0)
+    assert (zero["accuracy"], zero["no_label"]) == (0.0, 12)
+    assert alone["accuracy"] == 1.0
+    assert len((folder / "answers.jsonl").read_text().splitlines()) == 24
+
+    monkeypatch.setattr(head_few_shot, "local_llm", lambda *_, **__: None)
+    monkeypatch.setattr(head_few_shot, "few_shot_chain", lambda *_, **__: None)
+    assert head_few_shot.main(options) == 0
+    assert json.loads((folder / "results.json").read_text())["rows"] == [few, zero, alone]
