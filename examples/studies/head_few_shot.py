@@ -15,6 +15,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,22 @@ from langchain_dpicl.local import local_llm
 
 EPSILON, SHOWN, QUESTIONS = 1.0, 4, 250
 MODEL = "smollm2-135m-instruct"
-KEYS = {
-    "trec": ("question", "type"),
-    "agnews": ("article", "topic"),
-    "sst2": ("review", "sentiment"),
-    "mts": ("dialogue", "section"),
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a task is shown: the words before a text and its label, the first line, and which public texts."""
+
+    input_key: str = "input"
+    output_key: str = "output"
+    instruction: str = ""
+    least_confidence: float = 0.0
+
+
+SHAPES = {
+    "trec": Shape("question", "type", least_confidence=0.6),
+    "agnews": Shape("article", "topic", "Labels: {labels}."),
 }
-"""The words before a text and before its label."""
 
 
 def said(text: str, labels: Sequence[str]) -> str | None:
@@ -49,17 +59,17 @@ def asked(
     name: str, data: Data, known: Known, llm: BaseLanguageModel[Any], folder: Path
 ) -> tuple[PrivateHead, Demonstrations, Ways]:
     """A task's head, the public texts that it has labelled, and the two ways to ask the model."""
-    input_key, output_key = KEYS.get(name, ("input", "output"))
+    shape = SHAPES.get(name, Shape())
+    input_key, output_key = shape.input_key, shape.output_key
     features = features_of(data.public, data.private.vectors.shape[1])
     if not (path := folder / f"{name}.npz").exists():
         fitted(data.private, data.labels, EPSILON, features, known, input_key).save(path)
     head = PrivateHead.load(path, known)
-    shown = label_public(head, list(dict.fromkeys(data.public.texts)), output_key=output_key)
-    instruction = f"Labels: {', '.join(data.labels)}."
-    few = few_shot_chain(
-        shown, llm, known, k=SHOWN, input_key=input_key, output_key=output_key, instruction=instruction
-    )
-    alone = f"{instruction}\n\n{input_key.capitalize()}: {{text}}\n{output_key.capitalize()}:"
+    public, keys = list(dict.fromkeys(data.public.texts)), {"input_key": input_key, "output_key": output_key}
+    shown = label_public(head, public, output_key=output_key, least_confidence=shape.least_confidence)
+    instruction = shape.instruction.format(labels=", ".join(data.labels))
+    few = few_shot_chain(shown, llm, known, k=SHOWN, instruction=instruction, **keys)
+    alone = f"Labels: {', '.join(data.labels)}.\n\n{input_key.capitalize()}: {{text}}\n{output_key.capitalize()}:"
     return (
         head,
         shown,
@@ -94,7 +104,15 @@ def study(name: str, data: Data, known: Known, llm: BaseLanguageModel[Any], ques
         share = sum(a == b for a, b in zip(given, right, strict=True)) / len(right)
         error = math.sqrt(share * (1.0 - share) / len(right))
         about = {"task": name, "method": method, "accuracy": share, "standard_error": error}
-        rows.append({**about, "no_label": given.count(None), "questions": len(right), "labelled_right": good})
+        rows.append(
+            {
+                **about,
+                "no_label": given.count(None),
+                "questions": len(right),
+                "labelled_right": good,
+                "shown_from": len(shown),
+            }
+        )
     return rows
 
 
@@ -121,8 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [
         row for name, each in data.items() for row in study(name, each, known, llm, options.questions, options.output)
     ]
-    good = {row["task"]: f"{100 * row['labelled_right']:.1f} % right" for row in rows}
-    labelled = ", ".join(f"{name} {len(set(each.public.texts))} ({good[name]})" for name, each in data.items())
+    last = {row["task"]: row for row in rows}.items()
+    labelled = ", ".join(
+        f"{name} {row['shown_from']} ({100 * row['labelled_right']:.1f} % right)" for name, row in last
+    )
     measured = (
         f"{MODEL} with the {SHOWN} nearest of the public texts that one head at epsilon {EPSILON:g}, delta {DELTA:g} "
         f"has labelled, on the first {options.questions} test questions: accuracy in %, with its standard error over "
