@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
 from langchain_dpicl.privacy import BoundedRange, DiscreteGaussian, Gaussian, Line, Profile, ProposeTestRelease
-from langchain_dpicl.privacy.accountant import renyi, to_epsilon
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses
 from langchain_dpicl.privacy.profile import RATE_ERROR, Composed, Direction, SymmetricProfile
+from langchain_dpicl.privacy.renyi import renyi, to_epsilon
 
 ORDERS: tuple[int, ...] = (*range(2, 65), *range(72, 129, 8), 160, 192, 256, 384, 512, 768, 1024)
 

@@ -264,13 +264,15 @@ class FilteredBudget(BaseBudget):
     Parameters
     ----------
     orders, failures
-        The filter's orders (default: one, the best for this target), and the part of delta that is set aside for
-        PTR's delta0. Frozen with the budget.
+        The filter's orders (default: one, the best for the first line that is asked for), and the part of delta that is
+        set aside for PTR's delta0. Frozen with the budget.
 
     All callers share it. ``releases`` does not exist here; ``remaining`` counts further releases of a given line.
     """
 
     is_filtered = True
+    orders: tuple[int, ...]
+    _content: str
 
     def __init__(
         self,
@@ -285,10 +287,8 @@ class FilteredBudget(BaseBudget):
         **policy: Any,
     ) -> None:
         filter_ = RenyiFilter(epsilon, delta, tuple(orders), failures)
-        self.orders, self.failures = filter_.orders, filter_.failures
-        content = {"format": "filter-1", "epsilon": filter_.epsilon, "delta": filter_.delta}
-        content |= {"orders": list(filter_.orders), "failures": filter_.failures}
-        self._content = json.dumps(content, sort_keys=True)
+        self.failures, self._asked = filter_.failures, tuple(orders)
+        self._take(filter_)
         self._names: set[str] = set()
         if policy.get("scope", "shared") != "shared":
             raise InvalidParameter("scope", policy["scope"], '"shared": all callers share one filter')
@@ -299,8 +299,19 @@ class FilteredBudget(BaseBudget):
     def _adopt(self, stored: StoredPlan) -> None:
         if not stored.is_filter:
             raise PlanMismatch(f"the budget {self.name!r} has a plan that is fixed in advance: use PrivacyBudget")
-        self._refuse_other(json.loads(stored.content), json.loads(self._content))
+        asked = json.loads(self._content)
+        if not self._asked:
+            del asked["orders"]
+        self._refuse_other(json.loads(stored.content), asked)
+        self._content, self.orders = stored.content, tuple(json.loads(stored.content)["orders"])
         self._stored = stored
+
+    def _take(self, filter_: RenyiFilter) -> None:
+        """Make this filter's parameters the content."""
+        self.orders = filter_.orders
+        content = {"format": "filter-1", "epsilon": filter_.epsilon, "delta": filter_.delta}
+        content |= {"orders": list(filter_.orders), "failures": filter_.failures}
+        self._content = json.dumps(content, sort_keys=True)
 
     def _now(self) -> RenyiFilter:
         stored = self._find()
@@ -339,6 +350,9 @@ class FilteredBudget(BaseBudget):
         with self._lock:
             stored = self._find()
             if stored is None:
+                if not self._asked:  # before anything is released, and by public parameters
+                    order = self._now().order_for(item.line(parameter))
+                    self._take(RenyiFilter(self.epsilon, self.delta, (order,), self.failures))
                 digest = hashlib.sha256(self._content.encode()).hexdigest()
                 state = json.dumps(filter_of(self._content).state())
                 stored = self._freeze(self._content, digest, {}, fingerprint, filter_state=state)

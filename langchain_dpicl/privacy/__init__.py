@@ -1,6 +1,6 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
-from langchain_dpicl.privacy.accountant import PLDAccountant, PRVAccountant, RenyiFilter, Verification
+from langchain_dpicl.privacy.accountant import PLDAccountant, PRVAccountant, Verification
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, flip_probability
 from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan
@@ -13,6 +13,7 @@ from langchain_dpicl.privacy.profile import (
     ProposeTestRelease,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.renyi import RenyiFilter
 
 __all__ = [
     "MECHANISMS",

@@ -250,6 +250,25 @@ def test_a_filter_is_frozen_and_not_a_plan(ledger_url: str) -> None:
         PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "plan")
 
 
+def test_the_first_line_of_a_filter_chooses_its_order_for_all(ledger_url: str) -> None:
+    """The order that admits most of these releases; from then on it is the ledger's, whoever asks for what."""
+    first, second = (PrivacyBudget.filtered(3.0, 1e-5, ledger_url, "free") for _ in range(2))
+    line = first.line("joint-em", 400 / 14732, parameter=3.04)
+    assert first.orders == (6,)
+    assert line.remaining() >= 80
+    line.charge()
+    second.line("vote", 0.01, parameter=20.0).charge()
+    assert second.orders == (6,)
+    again = PrivacyBudget.filtered(3.0, 1e-5, ledger_url, "free")
+    assert again.epsilon_spent() == first.epsilon_spent() > 0.0
+    assert again.orders == (6,)
+    with pytest.raises(PlanMismatch, match="orders"):
+        PrivacyBudget.filtered(3.0, 1e-5, ledger_url, "free", orders=(9,))
+    fixed = PrivacyBudget.filtered(3.0, 1e-5, ledger_url, "fixed", orders=(9,))
+    assert fixed.line("joint-em", 400 / 14732, parameter=3.04).remaining() < 80
+    assert PrivacyBudget.filtered(3.0, 1e-5, ledger_url, "fixed").is_frozen, "any default takes what is frozen"
+
+
 def test_a_filter_chooses_no_parameter(ledger_url: str) -> None:
     budget = PrivacyBudget.filtered(2.0, 1e-5, ledger_url)
     for bad in ({}, {"parameter": -1.0}, {"parameter": 9.0, "name": "a:b"}):
