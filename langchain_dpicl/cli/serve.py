@@ -14,7 +14,7 @@ from langchain_dpicl.errors import InvalidParameter
 
 
 def serve_options(parser: Any) -> None:
-    """Serve a release over HTTP: LangServe's invoke, batch and stream, the budget, and a page.
+    """Serve a release or a head over HTTP: LangServe's invoke, batch and stream, the budget, and a page.
 
     examples:
       dpicl serve --new-key mobile-app
@@ -33,10 +33,13 @@ def serve_options(parser: Any) -> None:
     answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
       selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
+
+    a head that `dpicl fit` has written, instead of store, model, release, selector and budget:
+      head:     head.npz
     """
     add_run(parser, serve)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="YAML or TOML: store, model, release, budget, keys, server")
+    what.add_argument("--config", metavar="FILE", help="YAML or TOML: a release or a head, keys, server")
     what.add_argument("--new-key", metavar="NAME", help="print a fresh API key and its line for the configuration")
     parser.add_argument("--check", action="store_true", help="open everything, print the plan, and do not listen")
     parser.add_argument("--host", help="instead of the file's")
@@ -60,15 +63,22 @@ def serve(options: argparse.Namespace) -> int:
         import uvicorn
     except ImportError:
         sys.exit("dpicl serve needs pip install 'langchain-dpicl[serve]'")
-    from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, create_app, freeze, plans
+    from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
+    from langchain_dpicl.serving.routes import heads_in
 
     replaced = given(options, "host", "port", "workers")
     settings = read(options.config, **replaced)
     app: Any = create_app(settings)
-    if not options.check:
+    if options.check:
+        ask_heads(app.state.chain)
+    else:
         freeze(app.state.chain)
     server, budgets = settings.server, plans(app.state.chain)
+    heads = [
+        {"labels": list(head.labels), "embedder": head.embedder, "input_key": head.input_key, "receipt": head.receipt}
+        for head in heads_in(app.state.chain)
+    ]
     where = f"http://{server.host}:{server.port}{server.path}"
     callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
     words = []
@@ -83,8 +93,14 @@ def serve(options: argparse.Namespace) -> int:
                 left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
                 count = f"{line['releases']:,} {line['unit']}, {left}"
             words.append(f"  {line['line']}: {count}; rate {line['rate']:.4g}\n  each: {line['mechanism']}")
+    for head in heads:
+        cost: Any = head["receipt"]
+        spent = f"epsilon {cost['epsilon_spent']:.3g} of {cost['epsilon']:g} spent at delta {cost['delta']:.2g}"
+        words.append(f"head {cost['id']}: {', '.join(head['labels'])}\n  released once: {cost['mechanism']}; {spent}")
+        words.append(f"  no last answer, and none costs anything; embeddings: {head['embedder']}")
     words.append(f"{where} (workers: {server.workers}; {callers})")
     facts = {"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}
+    facts |= {"heads": heads} if heads else {}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
         return 0
@@ -98,6 +114,7 @@ def serve(options: argparse.Namespace) -> int:
         "limit_concurrency": server.max_connections,
         "timeout_keep_alive": 10,
         "timeout_graceful_shutdown": server.grace_seconds,
+        "timeout_worker_healthcheck": 60,  # a worker that loads a model on a busy machine gives no sign for seconds
     }
     if server.workers == 1:
         uvicorn.run(app, **how)

@@ -47,8 +47,12 @@ _forked = False
 class LocalEmbeddings(Embeddings):
     """Unit vectors (384 numbers) from all-MiniLM-L6-v2, on the CPU, loaded at first use, never from the network."""
 
+    model: str
+    """The name of the model's folder; empty for the embedded one. Stores and heads name their model by it."""
+
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = path
+        self.model = "" if path is None else Path(path).expanduser().resolve().name
         self._lock = threading.Lock()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -7,11 +7,13 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.gaussian import check_labels
 from langchain_dpicl.budget import Budget, Receipt
@@ -29,6 +31,7 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, attempt,
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
+_RECEIPT = TypeAdapter(Receipt)
 _log = logging.getLogger("langchain_dpicl")
 
 
@@ -80,6 +83,14 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         self.embeddings, self.embedder, self.receipt, self.input_key = embeddings, embedder, receipt, input_key
 
     # -- answers -------------------------------------------------------------------------------------------------------
+
+    @property
+    def InputType(self) -> Any:
+        """A text, or a mapping with ``input_key`` and nothing else: what a server's requests are checked against."""
+        text = Annotated[str, Field(pattern=r"\S")]
+        question = TypedDict("HeadQuestion", {self.input_key: text})  # type: ignore[misc]
+        cast("Any", question).__pydantic_config__ = ConfigDict(extra="forbid")
+        return text | question
 
     def answers(self, vectors: Vectors) -> list[HeadAnswer]:
         """The answer to each question, given by its embedding."""
@@ -284,9 +295,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             if about.pop("format") != _FORMAT:
                 raise ValueError
             labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
-            receipt, input_key = cast("Receipt", dict(about.pop("receipt"))), str(about.pop("input_key"))
+            receipt, input_key = _RECEIPT.validate_python(about.pop("receipt")), str(about.pop("input_key"))
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
-            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all() or "id" not in receipt:
+            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all():
                 raise ValueError
         except OSError as error:
             reason = f"{reason} that can be read ({error.strerror or type(error).__name__})"

@@ -29,8 +29,8 @@ from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving.config import Configuration, read
 from langchain_dpicl.serving.guards import ApiKeys, failure_of
-from langchain_dpicl.serving.routes import add_dp_routes
-from langchain_dpicl.serving.service import by_budget, unit_of
+from langchain_dpicl.serving.routes import add_dp_routes, heads_in
+from langchain_dpicl.serving.state import by_budget, unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -86,10 +86,13 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     add_dp_routes(router, runnable, server.path, principal_from=principal_from, **limits)
     app.include_router(router)
     if server.page:
-        release = releases_in(runnable)[0]
-        key = server.input_key or (release.query_key if settings.chain else release.selector.store.input_key)
-        line, needs_key = release.line_name, bool(settings.keys)
-        add_page(app, api=server.path, title=server.title, input_key=key, needs_key=needs_key, line=line)
+        about: dict[str, Any] = {"api": server.path, "title": server.title, "needs_key": bool(settings.keys)}
+        if releases := releases_in(runnable):
+            about["line"], key = releases[0].line_name, releases[0].query_key
+            key = key if settings.chain else releases[0].selector.store.input_key
+        else:
+            about["head"], key = True, heads_in(runnable)[0].input_key
+        add_page(app, input_key=server.input_key or key, **about)
 
     async def failed(request: Request, error: Exception) -> Response:
         return failure_of(error, request.scope["path"]).response()
@@ -106,12 +109,20 @@ def from_environment() -> FastAPI:
     return create_app(read(held["config"], **held["server"]))
 
 
+def ask_heads(chain: Runnable[Any, Any]) -> None:
+    """Ask every head of a chain a public question, which loads its model. Raises the model's own error if it fails."""
+    for head in heads_in(chain):
+        head.embeddings.embed_documents(["ready?"])
+        head.invoke("ready?")
+
+
 @contextlib.asynccontextmanager
 async def _life(chain: Runnable[Any, Any]) -> AsyncIterator[None]:
     """Warm up, with more threads than asyncio's few: members that block must not keep the ledger waiting."""
     with ThreadPoolExecutor(64, thread_name_prefix="dpicl-serve") as pool:
         asyncio.get_running_loop().set_default_executor(pool)
         await asyncio.to_thread(warm, chain)
+        await asyncio.to_thread(ask_heads, chain)
         yield
     for release in releases_in(chain):  # SIGTERM is sent again after this, and ends the process at once
         release.budget.close()
@@ -138,9 +149,9 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
     A plan that is not frozen is solved on a temporary ledger.
     """
     found = []
-    for releases in by_budget(releases_in(chain)):
+    for releases in by_budget(releases_in(chain)) if releases_in(chain) else []:
         budget = releases[0].budget
-        tickets, is_frozen = budget.tickets, budget.plan is not None
+        tickets, is_frozen, is_shared = budget.tickets, budget.plan is not None, budget.scope == "shared"
         facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
         lines: dict[str, Any] = {}
         with contextlib.ExitStack() as opened:
@@ -158,7 +169,7 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
                     budget.line(each.mechanism, each.selector.rate, name=each.line_name, **more) for each, more in asked
                 ]
             for line in bound:
-                spent = line.spent() if budget.scope == "shared" else None  # each principal has a counter
+                spent = line.spent() if is_shared else None  # else each principal has a counter
                 lines[line.name] = {
                     "line": line.name,
                     "unit": unit_of(line.mechanism),
@@ -182,13 +193,15 @@ def add_page(
     input_key: str = "input",
     needs_key: bool = True,
     line: str | None = None,
+    head: bool = False,
 ) -> None:
     """Add the page to a FastAPI or Starlette app, outside of its OpenAPI document.
 
     Parameters
     ----------
     api
-        The path of `add_dp_routes`: the page asks ``{api}/invoke`` and reads ``{api}/budget`` and ``{api}/history``.
+        The path of `add_dp_routes`: the page asks ``{api}/invoke`` and reads ``{api}/budget`` and ``{api}/history``, or
+        ``{api}/heads``.
     path, title
         The page's path and heading.
     input_key
@@ -198,6 +211,8 @@ def add_page(
         or until the tab is closed if the user says so.
     line
         The budget's line that these answers are charged to, if it has several: the page says when it is spent.
+    head
+        Whether a `PrivateHead` answers, and no release: the page says what it cost, and that questions cost nothing.
 
     The page itself holds nothing private and is given to everybody.
     """
@@ -207,12 +222,13 @@ def add_page(
     for name, value in (("title", title), ("input_key", input_key)):
         if not isinstance(value, str) or not value.strip():
             raise InvalidParameter(name, value, "a non-empty string")
-    if line is not None and not isinstance(line, str):
-        raise InvalidParameter("line", line, "a line of the budget, or None")
+    if line is not None and (head or not isinstance(line, str)):
+        raise InvalidParameter("line", line, "a line of the budget, or None, as for a head")
     from starlette.responses import HTMLResponse
 
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
+    settings["head"] = bool(head)
     allowed = {}
     for tag in ("script", "style"):
         (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)

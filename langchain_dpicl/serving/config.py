@@ -1,8 +1,8 @@
 """The configuration file of ``dpicl serve``: YAML or TOML, checked as a whole before anything is opened.
 
-Either ``chain`` names a function of the deployer's own that makes the chain, or the sections ``store``, ``model``,
-``release``, ``selector`` and ``budget`` describe one. ``keys`` are names and hashes; ``server`` has a default for
-everything. Paths are relative to the file.
+Either ``head`` names the file of a head, or ``chain`` a function of the deployer's own that makes the chain, or the
+sections ``store``, ``model``, ``release``, ``selector`` and ``budget`` describe one. ``keys`` are names and hashes;
+``server`` has a default for everything. Paths are relative to the file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice, Wording, label_member, read_lines
+from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.serving.guards import Limits
 from langchain_dpicl.serving.routes import PATH
 
@@ -44,6 +45,34 @@ class StoreSection(_Section):
         if (self.file is None) == (self.data is None):
             raise ValueError("give one: file (a saved store) or data (JSON lines or CSV)")
         return self
+
+
+class HeadSection(_Section):
+    """A head that was released once, as `dpicl fit` writes it. The file's name alone may stand for the section.
+
+    A server reads it when it starts, and needs no budget and no ledger for it.
+    """
+
+    file: Path
+    embeddings: Path | None = None
+    """The folder of the sentence-transformers model that embedded the head's records. Default: the embedded model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"file": given} if isinstance(given, str) else given
+
+    def load(self, folder: Path) -> PrivateHead:
+        """Read it. Raises `InvalidParameter` for another file or model."""
+        from langchain_dpicl.local import local_embeddings
+
+        try:
+            model = local_embeddings() if self.embeddings is None else local_embeddings(folder / self.embeddings)
+            return PrivateHead.load(folder / self.file, model)
+        except InvalidParameter as error:
+            name = "head.file" if error.parameter == "path" else f"head.{error.parameter}"
+            wrong = InvalidParameter(name, error.value, error.bound)
+        raise wrong
 
 
 def _time_limit(value: Any) -> Any:
@@ -162,7 +191,7 @@ class ServerSection(_Section):
     page: bool = True
     title: str = "Private answers"
     input_key: str | None = None
-    """The key under which the page asks; default: the store's, and "input" for a chain of one's own."""
+    """The key under which the page asks; default: the store's or the head's, and "input" for a chain of one's own."""
     anonymous: bool = False
     max_body_bytes: int = Limits.max_body_bytes
     max_batch: int = Limits.max_batch
@@ -178,6 +207,7 @@ class Configuration(_Section):
     """A whole configuration. Make one with `read`."""
 
     chain: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    head: HeadSection | None = None
     store: StoreSection | None = None
     model: ModelSection = ModelSection()
     release: (
@@ -191,12 +221,15 @@ class Configuration(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Configuration:
-        if self.chain is not None:
-            described = self.model_fields_set & {"store", "release", "budget", "model", "selector"}
-            if described:
-                raise ValueError(f"chain stands alone: leave out {', '.join(sorted(described))}")
+        whole = next((name for name in ("chain", "head") if getattr(self, name) is not None), None)
+        if whole is not None:
+            described = {"chain", "head", "store", "release", "budget", "model", "selector"} - {whole}
+            if described := described & self.model_fields_set:
+                raise ValueError(f"{whole} stands alone: leave out {', '.join(sorted(described))}")
         elif missing := [name for name in ("store", "release", "budget") if getattr(self, name) is None]:
-            raise ValueError(f"missing: {', '.join(missing)} (or chain)")
+            raise ValueError(f"missing: {', '.join(missing)} (or head, or chain)")
+        if self.head is not None and self.server.input_key is not None:
+            raise ValueError("leave out server.input_key: the head's file has it")
         if self.budget is not None and self.budget.tickets and self.selector.threshold is None:
             raise ValueError(
                 "budget.tickets needs selector.threshold and selector.eligible (-1 makes every owner eligible)"
@@ -207,6 +240,8 @@ class Configuration(_Section):
         """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
         if self.chain is not None:
             return self._own_chain(self.chain)
+        if self.head is not None:
+            return self.head.load(self.folder)
         from langchain_dpicl import DPAggregate, ExemplarStore, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
         from langchain_dpicl.local import local_embeddings
         from langchain_dpicl.store.records import read_records

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.guards import Failure, Limits, failure_of, read_body, read_json
@@ -32,19 +34,20 @@ def add_dp_routes(
     max_concurrency: int = 32,
     body_seconds: float = 10.0,
 ) -> None:
-    """Serve a chain that holds a release, for LangServe's ``RemoteRunnable`` and for plain HTTP.
+    """Serve a chain that holds a release or a `PrivateHead`, for LangServe's ``RemoteRunnable`` and for plain HTTP.
 
-    Adds ``POST {path}/invoke``, ``/batch`` and ``/stream``, and ``GET {path}/input_schema``, ``/output_schema``,
-    ``/budget`` and ``/history``. Nothing else of LangServe: no logs or events of a run, no playground, no config, no
-    feedback.
+    Adds ``POST {path}/invoke``, ``/batch`` and ``/stream``, and ``GET {path}/input_schema`` and ``/output_schema``; for
+    releases ``/budget`` and ``/history``, and for heads ``/heads``: their labels and receipts. Nothing else of
+    LangServe: no logs or events of a run, no playground, no config, no feedback.
 
     Parameters
     ----------
     app
         A FastAPI application, or a router (whose dependencies then run too).
     runnable
-        A sealed release, a `DPSampler`, or a chain or an agent with one in it. If members need certain keys, give it
-        an input type (``with_types(input_type=...)``): a request without them is then refused before any charge.
+        A sealed release, a `DPSampler`, a `PrivateHead`, or a chain or an agent with one in it. If members need certain
+        keys, give it an input type (``with_types(input_type=...)``): a request without them is then refused before any
+        charge.
     path
         The path prefix, such as ``"/classify"``.
     principal_from
@@ -60,15 +63,18 @@ def add_dp_routes(
     sampler's stream ends at the next piece after its client left; its charge stands. A batch of n charges n, all or
     none; a sampler's batch charges each answer on its own, and answers made before the budget was spent are replayed.
 
+    A head answers without a charge or a ledger. Each request is embedded by itself, so no caller's question changes
+    another's answer. Neither questions nor answers are logged or kept.
+
     Errors are JSON objects with ``error`` and ``message``: 401, 408, 413, 422, 429 (the budget is spent), 500 and 503
     (the model is down, or too many releases are under way), never a trace. A stream that fails before its first chunk
     has these statuses too.
 
-    Raises `InvalidParameter` for a chain without a release, and for limits that cannot work.
+    Raises `InvalidParameter` for a chain without a release or a head, and for limits that cannot work.
     """
-    releases = releases_in(runnable) if isinstance(runnable, Runnable) else []
-    if not releases:
-        raise InvalidParameter("runnable", type(runnable).__name__, "a release, or a chain with one in it")
+    found = (releases_in(runnable), heads_in(runnable)) if isinstance(runnable, Runnable) else ([], [])
+    if not any(found):
+        raise InvalidParameter("runnable", type(runnable).__name__, "a release, a head, or a chain with one in it")
     if not isinstance(path, str) or not re.fullmatch(PATH, path):
         raise InvalidParameter("path", path, 'a path such as "/classify"')
     if not callable(principal_from):
@@ -118,5 +124,10 @@ def add_dp_routes(
             return guarded
 
     router = APIRouter(route_class=GuardedRoute)
-    add_endpoints(router, runnable, releases, path, limits)
+    add_endpoints(router, runnable, *found, path, limits)
     app.include_router(router)
+
+
+def heads_in(chain: Runnable[Any, Any]) -> list[PrivateHead]:
+    """Return every head that a chain can ask."""
+    return [part for part in reachable(chain) if is_one(part, PrivateHead)]

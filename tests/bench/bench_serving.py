@@ -9,6 +9,8 @@ answered; SQLite.
   or so, as models do: 95 % under 10 ms; and with an instant model, where 20 clients queue for the processor
 - where that time goes
 - answers, charges and receipts are equally many, and none beyond the budget
+- requests a second of a head with the embedded model, and of bare ``embed_documents`` with the same model behind the
+  same server, taking turns; the time of an answer, as its client sees it
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import random
 import signal
 import socket
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableParallel
 
@@ -42,11 +46,15 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivacyBudget,
     PrivateEnsemble,
+    PrivateHead,
 )
+from langchain_dpicl.local import local_embeddings
 
 LABELS = ["red", "blue"]
 MEMBERS, CLIENTS, RELEASES, OWNERS = 10, 20, 100_000, 10_000
 TARGET_MS = 10.0
+ONCE = ("head", "embed_documents")  # what they run needs no ledger
+ROUNDS = 3
 NAMES = {"check": "check", "charge": "charge", "sample": "sample", "aggregate": "count and noise", "record": "receipt"}
 STEPS = tuple(NAMES)
 
@@ -75,6 +83,19 @@ def release_of(folder: Path) -> Any:
     budget = PrivacyBudget(30.0, 1e-7, RELEASES, f"sqlite:///{folder}/budget.db")
     ensemble = PrivateEnsemble(PoissonExampleSelector(store, MEMBERS, shots=4), Model())
     return ensemble | DPAggregate(NoisyVote(LABELS), budget, return_receipt=True)
+
+
+def head_of(folder: Path) -> PrivateHead:
+    """A head on the embedded model, from its file, which is made at first use: of vectors without a meaning."""
+    file = folder / "head.npz"
+    if not file.exists():
+        vectors = np.eye(384, dtype=np.float32)
+        outputs = [LABELS[i % 2] for i in range(384)]
+        texts = [f"a ticket, {i}" for i in range(384)]
+        store = ExemplarStore.from_texts(texts, local_embeddings(), outputs=outputs, vectors=vectors, progress=False)
+        with contextlib.closing(PrivacyBudget(8.0, 1e-5, {"head": 1}, f"sqlite:///{folder}/heads.db")) as budget:
+            PrivateHead.fit(store, LABELS, budget, progress=False).save(file)
+    return PrivateHead.load(file, local_embeddings())
 
 
 def timed(method: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
@@ -121,8 +142,9 @@ def watched(release: Any, times: dict[str, list[float]]) -> Any:
 
 
 def make_app() -> Any:
-    """A worker's application, as the environment says: private, or LangServe alone with one call or ten."""
-    from fastapi import FastAPI
+    """A worker's application, as the environment says: private, a head, LangServe alone with one call or ten, or a bare
+    embedding."""
+    from fastapi import FastAPI, Request
     from langserve import add_routes
 
     from langchain_dpicl.serving import add_dp_routes
@@ -141,6 +163,20 @@ def make_app() -> Any:
         release = release_of(Path(folder))
         warm(release)
         add_dp_routes(app, watched(release, times), "/ask", principal_from=lambda _: "bench")
+    elif kind == "head":
+        head = head_of(Path(folder))
+        head.invoke("ready?")
+        add_dp_routes(app, head, "/ask", principal_from=lambda _: "bench")
+    elif kind == "embed_documents":
+        model = local_embeddings()
+        model.embed_documents(["ready?"])
+
+        async def embed(request: Request) -> dict[str, float]:
+            rows = await asyncio.to_thread(model.embed_documents, [(await request.json())["input"]])
+            return {"output": rows[0][0]}
+
+        embed.__annotations__["request"] = Request
+        app.post("/ask/invoke")(embed)
     else:
         steps: Any = {f"member_{i}": Model() for i in range(MEMBERS)}
         chain: Any = Model() if kind == "one call" else RunnableParallel(steps) | RunnableLambda(lambda _: "red")
@@ -156,6 +192,8 @@ def served(kind: str, folder: Path, workers: int) -> Iterator[int]:
         port = int(probe.getsockname()[1])
     if kind == "private":
         release_of(folder).line()  # the plan is frozen before workers start
+    elif kind == "head":
+        head_of(folder)
     command = [sys.executable, __file__, "--serve", json.dumps([kind, str(folder)])]
     process = subprocess.Popen([*command, "--port", str(port), "--workers", str(workers)])
     try:
@@ -176,52 +214,61 @@ def serve(what: str, port: int, workers: int) -> None:
     os.environ["DPICL_BENCH"] = what
     sys.path.insert(0, str(Path(__file__).parent))
     options: dict[str, Any] = {"port": port, "http": "h11", "ws": "none", "log_level": "warning"}
+    options["timeout_worker_healthcheck"] = 60  # of a worker that loads a model
     uvicorn.run("bench_serving:make_app", factory=True, workers=workers, access_log=False, **options)
 
 
 # -- the clients -------------------------------------------------------------------------------------------------------
 
 
-def request(question: str, seconds: float) -> bytes:
+def request(question: Any) -> bytes:
     """An invoke by hand: a client library would take more of the processor than the server."""
-    body = json.dumps({"input": {"input": question, "seconds": seconds}})
+    body = json.dumps({"input": question})
     head = "POST /ask/invoke HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: str, seconds: float) -> int:
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Any) -> int:
     """The status of one answer."""
-    writer.write(request(question, seconds))
+    writer.write(request(question))
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
     await reader.readexactly(length)
     return int(head.split(" ", 2)[1])
 
 
-async def client(port: int, which: str, until: float, latency: float, statuses: Counter[int]) -> None:
-    """Ask until the time is over; the model takes from half of its latency to half as much again."""
-    await asyncio.sleep(random.uniform(0, 2 * latency))  # people do not all begin at once
+async def client(
+    port: int, which: str, until: float, latency: float | None, statuses: Counter[int], times: list[float]
+) -> None:
+    """Ask until the time is over; the model takes from half of its latency to half as much again, or, without a
+    latency, reads a text."""
+    await asyncio.sleep(random.uniform(0, 2 * (latency or 0.0)))  # people do not all begin at once
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     number = 0
     while time.monotonic() < until:
-        seconds = latency * random.uniform(0.5, 1.5)
-        statuses[await ask(reader, writer, f"{which} asks {number}", seconds)] += 1
+        question: Any = f"Could you send me number {number} of {which} again, please? It did not arrive."
+        if latency is not None:
+            question = {"input": f"{which} asks {number}", "seconds": latency * random.uniform(0.5, 1.5)}
+        started = time.perf_counter()
+        statuses[await ask(reader, writer, question)] += 1
+        times.append(time.perf_counter() - started)
         number += 1
     writer.close()
 
 
-async def load(port: int, seconds: float, name: str, latency: float) -> tuple[Counter[int], float]:
-    """Statuses of all answers, and answers a second."""
+async def load(port: int, seconds: float, name: str, latency: float | None) -> tuple[Counter[int], float, list[float]]:
+    """Statuses of all answers, answers a second, and each answer's time."""
     statuses: Counter[int] = Counter()
+    times: list[float] = []
     started = time.monotonic()
-    tasks = [client(port, f"{name} {i}", started + seconds, latency, statuses) for i in range(CLIENTS)]
+    tasks = [client(port, f"{name} {i}", started + seconds, latency, statuses, times) for i in range(CLIENTS)]
     await asyncio.wait_for(asyncio.gather(*tasks), seconds + 60)
-    return statuses, statuses.total() / (time.monotonic() - started)
+    return statuses, statuses.total() / (time.monotonic() - started), times
 
 
 def until_ready(port: int, workers: int) -> None:
     """Wait until every worker answers: several connections in a row go to whoever listens."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     good = 0
     while good < 5 * workers:
         if time.monotonic() > deadline:
@@ -245,7 +292,7 @@ def measured(kind: str, workers: int, seconds: float, latency: float) -> tuple[f
         with served(kind, folder, workers) as port:
             asyncio.run(load(port, 1.0, "before", latency))  # not counted, but charged
             before = spent(folder) if kind == "private" else 0
-            statuses, rate = asyncio.run(load(port, seconds, "measured", latency))
+            statuses, rate, _ = asyncio.run(load(port, seconds, "measured", latency))
         if set(statuses) != {200}:
             raise RuntimeError(f"{kind}: statuses {dict(statuses)}")
         if kind != "private":
@@ -253,6 +300,24 @@ def measured(kind: str, workers: int, seconds: float, latency: float) -> tuple[f
         if not spent(folder) - before == released(folder) - before == statuses.total():
             raise RuntimeError(f"{statuses.total()} answers, {spent(folder)} charges, {released(folder)} receipts")
         return rate, all_times(folder), statuses.total()
+
+
+def measured_once(workers: int, seconds: float) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Median answers a second and all answers' times, of a head and of bare embeddings, which take turns."""
+    rates: dict[str, list[float]] = {kind: [] for kind in ONCE}
+    times: dict[str, list[float]] = {kind: [] for kind in ONCE}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name, contextlib.ExitStack() as servers:
+        ports = {kind: servers.enter_context(served(kind, Path(name), workers)) for kind in ONCE}
+        for port in ports.values():
+            asyncio.run(load(port, 1.0, "before", None))
+        for _ in range(ROUNDS):
+            for kind, port in ports.items():
+                statuses, rate, took = asyncio.run(load(port, seconds, "measured", None))
+                if set(statuses) != {200}:
+                    raise RuntimeError(f"{kind}: statuses {dict(statuses)}")
+                rates[kind].append(rate)
+                times[kind] += took
+    return {kind: statistics.median(found) for kind, found in rates.items()}, times
 
 
 def from_ledger(folder: Path, query: str) -> int:
@@ -308,6 +373,19 @@ def measure(seconds: float) -> dict[str, float]:
         figures[f"{name}, p95 of a release's own time, ms (under {TARGET_MS:g})"] = share(own, 0.95)
         for step in STEPS:
             figures[f"{name}, median of its {NAMES[step]}, ms"] = share(times[step], 0.5)
+    return figures | measure_once(seconds)
+
+
+def measure_once(seconds: float) -> dict[str, float]:
+    """The figures of a head."""
+    figures: dict[str, float] = {}
+    for workers in (1, 2):
+        rates, times = measured_once(workers, seconds)
+        for kind in ONCE:
+            figures[f"{workers} workers, {kind}, answers a second"] = rates[kind]
+            figures[f"{workers} workers, {kind}, p50 of an answer, ms"] = share(times[kind], 0.5)
+            figures[f"{workers} workers, {kind}, p95 of an answer, ms"] = share(times[kind], 0.95)
+        figures[f"{workers} workers, head over embed_documents"] = rates["head"] / rates["embed_documents"]
     return figures
 
 
@@ -316,6 +394,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--seconds", type=float, default=5.0, help="of every load (default 5)")
+    parser.add_argument("--head", action="store_true", help="the head's figures alone")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
@@ -323,7 +402,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.serve:
         serve(args.serve, args.port, args.workers)
         return 0
-    figures = measure(args.seconds)
+    figures = measure_once(args.seconds) if args.head else measure(args.seconds)
     if args.json:
         print(json.dumps(figures, indent=2))
     else:

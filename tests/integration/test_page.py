@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from browser import Page, chromium, served, until
 from ears import Spy
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import (
@@ -25,6 +26,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivacyBudget,
     PrivateEnsemble,
+    PrivateHead,
 )
 from langchain_dpicl.serving.app import add_page
 
@@ -86,6 +88,21 @@ def put(tmp_path_factory: pytest.TempPathFactory, store_of: Any, records: Any) -
     return make
 
 
+def put_head(app: Any, folder: Path, store: Any) -> None:
+    """A head that was fitted in this folder and loaded from its file, at ``/api/head``, and its page at ``/head``."""
+    from langchain_dpicl.serving.routes import add_dp_routes
+
+    budget = PrivacyBudget(2.0, 1e-5, {"head": 1}, f"sqlite:///{folder}/heads.db", "desk-head")
+    # Sums of 8 owners, divided by 8,000: no label is far from one half, whatever the noise.
+    PrivateHead.fit(store, LABELS, budget, owners=8_000, progress=False).save(folder / "head.npz")
+    budget.close()
+    head = PrivateHead.load(folder / "head.npz", DeterministicFakeEmbedding(size=store.dimension))
+    add_dp_routes(
+        app, head, "/api/head", principal_from=lambda request: KEYS.get(request.headers.get("authorization", ""))
+    )
+    add_page(app, api="/api/head", path="/head", title="Is this review kind?", head=True)
+
+
 def sometimes(values: Any) -> str:
     if BAD["failing"]:
         raise ConnectionError
@@ -103,8 +120,11 @@ def gate() -> threading.Event:
 
 
 @pytest.fixture(scope="module")
-def budgets(put: Put, gate: threading.Event) -> tuple[Any, dict[str, PrivacyBudget]]:
+def budgets(
+    put: Put, gate: threading.Event, tmp_path_factory: pytest.TempPathFactory, store_of: Any, records: Any
+) -> tuple[Any, dict[str, PrivacyBudget]]:
     app = fastapi.FastAPI()
+    put_head(app, tmp_path_factory.mktemp("head"), store_of(records(8)))
     fields = ["renew", "metformin", "pharmacy", "bill", "doctor"]
     made = {
         "desk": put(app, "desk", needs_key=True, releases=20),
@@ -381,6 +401,44 @@ def test_a_budget_whose_owners_pay_has_no_last_answer_and_no_bar(page: Page, bud
     assert len(promise.split()) <= 130
     left = page.run("return [...document.querySelectorAll('#receipt dt')].map((each) => each.textContent)")
     assert "Left" not in left
+
+
+def test_a_head_answers_without_end_and_says_what_it_cost_once(page: Page) -> None:
+    page.open("head")
+    assert page.text("#uses") == "Questions cost nothing."
+    assert page.text("#h-budget") == "What it cost"
+    assert not page["#receipt"].is_displayed()
+    page["#key"].send_keys("key-of-alice")
+    for number in range(3):
+        page.ask(f"question {number}")
+        label = page.text("#answer .said")
+        assert label in LABELS
+        rows = [row.rsplit(" ", 1) for row in page["#answer table"].text.splitlines()]
+        assert {name for name, _ in rows} == set(LABELS)
+        assert rows[0][0] == label, "the most probable first"
+        assert sum(float(share.rstrip("%")) for _, share in rows) == pytest.approx(100, abs=0.11)
+        assert page.text("#answer .small") == "It cost nothing."
+    page.until_text("#lines", "Unlimited questions")
+    assert re.fullmatch(r"Unlimited questionscost once: ε (1\.\d+|2)", page.text("#lines"))
+    assert page.text("#loss") == "Privacy loss: at most ε 2, however many questions are asked."
+    page["#receipt summary"].click()
+    for words in ("desk-head:head:1", "discrete Gaussian noise", "all callers may collude"):
+        assert words in page["#budget #receipt"].text
+    assert "Fits left" in page["#receipt"].text, "the receipt is the fit's: no answer is left over or used up"
+    assert not page["#history"].is_displayed()
+    assert page.run("return document.querySelectorAll('[role=meter]').length") == 0
+    promise = page["#promise details"].text
+    for words in ("any one contributor’s examples", "7.4 times", "with ε = 2", "1 in 100,000", "no last answer"):
+        assert words in promise
+    shown = page.run("return [1, 0.9991, 0.999, 0.5, 0.001, 0.0009, 0].map(percent)")
+    assert shown == ["over 99.9%", "over 99.9%", "99.9%", "50.0%", "0.1%", "under 0.1%", "under 0.1%"]
+    page["#key"].clear()
+    page["#key"].send_keys("key-of-mallory\n")
+    page.until_text("#key-error", "not known here")
+    assert page.text("#lines") == ""
+    assert not page["#receipt"].is_displayed()
+    page.ask("let me in")
+    assert page.text("#answer") == "Not asked: the key is missing or not known."
 
 
 def test_a_model_that_is_down_is_said_to_be_down(page: Page) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.embeddings import DeterministicFakeEmbedding, FakeEmbeddings
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, local
+from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, local
 from langchain_dpicl.cli import main
+from langchain_dpicl.errors import LocalModelError
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving import app as serving_app
-from langchain_dpicl.serving.app import TimedProtocol, create_app, freeze, plans
+from langchain_dpicl.serving.app import TimedProtocol, ask_heads, create_app, freeze, plans
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
+from langchain_dpicl.store.base import embedder_of
 
 KEY = new_key()
 ACCESS = {"keys": {"mobile": hash_of(KEY)}}
@@ -277,11 +282,19 @@ def test_a_look_at_the_plan_freezes_nothing_and_freezing_does(tmp_path: Path) ->
     assert after["lines"][0]["left"] == 30
 
 
-def test_per_principal_budgets_have_no_common_number(tmp_path: Path) -> None:
-    chain = read(file_of(tmp_path, merged(VOTE, {"budget.scope": "per_principal"}))).build()
+def test_per_principal_budgets_have_no_common_number(tmp_path: Path, capsys: Any) -> None:
+    """Not before the plan is frozen either."""
+    path = file_of(tmp_path, merged(VOTE, {"budget.scope": "per_principal"}))
+    chain = read(path).build()
+    (before,) = plans(chain)
+    code, out, _ = run(capsys, "--config", str(path), "--check")
     freeze(chain)
-    (plan,) = plans(chain)
-    assert plan["lines"][0]["left"] is None
+    (after,) = plans(chain)
+    assert (before["frozen"], after["frozen"]) == (False, True)
+    assert before["lines"] == after["lines"]
+    assert (after["lines"][0]["spent"], after["lines"][0]["left"]) == (None, None)
+    assert code == 0
+    assert "30 releases, for each caller; rate" in out
 
 
 # -- where owners pay with tickets -------------------------------------------------------------------------------------
@@ -410,6 +423,147 @@ def test_a_server_replays_an_answer_to_the_caller_who_asked_unless_told_otherwis
     assert answers("none", {"budget.replay": False}) == [(200, 1, False), new, no, no, no, no, False]
 
 
+# -- a head ------------------------------------------------------------------------------------------------------------
+
+HEAD = {"head": "head.npz", **ACCESS}
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> PrivateHead:
+    """A head that was fitted on the file's records and saved beside it. The ledger of its fit is gone."""
+    folder = tmp_path / "fitted"
+    folder.mkdir()
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(200)]
+    store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=8), input_key="text", output_key="label")
+    with closing(PrivacyBudget(3, 1e-5, {"head": 1}, f"sqlite:///{folder}/heads.db", "tickets-head")) as budget:
+        made = PrivateHead.fit(store, ["a", "b"], budget, input_key="text", progress=False)
+    made.save(tmp_path / "head.npz")
+    shutil.rmtree(folder)
+    return made
+
+
+def test_a_head_is_served_from_its_file_without_a_ledger(tmp_path: Path, head: PrivateHead) -> None:
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for content in (HEAD, merged(HEAD, {"head": {"file": "head.npz"}})):
+        settings = read(file_of(tmp_path, content, "head.yaml"))
+        with TestClient(create_app(settings), headers={"authorization": f"Bearer {KEY}"}) as client:
+            for asked in ("a question", {"text": "a question"}):
+                output = client.post("/answer/invoke", json={"input": asked}).json()["output"]
+                assert output == head.invoke("a question")
+            assert client.get("/answer/heads").json() == [{"labels": ["a", "b"], "receipt": dict(head.receipt)}]
+            page = client.get("/").text
+    assert '"inputKey": "text", "needsKey": true, "line": null, "head": true' in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*before[:1], "head.yaml", *before[1:]]
+
+
+def test_a_chain_with_a_head_is_served(tmp_path: Path, head: PrivateHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["/nowhere", *__import__("sys").path])
+    own = f"""
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+from langchain_dpicl import PrivateHead
+
+def chain():
+    head = PrivateHead.load({str(tmp_path / "head.npz")!r}, DeterministicFakeEmbedding(size=8))
+    return head | RunnableLambda(lambda answer: answer["label"].upper())
+"""
+    (tmp_path / "own_head_of_a_test.py").write_text(own)
+    app = create_app(read(file_of(tmp_path, {"chain": "own_head_of_a_test:chain", **ACCESS})))
+    answered = ask(app, {"input": "a question"})
+    assert answered.json()["output"] == head.invoke("a question")["label"].upper()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"chain": "own:chain"}, "server.yaml", "chain stands alone: leave out head"),
+        ({"budget": VOTE["budget"]}, "server.yaml", "head stands alone: leave out budget"),
+        ({"store": VOTE["store"], "model": {}}, "server.yaml", "head stands alone: leave out model, store"),
+        ({"selector": {}, "release": VOTE["release"]}, "server.yaml", "leave out release, selector"),
+        ({"server.input_key": "text"}, "server.yaml", "leave out server.input_key"),
+        ({"head": 3}, "head", "valid dictionary"),
+        ({"head": []}, "head", "valid dictionary"),
+        ({"head": {}}, "head.file", "required"),
+        ({"head": {"file": "head.npz", "epsilon": 1}}, "head.epsilon", "not permitted"),
+        ({"head": None}, "server.yaml", "missing: store, release, budget (or head, or chain)"),
+    ],
+)
+def test_what_makes_no_sense_beside_a_head_is_refused(
+    changes: dict[str, Any], field: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(file_of(tmp_path, merged(HEAD, changes)))
+    assert caught.value.parameter == field
+    assert words in str(caught.value)
+
+
+def test_another_file_or_another_model_is_refused_when_the_server_starts(
+    tmp_path: Path, head: PrivateHead, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noise.npz").write_bytes(b"PK and no more")
+    for name, receipt in (("bare.npz", {"id": "b:head:1"}), ("odd.npz", {**head.receipt, "epsilon": "one"})):
+        other = copy.copy(head)
+        other.receipt = receipt  # type: ignore[assignment]
+        other.save(tmp_path / name)
+    path = file_of(tmp_path, HEAD)
+    for name, words in (
+        ("missing.npz", "No such file"),
+        ("noise.npz", "a head's file"),
+        ("", "a head's file"),
+        ("bare.npz", "a head"),
+        ("odd.npz", "a head"),
+    ):
+        with pytest.raises(InvalidParameter, match=words) as caught:
+            create_app(read(file_of(tmp_path, merged(HEAD, {"head": name}), "other.yaml")))
+        assert caught.value.parameter == "head.file"
+        assert caught.value.__context__ is None
+    monkeypatch.setattr(local, "local_embeddings", lambda: FakeEmbeddings(size=8))
+    code, out, err = run(capsys, "--config", str(path), "--check")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "head.embeddings='FakeEmbeddings()' is not allowed: DeterministicFakeEmbedding()" in err
+    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=9))
+    code, out, err = run(capsys, "--config", str(path), "--check")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "9 dimensions" in err, "a model of the same name is asked once"
+
+
+def test_a_heads_model_is_the_one_in_its_folder(
+    tmp_path: Path, head: PrivateHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named by that folder, so that no other model takes its place."""
+    monkeypatch.undo()
+    assert embedder_of(local.local_embeddings()) == "LocalEmbeddings()"
+    named: Any = local.local_embeddings(tmp_path / "models" / "other")
+    assert embedder_of(named) == "LocalEmbeddings(other)"
+    head.embeddings, head.embedder = named, embedder_of(named)
+    head.save(tmp_path / "head.npz")
+    section = {"file": "head.npz", "embeddings": "models/other"}
+    chain: Any = read(file_of(tmp_path, merged(HEAD, {"head": section}))).build()
+    assert chain.embeddings is named
+    with pytest.raises(InvalidParameter, match=r"LocalEmbeddings\(other\), the model") as caught:
+        read(file_of(tmp_path, HEAD)).build()
+    assert caught.value.parameter == "head.embeddings"
+    with pytest.raises(LocalModelError, match="no such folder"):
+        ask_heads(chain)
+
+
+def test_check_shows_what_a_head_is_and_what_it_cost(tmp_path: Path, head: PrivateHead, capsys: Any) -> None:
+    path = str(file_of(tmp_path, HEAD))
+    code, out, _ = run(capsys, "--config", path, "--check", "--port", "9999")
+    assert code == 0
+    first, cost, free, where = out.splitlines()
+    assert first == "head tickets-head:head:1: a, b"
+    assert cost.startswith("  released once: ")
+    assert cost.endswith(f"epsilon {head.receipt['epsilon_spent']:.3g} of 3 spent at delta 1e-05")
+    assert free == "  no last answer, and none costs anything; embeddings: DeterministicFakeEmbedding()"
+    assert where == "http://127.0.0.1:9999/answer (workers: 1; keys: mobile)"
+    found = json.loads(run(capsys, "--config", path, "--check", "--json")[1])
+    about = {"labels": ["a", "b"], "embedder": "DeterministicFakeEmbedding()", "input_key": "text"}
+    assert found["heads"] == [{**about, "receipt": dict(head.receipt)}]
+    assert found["budgets"] == []
+    assert not list(tmp_path.glob("*.db*"))
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -478,5 +632,6 @@ def test_the_plan_is_frozen_before_workers_start_and_they_open_it(
     assert what == "langchain_dpicl.serving.app:from_environment"
     assert (how["workers"], how["factory"], how["server_header"]) == (3, True, False)
     assert (how["http"].func, how["http"].keywords) == (TimedProtocol, {"header_seconds": 10.0})
+    assert how["timeout_worker_healthcheck"] >= 60, "uvicorn's 5 seconds are few for a worker that loads a model"
     assert pickle.loads(pickle.dumps(how["http"])).keywords == how["http"].keywords  # noqa: S301 - our own bytes, as workers get them
     assert ask(serving_app.from_environment(), {"input": {"text": "b"}}).json()["output"]["answer"] == "b"

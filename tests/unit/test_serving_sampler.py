@@ -23,7 +23,7 @@ from langchain_dpicl.serving import add_dp_routes
 from langchain_dpicl.serving.app import create_app, plans, warm
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
-from langchain_dpicl.serving.service import budget_state, release_history
+from langchain_dpicl.serving.state import budget_state, release_history
 
 WORD = "hello"
 ALPHABET = ["h", "e", "l", "o", "."]

@@ -1,4 +1,4 @@
-"""`serving/service.py`: what a served chain says of its budget, to whom, and what it never says."""
+"""`serving/state.py`: what a served chain says of its budget, to whom, and what it never says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_dpicl import InvalidParameter, NoisyVote, PoissonExampleSelector,
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.sealed import DPAggregate
 from langchain_dpicl.release.transaction import acting_for
-from langchain_dpicl.serving.service import budget_state, release_history
+from langchain_dpicl.serving.state import budget_state, release_history
 
 Make = Callable[..., Any]
 
