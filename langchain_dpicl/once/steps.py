@@ -13,9 +13,10 @@ in floating point does not keep it: the last bits of one row may depend on how m
 makes a lattice step of them. So every product here is one of whole numbers, in float64, whose sums stay below 2^53:
 each is exact, in whatever order a library adds. Features are whole numbers of norm at most 2^16, weights whole numbers
 in units of 2^-20 with rows of norm at most 2^36, residuals whole numbers of at most 2^20. The probabilities come from
-additions, products and quotients of single numbers, which IEEE 754 rounds in one way. An owner's gradient is clipped by
-scaling its residuals, rounded towards 0, so gradients lie on the lattice of 2^-36 and their sum is exact too: the sum
-for two sets of owners together is the sum for the one plus the sum for the other, to the last bit.
+additions, products and quotients of single numbers, which IEEE 754 rounds in one way. An owner's gradient is scaled and
+rounded towards 0: the residuals of a single record, or the sum of several records' gradients. So gradients lie on the
+lattice of 2^-36 and their sum is exact too: the sum for two sets of owners together is the sum for the one plus the sum
+for the other, to the last bit.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _LONGEST_ROW = 1 << 8  # of a projection
 _BLOCK = 1 << 14  # rows at a time: the sum of a block's products stays below 2^53
 _SQUARINGS = 10
 _SAFE = 1.0 - 2.0**-40
+"""A gradient's norm before it is rounded towards 0, so that roundings of at most 2^-50 do not bring it above 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +129,9 @@ class FeatureMap:
             moved = moved @ np.trunc(self.projection * _P).T
         found = np.trunc(moved * (self.scale * _R / (_E * _P)))
         found = np.concatenate([found, np.full((len(found), 1), np.trunc(self.bias * _R))], axis=1)
-        norm = _norms(found, self._longest)
-        found *= (_SAFE * _X / np.maximum(norm, _R))[:, None]
+        found *= (_X / np.maximum(_norms(found, self._longest), _R))[:, None]
+        # The roundings above can bring the square of a row's norm to 2^32 (1 + 2^-50), but the square of the result's
+        # is a whole number: at most 2^32.
         return np.trunc(found)
 
     @property
@@ -211,14 +214,20 @@ def _block(features: Whole, labels: NDArray[np.int64], starts: NDArray[np.int64]
     if not np.isfinite(residuals).all():
         raise ArithmeticError("weights are finite")
     counts = np.diff(np.append(starts, len(features)))
+    alone = counts == 1
     norms = np.sqrt((residuals * residuals).sum(axis=1) * (features * features).sum(axis=1))[starts]
-    margins = np.zeros(len(starts))  # what rounding may add to a sum of several gradients
-    for owner in np.flatnonzero(counts > 1).tolist():
-        rows = slice(starts[owner], starts[owner] + counts[owner])
-        norms[owner] = _norm(_product(residuals[rows], features[rows]), int(counts[owner]))
-        margins[owner] = counts[owner] * np.sqrt(weights.shape[0]) * (LATTICE // _R)
-    scales = np.minimum(1.0, np.maximum(_SAFE * LATTICE - margins, 0.0) / np.maximum(norms, 1.0))
-    return _product(np.trunc(residuals * np.repeat(scales, counts)[:, None]), features)
+    scales = np.repeat(np.where(alone, _scales(norms), 0.0), counts)
+    total = _product(np.trunc(residuals * scales[:, None]), features)
+    for first, count in zip(starts[~alone].tolist(), counts[~alone].tolist(), strict=True):
+        rows = slice(first, first + count)
+        gradient = _product(residuals[rows], features[rows])
+        total += np.trunc(gradient * _scales(_norm(gradient, count))).astype(np.int64)
+    return total
+
+
+def _scales(norms: Floats) -> Floats:
+    """By what gradients of at most these norms, in lattice steps, are multiplied so that their norm is at most 1."""
+    return np.minimum(1.0, _SAFE * LATTICE / np.maximum(norms, 1.0))
 
 
 def _product(residuals: Whole, features: Whole) -> NDArray[np.int64]:
@@ -230,6 +239,6 @@ def _product(residuals: Whole, features: Whole) -> NDArray[np.int64]:
     return total
 
 
-def _norm(gradient: NDArray[np.int64], records: int) -> float:
+def _norm(gradient: NDArray[np.int64], records: int) -> Floats:
     """At least the Euclidean norm of a sum of so many gradients."""
-    return float(_norms(np.asarray(gradient, np.float64).reshape(1, -1), 2.0 * records * LATTICE)[0])
+    return _norms(np.asarray(gradient, np.float64).reshape(1, -1), 2.0 * records * LATTICE)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -509,6 +510,34 @@ def test_an_interrupted_fit_goes_on_and_is_charged_once(
     straight = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
     assert (straight.weights == head.weights).all()
     assert (PrivateHead.load(output, EMBEDDINGS).weights == head.weights).all()
+
+
+def test_the_name_of_a_fit_is_on_the_disk_before_it_is_charged_and_the_head_before_the_name_goes(
+    noise: Noise, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut would lose a charge that was paid: nothing else knows which fit has it."""
+    output, events, real = tmp_path / "head.npz", [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append((name, name.stat().st_size, (tmp_path / "head.npz.part").exists(), output.exists()))
+
+    def charged(fit: Any, request: Any) -> None:
+        events.append("charged")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(fitting.Fit, "reopened", charged)  # the last thing before the charge
+    PrivateHead.fit(store_of(), LABELS, budgets(), output=output, progress=False)
+    first = events.index("charged")
+    before = [event for event in events[:first] if event[0] in (tmp_path / "head.npz.part", tmp_path)]
+    after = [event for event in events[first + 1 :] if event[0].parent == tmp_path or event[0] == tmp_path]
+    assert [(name.name, size > 0) for name, size, *_ in before] == [("head.npz.part", True), (tmp_path.name, True)]
+    written, folder = after
+    assert written[0].suffix == ".tmp"
+    assert written[1] > 0
+    assert folder[0] == tmp_path
+    assert folder[2:] == (True, True)
 
 
 def test_copies_of_a_fit_release_the_same_sums(budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
