@@ -18,13 +18,13 @@ store = ExemplarStore.from_records(
     records, local_embeddings(), input_key="text", output_key="label", owner_key="customer"
 )
 selector = PoissonExampleSelector(store, members=10, shots=4)
-budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=3, ledger="sqlite:///classify.db", name="classify")
+budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=2, ledger="sqlite:///classify.db", name="classify")
 member = LabelScorer(local_llm(), DEMO_LABELS, instruction="", content_free=DEMO_CONTENT_FREE)
 route = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(DEMO_LABELS), budget, return_receipt=True)
 
-# Three answers are charged together, before any model call; then the budget is spent.
-texts = [question["text"] for question in questions[:4]]
-for text, released in zip(texts, route.batch([{"input": text} for text in texts[:3]]), strict=False):
+# Two answers are charged together, before any model call; then the budget is spent.
+texts = [question["text"] for question in questions[:3]]
+for text, released in zip(texts, route.batch([{"input": text} for text in texts[:2]]), strict=False):
     receipt = released["receipt"]
     print(f"{released['answer']:8s} {text}")
     print(f"         {receipt['id']}: epsilon {receipt['epsilon_spent']:.2f} of 3, {receipt['remaining']} left")
@@ -33,6 +33,6 @@ again = route.invoke({"input": texts[0]})  # the same question is answered from 
 print(f"{again['answer']:8s} (replayed: {again['receipt']['replayed']})")
 
 try:
-    route.invoke({"input": texts[3]})
+    route.invoke({"input": texts[2]})
 except PrivacyBudgetExceeded as error:
     print(error)

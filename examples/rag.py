@@ -10,7 +10,7 @@ from langchain_dpicl import DPRetriever, NoisyVote, PrivacyBudget, wrap_rag
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
 from langchain_dpicl.local import local_embeddings, local_llm
 
-records, questions = demo_inbox(customers=400)
+records, questions = demo_inbox(customers=200)
 documents = [
     Document(
         page_content=f"Message: {record['text']}\nDesk: {record['label']}", metadata={"patient": record["customer"]}

@@ -20,7 +20,7 @@ records, questions = demo_inbox()
 store = ExemplarStore.from_records(
     with_replies(records), local_embeddings(), input_key="text", output_key="reply", owner_key="customer"
 )
-selector = PoissonExampleSelector(store, members=30, shots=4)
+selector = PoissonExampleSelector(store, members=20, shots=2)
 budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=10, ledger="sqlite:///replies.db", name="joint-em")
 member = RunnableLambda(reply_prompt) | local_llm(max_tokens=24).bind(stop=["\n"]) | StrOutputParser()
 keywords = PrivateEnsemble(selector, member) | DPAggregate(Keywords.joint_em(PUBLIC_WORDS, k=4), budget)

@@ -20,7 +20,7 @@ records, questions = demo_inbox()
 store = ExemplarStore.from_records(
     with_replies(records), local_embeddings(), input_key="text", output_key="reply", owner_key="customer"
 )
-selector = PoissonExampleSelector(store, members=30, shots=4)  # the test wants many members
+selector = PoissonExampleSelector(store, members=30, shots=2)  # the test wants many members
 budget = PrivacyBudget(epsilon=8, delta=1e-5, releases=10, ledger="sqlite:///replies.db", name="ptr")
 member = RunnableLambda(reply_prompt) | local_llm(max_tokens=24).bind(stop=["\n"]) | StrOutputParser()
 test = DPAggregate(Keywords.ptr(k=(2, 4)), budget, return_receipt=True)

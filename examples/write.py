@@ -31,7 +31,7 @@ write = DPSampler(
     PoissonExampleSelector(store, members=4, shots=1),  # four patients a token, one message each
     budget,
     template=DemonstrationTemplate.of(store, input_name="Patient", output_name="Clinic"),
-    max_tokens=16,
+    max_tokens=12,
     stop="\n",
     pad=False,  # nobody else times the calls here
 )

@@ -125,11 +125,11 @@ def test_propose_test_release_answers_with_words_or_says_that_it_does_not(run: R
 def test_a_batch_is_charged_together_and_then_the_budget_says_no(run: Run) -> None:
     *answers, again, refusal = run("classify.py")
     labels = [line.split()[0] for line in answers[::2]]
-    assert len(labels) == 3
+    assert len(labels) == 2
     assert set(labels) <= set(DEMO_LABELS)
-    assert [line.rsplit(", ")[-1] for line in answers[1::2]] == ["2 left", "1 left", "0 left"]
+    assert [line.rsplit(", ")[-1] for line in answers[1::2]] == ["1 left", "0 left"]
     assert again.split() == [labels[0], "(replayed:", "True)"]
-    assert "0 of 3 releases left" in refusal
+    assert "0 of 2 releases left" in refusal
 
 
 def test_an_agent_reads_an_answer_and_then_that_the_budget_is_spent(run: Run) -> None:

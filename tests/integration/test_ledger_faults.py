@@ -29,6 +29,10 @@ from langchain_dpicl.budget.schema import charges, counters
 
 AFTER_A_KILL = "ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"
 spawn = multiprocessing.get_context("spawn")
+sqlite_is_slow = pytest.mark.parametrize(
+    "any_url", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
+)
+"""For tests that start processes. `test_ledger_processes` and `test_release_faults` kill some on SQLite."""
 
 
 def line_of(url: str, releases: int = 60, **options: Any) -> BudgetLine:
@@ -96,6 +100,7 @@ def in_processes(target: Any, count: int, url: str) -> list[Any]:
     return answers
 
 
+@sqlite_is_slow
 def test_processes_charge_exactly_the_limit(any_url: str) -> None:
     answers = in_processes(charge_many, 4, any_url)
     numbers = sorted(number for charged, _ in answers for number in charged)
@@ -203,6 +208,7 @@ def run_python(program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
 
 
+@sqlite_is_slow
 @pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_what_was_acknowledged_survives_kill_9(any_url: str) -> None:
     acknowledged: list[int] = []
@@ -222,6 +228,7 @@ def test_what_was_acknowledged_survives_kill_9(any_url: str) -> None:
     assert isinstance(again, Replayed)
 
 
+@sqlite_is_slow
 @pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_a_killed_claimant_blocks_others_for_the_patience_and_no_longer(any_url: str) -> None:
     process = run_python(CLAIMER, any_url)
@@ -558,6 +565,7 @@ def test_tokens_of_a_killed_process_are_given_back_with_their_receipt_or_not_at_
     adds_up(any_url, 2000)
 
 
+@sqlite_is_slow
 @pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_a_process_killed_before_its_answer_leaves_everything_charged(any_url: str) -> None:
     process = run_python(

@@ -356,6 +356,7 @@ def test_killed_processes_and_old_copies_give_no_answer_more(releases: int, ledg
     assert lost <= rounds * (1 + releases // 100), "no more than a block for each killed process"
 
 
+@pytest.mark.parametrize("any_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_what_killed_workers_may_have_spent_counts(any_url: str) -> None:
     """Three at once, of which none closes: at most 1 % of the plan is lost, and a charge under way of each."""
     releases = 2000

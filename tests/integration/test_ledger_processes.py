@@ -97,7 +97,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_process_killed_after_an_acknowledged_charge_keeps_it(size: int, ledger_url: str) -> None:
     acknowledged: list[tuple[int, str]] = []
     for _ in range(3):

@@ -53,6 +53,7 @@ def release(url: str, step: str, question: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.parametrize("any_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize(
     ("step", "spent"),
     [

@@ -395,12 +395,15 @@ for _ in range(1000):
 """
 
 
-def test_a_process_killed_while_saving_leaves_a_whole_file(saved: Any, tmp_path: Path, embeddings: Embeddings) -> None:
-    """SIGKILL at four different moments of saving 60 MB: the file is the old or the new one, never half of one."""
+@pytest.mark.parametrize("moments", [(0, 2), pytest.param((0, 1, 3), marks=pytest.mark.slow)])
+def test_a_process_killed_while_saving_leaves_a_whole_file(
+    moments: tuple[int, ...], saved: Any, tmp_path: Path, embeddings: Embeddings
+) -> None:
+    """SIGKILL at different moments of saving 60 MB: the file is the old or the new one, never half of one."""
     store, path = saved
     old = path.read_bytes()
     seen_temporary = 0
-    for attempt in range(4):
+    for moment in moments:
         path.write_bytes(old)
         process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -408,7 +411,7 @@ def test_a_process_killed_while_saving_leaves_a_whole_file(saved: Any, tmp_path:
         deadline = time.monotonic() + 20
         while not leftovers(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.0005)
-        time.sleep(0.02 * attempt)
+        time.sleep(0.02 * moment)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

@@ -345,7 +345,7 @@ class TicketMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestTicketMachine = TicketMachine.TestCase
+TestTicketMachine = pytest.mark.slow(TicketMachine.TestCase)
 TestTicketMachine.settings = settings(
     max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
