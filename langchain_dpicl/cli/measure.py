@@ -32,7 +32,7 @@ def evaluate_options(parser: Any) -> None:
     data = parser.add_argument_group("data")
     data.add_argument("--data", required=True, help="examples: a file or folder, hub (the task's own), or hf:NAME")
     data.add_argument("--test", help="queries with their answers (default: the test split of --data)")
-    data.add_argument("--public", help="public examples, for public few-shot prompts and offline demonstrations")
+    data.add_argument("--public", help="public examples, for public prompts, a head's features, ...")
     data.add_argument("--column", action="append", default=[], metavar="KEY=NAME", help="a column of another name")
     data.add_argument("--queries", type=int, default=100, help="how many test rows (default 100)")
     plan = parser.add_argument_group("the plan")
@@ -41,10 +41,13 @@ def evaluate_options(parser: Any) -> None:
     plan.add_argument("--releases", type=int, default=10_000, help="answers that epsilon is for (default 10000)")
     add_ensemble(plan, members=20, shots=1)
     study = parser.add_argument_group("the study")
-    study.add_argument("--method", action="append", default=[], help="vote; embedding, joint-em, ptr, online, offline")
-    study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help="members, releases, shots, ...")
+    methods = "vote, head; embedding, joint-em, ptr, online, offline (default: all but the last two)"
+    study.add_argument("--method", action="append", default=[], help=methods)
+    numbers = "members, releases, shots; fits (heads in one plan); candidates; top_k"
+    study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help=numbers)
     study.add_argument("--samples", type=int, default=1, help="samples of owners for each query (default 1)")
     study.add_argument("--draws", type=int, default=20, help="draws of noise for each sample (default 20)")
+    study.add_argument("--heads", type=int, default=5, help="label tasks: heads fitted at each epsilon (default 5)")
     study.add_argument("--few-shots", type=int, default=4, help="examples of prompts that are not private (default 4)")
     study.add_argument("--calibrate-on", type=int, default=0, help="label tasks: take inputs of N further test rows")
     study.add_argument("--candidates", type=int, default=20, help="public sentences per query (default 20)")
@@ -108,7 +111,7 @@ def evaluate(options: argparse.Namespace) -> int:
         methods=tuple(options.method),
         vary=vary,
         neutral=[row.input for row in asked[asks:]],
-        **chosen(options, "samples", "draws", "candidates", "in_batches", "price_in", "price_out"),
+        **chosen(options, "samples", "draws", "heads", "candidates", "in_batches", "price_in", "price_out"),
     )
     scores, command = evaluation.run(), sys.argv[1:]
     paths = {str(path) for path in chosen(options, "data", "test", "public", "output").values() if path}
@@ -118,7 +121,7 @@ def evaluate(options: argparse.Namespace) -> int:
         "model": name,
         "data": Path(options.data).name,
         "queries": asks,
-        **chosen(options, "samples", "draws"),
+        **chosen(options, "samples", "draws", "heads"),
         **chosen(plan, "owners", "members", "shots", "rate", "releases", "delta"),
         **chosen(options, "calibrate_on", "in_batches"),
         "command": shlex.join(["dpicl", *command]),

@@ -24,8 +24,13 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
 
-_VOTES, _TEXTS, _DECODED = ("vote",), ("embedding", "joint-em", "ptr"), ("online", "offline")
-_VARIED = {"vote": ("members", "releases", "shots"), "embedding": ("candidates", "members"), "online": ("top_k",)}
+_LABELS, _TEXTS, _DECODED = ("vote", "head"), ("embedding", "joint-em", "ptr"), ("online", "offline")
+_VARIED = {
+    "vote": ("members", "releases", "shots"),
+    "head": ("fits",),
+    "embedding": ("candidates", "members"),
+    "online": ("top_k",),
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,9 @@ class Evaluation:
     - ``folder``: keeps the model's answers; a stopped evaluation resumes from them.
     - ``samples``: how many samples of owners get each query.
     - ``draws``: how often noise is drawn for each sample.
-    - ``methods``: "vote" for a classification task; else "embedding", "joint-em", "ptr", "online" and "offline". ()
-      stands for all that need no decoding.
+    - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
+    - ``methods``: "vote" and "head" for a classification task; else "embedding", "joint-em", "ptr", "online" and
+      "offline". () stands for all that need no decoding. "head" alone asks no model.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
     - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
@@ -67,6 +73,7 @@ class Evaluation:
     folder: Path
     samples: int = 1
     draws: int = 20
+    heads: int = 5
     candidates: int = 20
     methods: Sequence[str] = ()
     vary: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -77,7 +84,7 @@ class Evaluation:
     top_k: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("samples", "draws", "candidates", "top_k"):
+        for name in ("samples", "draws", "heads", "candidates", "top_k"):
             whole(name, getattr(self, name))
         if not self.queries:
             raise InvalidParameter("queries", "no rows", "at least one row")
@@ -85,7 +92,7 @@ class Evaluation:
         if 0 < len(self.public) < few:
             raise InvalidParameter("public", f"{len(self.public)} rows", f"at least few_shots = {few} rows, or none")
         is_label_task = isinstance(self.task, ClassificationTask)
-        known, chosen = _VOTES if is_label_task else _TEXTS + _DECODED, self._chosen
+        known, chosen = _LABELS if is_label_task else _TEXTS + _DECODED, self._chosen
         for method in chosen:
             if method not in known:
                 raise InvalidParameter("methods", method, f"of {', '.join(known)} for {self.task.name}")
@@ -109,13 +116,14 @@ class Evaluation:
 
     @property
     def _chosen(self) -> Sequence[str]:
-        return self.methods or (_VOTES if isinstance(self.task, ClassificationTask) else _TEXTS)
+        return self.methods or (_LABELS if isinstance(self.task, ClassificationTask) else _TEXTS)
 
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
-        if isinstance(self.task, ClassificationTask):
-            return self._labels(self.task)
         found: list[Score] = []
+        if isinstance(self.task, ClassificationTask):
+            heads = self._heads(self.task) if "head" in self._chosen else []  # first: it fails before any call
+            return [*(self._votes(self.task) if "vote" in self._chosen else []), *heads]
         for kind, methods, measured in (("texts", _TEXTS, self._texts), ("tokens", _DECODED, self._tokens)):
             if any(method in methods for method in self._chosen):
                 with closing(self._file(kind, self.plan)) as file:
@@ -123,7 +131,9 @@ class Evaluation:
         return found
 
     def costs(self) -> list[CostPoint]:
-        """Tokens and price of 100 queries at rates around the plan's."""
+        """Tokens and price of 100 queries at rates around the plan's. A head has none."""
+        if isinstance(self.task, ClassificationTask) and "vote" not in self._chosen:
+            return []
         tokens, prices = tokens_of(self.task, self.rows[:1000], self.queries), (self.price_in, self.price_out)
         if isinstance(self.task, ClassificationTask):
             return cost_curve(tokens, self.plan, *prices)
@@ -143,11 +153,41 @@ class Evaluation:
         }
         return PassFile(self.folder / f"{kind}-{plan.members}x{plan.shots}.jsonl", settings)
 
-    def _bar(self, plan: EvaluationPlan, texts: int) -> tqdm[Any]:
-        words = f"{self.task.name}, {plan.members} members of {plan.shots}"
-        return tqdm(total=texts * self.samples, desc=words, unit="query", disable=None, file=sys.stderr)
+    def _bar(self, words: str, total: int, unit: str = "query") -> tqdm[Any]:
+        return tqdm(total=total, desc=f"{self.task.name}, {words}", unit=unit, disable=None, file=sys.stderr)
 
-    def _labels(self, task: ClassificationTask) -> list[Score]:
+    def _heads(self, task: ClassificationTask) -> list[Score]:
+        """Heads on all rows, with embeddings that the folder keeps. With public examples also on their directions."""
+        from langchain_dpicl.evaluation.heads import HeadStudy, kept_vectors
+        from langchain_dpicl.local import local_embeddings
+
+        embeddings, counts = local_embeddings(), self.vary.get("fits", ())
+        parts = {
+            "rows": self.rows,
+            "queries": self.queries,
+            "public": self.public[: None if len(self.public) > 1 else 0],
+        }
+        vectors = kept_vectors(
+            self.folder / "vectors.npz", embeddings, {name: rows for name, rows in parts.items() if rows}
+        )
+        private = [row.input for row in self.rows], [row.output for row in self.rows], vectors["rows"]
+        maps = 2 if "public" in vectors else 1
+        with self._bar("heads", maps * len(self.plan.epsilons) * self.heads * (1 + len(counts)), "fit") as bar:
+            right = [row.output for row in self.queries]
+            study = HeadStudy(
+                task.labels,
+                private,
+                vectors["queries"],
+                right,
+                vectors.get("public"),
+                embeddings,
+                self.plan,
+                self.heads,
+                bar.update,
+            )
+            return [*study.scores(), *study.fits(counts)]
+
+    def _votes(self, task: ClassificationTask) -> list[Score]:
         if self.in_batches:
             from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
             from langchain_dpicl.evaluation.batches import label_reader
@@ -169,7 +209,8 @@ class Evaluation:
         neutral = self.neutral or task.content_free
         texts = [*neutral, *(row.input for row in self.queries)]
         sampler = Sampler(self.rows, self.public, plan)
-        with closing(self._file("labels", plan)) as file, self._bar(plan, len(texts)) as bar:
+        words, total = f"{plan.members} members of {plan.shots}", len(texts) * self.samples
+        with closing(self._file("labels", plan)) as file, self._bar(words, total) as bar:
             said = np.array(
                 [
                     read_labels(reader, len(task.labels), sampler.draw(s, file), texts, file, s, bar.update)
@@ -186,7 +227,8 @@ class Evaluation:
         author, sampler = Author(greedy, sampling, task, file), Sampler(self.rows, self.public, self.plan)
         samples = [sampler.draw(s, file) for s in range(self.samples)]
         written: list[list[Sequence[str | None]]] = [[] for _ in self.queries]
-        with self._bar(self.plan, len(self.queries)) as bar:
+        words, total = f"{self.plan.members} members of {self.plan.shots}", len(self.queries) * self.samples
+        with self._bar(words, total) as bar:
             for texts, row in zip(written, self.queries, strict=True):
                 for s, prompts in enumerate(samples):
                     texts.append(author.members(prompts, row.input, s))

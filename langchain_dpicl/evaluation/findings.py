@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from langchain_dpicl.evaluation.scores import MEASURES, Score
+from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, MEASURES, Score, words_of
 
 
 def findings(main: Sequence[Score], measure: str) -> list[str]:
@@ -23,7 +24,7 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     level, apart = best.mean(measure), []
     for other in (known.get((best.method, None)), zero):
         if other:
-            words = other.method if other is zero else "its aggregate without noise"
+            words = other.method if other is zero else "itself without noise"
             points = level - other.mean(measure)
             side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
             apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
@@ -58,6 +59,108 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
         )
     if lost:
         said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(lost)}.")
+    return said
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best head and the vote at one epsilon, and the best method without any private record, if there is one."""
+
+    epsilon: float
+    head: Score
+    vote: Score
+    public: Score | None
+
+    @property
+    def difference(self) -> float:
+        """By how many points the head is above the vote."""
+        return self.head.mean("accuracy") - self.vote.mean("accuracy")
+
+    @property
+    def error(self) -> float:
+        """The standard error of the difference, were the two independent."""
+        return math.hypot(self.head.values["accuracy"].error, self.vote.values["accuracy"].error)
+
+    @property
+    def prefer(self) -> str:
+        """The better one of "head" and "vote"; "either" within two standard errors; "neither" if none beats public."""
+        best = max(self.head.mean("accuracy"), self.vote.mean("accuracy"))
+        if self.public is not None and best <= self.public.mean("accuracy"):
+            return "neither"
+        if not abs(self.difference) > 2 * self.error:
+            return "either"
+        return "head" if self.difference > 0 else "vote"
+
+
+def choices(main: Sequence[Score]) -> list[Choice]:
+    """A choice for each epsilon at which there are heads and a vote."""
+    public = max((s for s in main if words_of(s) == "public"), key=lambda s: s.mean("accuracy"), default=None)
+    found = []
+    for vote in (s for s in main if s.method == "vote" and s.epsilon is not None):
+        heads = [s for s in main if s.method in (HEAD, HEAD_PUBLIC) and s.epsilon == vote.epsilon]
+        if heads and vote.epsilon is not None:
+            found.append(Choice(vote.epsilon, max(heads, key=lambda s: s.mean("accuracy")), vote, public))
+    return sorted(found, key=lambda choice: choice.epsilon)
+
+
+def advice(scores: Sequence[Score]) -> list[str]:
+    """When to prefer the head to the vote, and when not: sentences that follow from the rows of both.
+
+    Accuracy decides at each epsilon. Beside it stand the number of answers, what a change of the records costs, and
+    whether there are owners enough. Nothing without a head and a vote.
+    """
+    main = [score for score in scores if not score.study]
+    if not (found := choices(main)):
+        return []
+    least, facts = found[0], found[0].vote.facts
+    unlimited = "is charged once and answers any number of questions without a call of the model"
+    limited = f"{facts['releases']:,.0f} answers, of {facts['members']:.0f} calls of the model each"
+    said = []
+    for prefer in dict.fromkeys(choice.prefer for choice in found):
+        held = [choice for choice in found if choice.prefer == prefer]
+        shown = [
+            f"{c.epsilon:g} ({c.head.method} {c.head.mean('accuracy'):.1f}, vote {c.vote.mean('accuracy'):.1f})"
+            for c in held
+        ]
+        at = f"At epsilon {_list(shown)}"
+        if prefer == "head":
+            words = (
+                f"take the head if only labels are wanted and the records change seldom. It {unlimited}. The vote ends "
+                f"after {limited}."
+            )
+        elif prefer == "vote":
+            words = (
+                f"take the vote, for up to {limited}. Take the head only if more answers are wanted, or no model may "
+                f"be asked: it {unlimited}."
+            )
+        elif prefer == "either":
+            words = (
+                "neither is surely better: they are within two standard errors. If only labels are wanted and the "
+                f"records change seldom, the head costs less: it {unlimited}. The vote ends after {limited}."
+            )
+        else:
+            assert least.public is not None
+            words = f"take neither: {least.public.method} has {least.public.mean('accuracy'):.1f} without any record."
+        said.append(f"{at} {words}")
+    fits = [s for s in scores if s.study == "fits" and (s.method, s.epsilon) == (least.head.method, least.epsilon)]
+    shares = [f"{s.mean('accuracy'):.1f} with {s.facts['fits']:,.0f}" for s in fits]
+    measured = (
+        f"At epsilon {least.epsilon:g} the head has {_list(shares)} fits in one plan."
+        if shares
+        else "`--vary fits=12,365` measures it."
+    )
+    said.append(
+        "If the records change often, or a record must go at once, take the vote: it sees the records of the moment. A "
+        f"head is fitted anew, and each fit takes a share of epsilon. {measured}"
+    )
+    plain = next((s for s in main if s.method == least.head.method and s.epsilon is None), None)
+    if plain is not None and "owners" in least.head.facts:
+        loss = plain.mean("accuracy") - least.head.mean("accuracy")
+        enough = "are few for a head" if loss > max(5.0, 2 * least.head.values["accuracy"].error) else "are enough"
+        said.append(
+            f"{least.head.facts['owners']:,.0f} owners {enough} at epsilon {least.epsilon:g}: noise takes "
+            f"{max(0.0, loss):.1f} points of the head's {plain.mean('accuracy'):.1f}."
+        )
     return said
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.evaluate import CostPoint
-from langchain_dpicl.evaluation.findings import findings
+from langchain_dpicl.evaluation.findings import advice, choices, findings
 from langchain_dpicl.evaluation.pictures import pictures
 from langchain_dpicl.evaluation.scores import MEASURES, Score, Value, main_measure, ordered, words_of
 from langchain_dpicl.evaluation.tasks import Task
@@ -51,7 +51,7 @@ def write_report(
     for counts, one, many in (([s.queries for s in main], "query", "queries"), ([s.runs for s in main], "run", "runs")):
         low, high = min(counts), max(counts)
         parts.append(f"{low:,}{f' to {high:,}' if high > low else ''} {one if high == 1 else many}")
-    plan = {name: settings[name] for name in _PLAN if name in settings}
+    plan, said = {name: settings[name] for name in _PLAN if name in settings}, [f"- {each}" for each in advice(scores)]
     parts += [_PLAN[name].format(number(value)) for name, value in plan.items()]
     model = f" with {settings['model']}" if settings.get("model") else ""
     results: dict[str, Any] = {
@@ -59,6 +59,11 @@ def write_report(
         "measured": f"{task.name}{model}: {', '.join(parts)}.",
         "finding": " ".join(findings(main, measure)),
         "table": main_table(main, measure, plan),
+        "advice": "\n".join(["**Vote or head?**", "", *said]) if said else "",
+        "choices": [
+            {"epsilon": c.epsilon, "prefer": c.prefer, "difference": c.difference, "standard_error": c.error}
+            for c in choices(main)
+        ],
         "papers": papers_table(task, main),
         "pictures": list(drawn),
         "settings": settings,
@@ -69,7 +74,8 @@ def write_report(
     text = json.dumps(results, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
     results = json.loads(text, parse_constant=lambda _: None)
     studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
-    parts = [f"# {task.name}", results["measured"], results["finding"], results["table"], *studies, results["papers"]]
+    parts = [f"# {task.name}", *(results[name] for name in ("measured", "finding", "table", "advice"))]
+    parts += [*studies, results["papers"]]
     _write(folder / "results.json", [json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)])
     _write(folder / "table.md", [*parts, _command(results["settings"])])
     for name, (charts, title) in drawn.items():
@@ -109,6 +115,7 @@ def write_index(folder: Path) -> Path:
             results.get("measured") or "; ".join(f"{name} {value}" for name, value in settings.items()),
             results.get("finding", ""),
             results.get("table") or table,
+            results.get("advice", ""),
             results.get("papers", ""),
             notes,
             *(f"![{each.name}: {Path(n).stem}]({each.name}/{n})" for n in shown if (each / n).exists()),

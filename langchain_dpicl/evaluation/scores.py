@@ -23,6 +23,19 @@ MEASURES: Mapping[str, str] = {
 }
 """Measures in the order of the tables, with their names there."""
 
+HEAD, HEAD_PUBLIC = "head", "head (public texts)"
+"""The methods of a head: on the embeddings themselves, and on the principal directions of public texts."""
+
+
+def share_error(shares: Sequence[float], questions: int) -> float:
+    """The standard error of the mean of shares of right answers, one share for each run.
+
+    It has the error of so many questions, which all runs share, and that of the noise among the runs.
+    """
+    mean = float(np.mean(shares))
+    noise = float(np.var(shares, ddof=1)) / len(shares) if len(shares) > 1 else 0.0
+    return math.sqrt(mean * (1.0 - mean) / questions + noise)
+
 
 @dataclass(frozen=True)
 class Value:
@@ -30,7 +43,8 @@ class Value:
 
     - ``mean``: in per cent.
     - ``deviation``: the standard deviation over runs: samples of owners times draws of noise. NaN for a single run.
-    - ``error``: the standard error over queries, of their means over runs. NaN for a single query.
+    - ``error``: the standard error over queries, of their means over runs. NaN for a single query. If all queries of
+      a run share its noise (a head), the error of the noise is in it too.
     """
 
     mean: float
@@ -46,6 +60,16 @@ class Value:
             round(float(found.mean()), 6),
             round(float(found.mean(axis=1).std(ddof=1)), 6) if runs > 1 else math.nan,
             round(float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries), 6) if queries > 1 else math.nan,
+        )
+
+    @classmethod
+    def of_shares(cls, shares: Sequence[float], questions: int) -> Value:
+        """From the share of right answers of each run, whose noise all its questions share; six decimals."""
+        found = 100 * np.asarray(shares, float)
+        return cls(
+            round(float(found.mean()), 6),
+            round(float(found.std(ddof=1)), 6) if len(found) > 1 else math.nan,
+            round(100 * share_error(shares, questions), 6) if questions > 1 else math.nan,
         )
 
 

@@ -193,7 +193,7 @@ def test_a_bar_in_a_name_stays_in_its_cell() -> None:
 def test_the_finding_is_the_best_method_at_the_least_epsilon_against_its_own_reference() -> None:
     held = [*main_scores(), score("scores", None, 50.0), score("scores", 1.0, 44.0)]
     assert findings(held, "accuracy") == [
-        "At epsilon 1 the best private method, vote, has accuracy 44.2, 1.8 points below its aggregate without noise "
+        "At epsilon 1 the best private method, vote, has accuracy 44.2, 1.8 points below itself without noise "
         "(46.0) and 11.2 points above zero-shot calibrated (33.0)."
     ]
     alone = [score("other", 2.0, 44.0), score("zero-shot", None, 44.01)]

@@ -1,0 +1,172 @@
+"""How good a head is: a classifier that is released once, beside votes on the same records, queries and epsilon."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from langchain_dpicl.budget import PrivacyBudget, Receipt
+from langchain_dpicl.durable import replacing
+from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Row, key_of
+from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
+from langchain_dpicl.once.fitting import Sums, descend
+from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import embedder_of
+from langchain_dpicl.store.records import Vectors, embed
+
+Labelled = tuple[Sequence[str], Sequence[str], Vectors]
+"""Texts, their labels, and their embeddings."""
+
+
+def fit_head(
+    private: Labelled,
+    embeddings: Embeddings,
+    labels: Sequence[str],
+    epsilon: float,
+    delta: float,
+    public: Sequence[str] | FeatureMap | None = None,
+    *,
+    fits: int = 1,
+) -> tuple[PrivateHead, float]:
+    """Return a head, by the product's own release on a ledger that is thrown away, and the noise of a step (sigma).
+
+    Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them.
+    """
+    texts, outputs, vectors = private
+    store = ExemplarStore.from_texts(texts, embeddings, outputs=outputs, vectors=vectors, progress=False)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # of few owners and large deltas: the accuracy shows them
+        ledger = f"sqlite:///{folder}/budget.db"
+        with contextlib.closing(PrivacyBudget(epsilon, delta, {"head": fits}, ledger, replay=False)) as budget:
+            head = PrivateHead.fit(store, labels, budget, public=public, progress=False)
+            return head, budget.line("head", 1.0).parameter
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStudy:
+    """How good a head is, without noise and at each epsilon.
+
+    - ``private``: the rows' texts, labels and embeddings; each row is its own owner.
+    - ``asked``, ``right``: the queries' embeddings, and their labels.
+    - ``public``: embeddings of public texts, whose principal directions make a second head; or none.
+    - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
+    - ``progress``: called after each fit.
+    """
+
+    labels: Sequence[str]
+    private: Labelled
+    asked: Vectors
+    right: Sequence[str]
+    public: Vectors | None
+    embeddings: Embeddings
+    plan: EvaluationPlan
+    heads: int = 5
+    progress: Callable[[], Any] = lambda: None
+
+    @property
+    def maps(self) -> dict[str, FeatureMap]:
+        """The features of each method: the embeddings themselves, and public texts' directions."""
+        found = {HEAD: FeatureMap(self.asked.shape[1])}
+        if self.public is not None:
+            found[HEAD_PUBLIC] = FeatureMap.of(self.public.astype(np.float64))
+        return found
+
+    def scores(self) -> list[Score]:
+        """The main table's rows: each method without noise, and at each epsilon."""
+        found = []
+        for method, features in self.maps.items():
+            known = (
+                {"public texts": float(len(self.public))} if method == HEAD_PUBLIC and self.public is not None else {}
+            )
+            facts = {"owners": float(len(self.private[0])), "releases": 1.0, "delta": self.plan.delta, **known}
+            plain = self._answers(self.without_noise(features))
+            found.append(self._score(method, None, [plain], known))
+            for epsilon in self.plan.epsilons:
+                answers, sigma = self._private(features, epsilon, 1)
+                flipped = 100 * float(np.mean([row != plain for row in answers]))
+                found.append(self._score(method, epsilon, answers, {**facts, "sigma": sigma, "flipped": flipped}))
+        return found
+
+    def fits(self, counts: Sequence[int]) -> list[Score]:
+        """An ablation: one of so many fits that share the plan's epsilon, as if records change and heads follow."""
+        found = []
+        for method, features in self.maps.items():
+            for count in counts:
+                for epsilon in self.plan.epsilons:
+                    answers, sigma = self._private(features, epsilon, count)
+                    facts = {"fits": float(count), "sigma": sigma}
+                    found.append(self._score(method, epsilon, answers, facts, "fits"))
+        return found
+
+    def without_noise(self, features: FeatureMap) -> PrivateHead:
+        """The head of the same steps on the exact sums. NOT private."""
+        texts, outputs, vectors = self.private
+        place = {label: i for i, label in enumerate(self.labels)}
+        held = features.features(vectors).astype(np.float32)
+        records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
+        steps, shape, sums = int(MECHANISMS["head"].options["steps"].default), (len(self.labels), features.size), Sums()
+        for _ in range(steps):
+            sums.append(clipped_sum(records, descend(sums, len(texts), steps, shape)[0]))
+        weights = descend(sums, len(texts), steps, shape)[1]
+        name = embedder_of(self.embeddings)
+        return PrivateHead(weights, self.labels, features, self.embeddings, cast("Receipt", {}), embedder=name)
+
+    def _private(self, features: FeatureMap, epsilon: float, fits: int) -> tuple[list[NDArray[Any]], float]:
+        answers = []
+        for _ in range(self.heads):
+            head, sigma = fit_head(
+                self.private, self.embeddings, self.labels, epsilon, self.plan.delta, features, fits=fits
+            )
+            answers.append(self._answers(head))
+            self.progress()
+        return answers, sigma
+
+    def _answers(self, head: PrivateHead) -> NDArray[Any]:
+        return np.array([answer["label"] for answer in head.answers(self.asked)])
+
+    def _score(
+        self,
+        method: str,
+        epsilon: float | None,
+        answers: Sequence[NDArray[Any]],
+        facts: dict[str, float],
+        study: str = "",
+    ) -> Score:
+        value = Value.of_shares([float((row == np.array(self.right)).mean()) for row in answers], len(self.right))
+        return Score(method, epsilon, {"accuracy": value}, len(answers), len(self.right), facts, study)
+
+
+def kept_vectors(path: Path, embeddings: Embeddings, parts: Mapping[str, Sequence[Row]]) -> dict[str, Vectors]:
+    """Return the embeddings of each part's inputs. The file keeps them for the next time; it is as private as they are.
+
+    Raises `StoreError` if the model fails, and `InvalidParameter` for a file that cannot be written.
+    """
+    kept: dict[str, Vectors] = {}
+    with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile, EOFError), np.load(path) as file:
+        kept = {name: np.asarray(file[name], np.float32) for name in file.files}
+    found, held = {}, {}
+    for name, rows in parts.items():
+        key = key_of(repr([embedder_of(embeddings), *(row.input for row in rows)]))
+        found[name] = held[key] = kept[key] if key in kept else embed(embeddings, [row.input for row in rows], True)
+    if held.keys() - kept.keys():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as out:
+                cast("Any", np.savez)(out, **held)
+        except OSError as failure:
+            raise InvalidParameter("output", str(path), f"a folder that can be written ({failure})") from None
+    return found
