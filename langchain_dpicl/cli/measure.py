@@ -16,14 +16,15 @@ from langchain_dpicl.errors import InvalidParameter
 
 def evaluate_options(parser: Any) -> None:
     """Accuracy or ROUGE of private answers against epsilon, beside answers that are not private. The model is asked
-    once; every epsilon, ablation and picture is computed from its answers.
+    once; every epsilon, ablation and picture is computed from its answers. For labels it also fits a classifier once
+    (a head) at each epsilon, and says when to prefer it.
 
     examples:
       dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output trec
       dpicl evaluate --task sst2 --data hub --vary members=5,10,20 --vary releases=100,1000,10000 --output results/sst2
 
-    The folder keeps the model's answers: run the same command again to resume; other epsilons cost no call. The answers
-    of members are not protected there: use public data, or keep the folder as private as the data.
+    The folder keeps the model's answers and embeddings: run the same command again to resume; other epsilons cost no
+    call. Neither is protected there: use public data, or keep the folder as private as the data.
     """
     from langchain_dpicl.local import DEFAULT_MODEL
 
@@ -117,13 +118,17 @@ def evaluate(options: argparse.Namespace) -> int:
     paths = {str(path) for path in chosen(options, "data", "test", "public", "output").values() if path}
     for path in sorted(paths, key=len, reverse=True):  # the command shows files by their names alone
         command = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in command]
-    settings = {
+    asked_model = {
         "model": name,
+        **chosen(options, "samples", "draws", "calibrate_on", "in_batches"),
+        **chosen(plan, "members", "shots", "rate", "releases"),
+    }
+    settings = {
+        **(asked_model if evaluation.asks_model else {}),
         "data": Path(options.data).name,
         "queries": asks,
-        **chosen(options, "samples", "draws", "heads"),
-        **chosen(plan, "owners", "members", "shots", "rate", "releases", "delta"),
-        **chosen(options, "calibrate_on", "in_batches"),
+        **chosen(options, "heads"),
+        **chosen(plan, "owners", "delta"),
         "command": shlex.join(["dpicl", *command]),
     }
     results = write_report(options.output, about, scores, settings, evaluation.costs())

@@ -118,6 +118,11 @@ class Evaluation:
     def _chosen(self) -> Sequence[str]:
         return self.methods or (_LABELS if isinstance(self.task, ClassificationTask) else _TEXTS)
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether any method needs the model: a head does not."""
+        return set(self._chosen) != {"head"}
+
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
         found: list[Score] = []
@@ -132,7 +137,7 @@ class Evaluation:
 
     def costs(self) -> list[CostPoint]:
         """Tokens and price of 100 queries at rates around the plan's. A head has none."""
-        if isinstance(self.task, ClassificationTask) and "vote" not in self._chosen:
+        if not self.asks_model:
             return []
         tokens, prices = tokens_of(self.task, self.rows[:1000], self.queries), (self.price_in, self.price_out)
         if isinstance(self.task, ClassificationTask):

@@ -94,12 +94,13 @@ class Choice:
 
 def choices(main: Sequence[Score]) -> list[Choice]:
     """A choice for each epsilon at which there are heads and a vote."""
-    public = max((s for s in main if words_of(s) == "public"), key=lambda s: s.mean("accuracy"), default=None)
     found = []
-    for vote in (s for s in main if s.method == "vote" and s.epsilon is not None):
+    for vote in (s for s in main if s.method == "vote"):
         heads = [s for s in main if s.method in (HEAD, HEAD_PUBLIC) and s.epsilon == vote.epsilon]
         if heads and vote.epsilon is not None:
-            found.append(Choice(vote.epsilon, max(heads, key=lambda s: s.mean("accuracy")), vote, public))
+            public = [s for s in main if words_of(s) == "public"]
+            best, most = max(heads, key=_accuracy), max(public, key=_accuracy, default=None)
+            found.append(Choice(vote.epsilon, best, vote, most))
     return sorted(found, key=lambda choice: choice.epsilon)
 
 
@@ -162,6 +163,10 @@ def advice(scores: Sequence[Score]) -> list[str]:
             f"{max(0.0, loss):.1f} points of the head's {plain.mean('accuracy'):.1f}."
         )
     return said
+
+
+def _accuracy(score: Score) -> float:
+    return score.mean("accuracy")
 
 
 def _list(words: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ def command(tmp_path: Path) -> list[str]:
     data = lines(tmp_path / "train.jsonl", reviews(40, "review"))
     test = lines(tmp_path / "test.jsonl", reviews(8, "query"))
     given = ["evaluate", "--task", "sst2", "--data", data, "--test", test, "--output", str(tmp_path / "out")]
-    return [*given, *"--members 4 --shots 1 --releases 20 --draws 2 --epsilon 1 8 --queries 5".split()]
+    return [*given, *"--members 4 --shots 1 --releases 20 --draws 2 --heads 1 --epsilon 1 8 --queries 5".split()]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -68,6 +68,7 @@ def test_a_label_task_leaves_numbers_a_table_and_pictures(
         "4-shot",
         "member",
         "vote",
+        "head",
     }
     assert len(llm.calls) == (5 + 2) * (4 + 2)
     assert not any("N/A" in prompt for prompt in llm.calls), "calibrated on further test rows"
@@ -138,8 +139,8 @@ def test_a_model_that_times_out_in_the_middle_is_one_line_and_the_same_command_g
         (["--queries", "-5", "--calibrate-on", "8"], "queries=-5 is not allowed"),
         (["--calibrate-on", "-1"], "calibrate_on=-1 is not allowed: a whole number >= 0"),
         (["--calibrate-on", "8"], "calibrate_on=8 is not allowed: a whole number >= 0 and <= 7"),
-        (["--method", "ptr"], "methods='ptr' is not allowed: of vote for sst2"),
-        (["--vary", "rate=1,2"], "vary='rate' is not allowed: one of members, releases, shots"),
+        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, head for sst2"),
+        (["--vary", "rate=1,2"], "vary='rate' is not allowed: one of members, releases, shots, fits"),
         (["--vary", "members"], "--vary='members' is not allowed: of the form NAME=VALUE"),
         (["--vary", "members=few"], "whole numbers, separated by commas"),
         (["--vary", "members=8"], "a whole number >= 2 and <= 4"),
@@ -148,6 +149,8 @@ def test_a_model_that_times_out_in_the_middle_is_one_line_and_the_same_command_g
         (["--epsilon", "nan"], "epsilon=nan is not allowed"),
         (["--delta", "1"], "delta=1.0 is not allowed"),
         (["--draws", "0"], "draws=0 is not allowed"),
+        (["--heads", "0"], "heads=0 is not allowed"),
+        (["--vary", "fits=0"], "vary['fits']=0 is not allowed"),
         (["--column", "text=review"], "has no column 'review'"),
         (["--column", "words=text"], "columns='words' is not allowed"),
         (["--data", "missing.jsonl"], "'missing.jsonl' cannot be read"),

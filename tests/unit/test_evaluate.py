@@ -43,7 +43,7 @@ def without_plans_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
 def labels(folder: Path, llm: FakeLLM | None = None, **more: Any) -> Evaluation:
     model = FakeLLM(words=["Red", "Blue"]) if llm is None else llm
     given: dict[str, Any] = {"task": COLOURS, "rows": LABEL_ROWS, "queries": LABEL_QUERIES, "public": []}
-    given |= {"model": Model("a fake", lambda **_: model), "plan": PLAN, "folder": folder, "draws": 2}
+    given |= {"model": Model("a fake", lambda **_: model), "plan": PLAN, "folder": folder, "draws": 2, "heads": 1}
     return Evaluation(**{**given, **more})
 
 
@@ -146,7 +146,7 @@ def test_a_right_model_is_right(tmp_path: Path) -> None:
         asked = prompt.rsplit("Thing: ", 1)[1].split("\n")[0]
         return 9.0 if word == right.get(asked, word) else 1.0
 
-    scores = labels(tmp_path, FakeLLM(words=["Red", "Blue"], weight=weight)).run()
+    scores = labels(tmp_path, FakeLLM(words=["Red", "Blue"], weight=weight), methods=["vote"]).run()
     assert {s.values["accuracy"].mean for s in scores if s.epsilon is None} == {100.0}
 
 
@@ -259,12 +259,12 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
 @pytest.mark.parametrize(
     ("make", "change", "name", "words"),
     [
-        (labels, {"methods": ["ptr"]}, "methods", "of vote for colours"),
+        (labels, {"methods": ["ptr"]}, "methods", "of vote, head for colours"),
         (texts, {"methods": ["vote"]}, "methods", "of embedding, joint-em, ptr, online, offline for notes"),
-        (labels, {"methods": ["voting"]}, "methods", "of vote"),
+        (labels, {"methods": ["voting"]}, "methods", "of vote, head"),
         (texts, {"methods": ["online"]}, "methods", "not embedded"),
         (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),
-        (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots"),
+        (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots, fits"),
         (texts, {"vary": {"rate": [3]}, "methods": ["ptr"]}, "vary", "one of none"),
         (labels, {"vary": {"members": [1]}}, "vary['members']", ">= 2"),
         (labels, {"vary": {"members": [5]}}, "vary['members']", "<= 4"),
