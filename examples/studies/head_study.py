@@ -18,8 +18,6 @@ import json
 import math
 import shlex
 import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +28,17 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from langchain_dpicl import ExemplarStore, PrivacyBudget, PrivacyWarning, PrivateHead
+from langchain_dpicl import PrivateHead
+from langchain_dpicl.evaluation.heads import fit_head, head_without_noise
+from langchain_dpicl.evaluation.scores import share_error
 from langchain_dpicl.local import local_embeddings
-from langchain_dpicl.once.fitting import Sums, descend
-from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.once.steps import FeatureMap
 from langchain_dpicl.plots import COLORS, GREY, SHADES, new_figure, plain, save_figure
 from langchain_dpicl.store.records import read_records
 
 EPSILONS = (0.3, 1.0, 3.0, 8.0)
 DELTA = 1e-5
-PUBLIC, FITS, STEPS = 500, 5, 20
+PUBLIC, FITS = 500, 5
 SIZES = (250, 500, 1000, 2000, 4000)
 NONE, SAME, OTHER = "none", "same source", "another source"
 
@@ -122,27 +121,8 @@ def fitted(
     private: Rows, labels: list[str], epsilon: float, features: FeatureMap, known: Known, input_key: str = "input"
 ) -> PrivateHead:
     """A head by the product's own release, on a ledger that is thrown away."""
-    store = ExemplarStore.from_texts(
-        private.texts, known, outputs=private.labels, vectors=private.vectors, progress=False
-    )
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        budget = PrivacyBudget(epsilon, DELTA, {"head": 1}, ledger=f"sqlite:///{folder}/b.db", replay=False)
-        try:
-            return PrivateHead.fit(store, labels, budget, public=features, input_key=input_key, progress=False)
-        finally:
-            budget.close()
-
-
-def without_noise(private: Rows, labels: list[str], features: FeatureMap, known: Known) -> PrivateHead:
-    """The head of the same steps on the exact sums. NOT private."""
-    held, places = features.features(private.vectors).astype(np.float32), [labels.index(x) for x in private.labels]
-    records, shape = OwnedRecords(held, np.array(places), np.arange(len(held))), (len(labels), features.size)
-    sums: Sums = []
-    for _ in range(STEPS):
-        sums.append(clipped_sum(records, descend(sums, len(held), 1e-9, STEPS, shape)[0]))
-    weights, receipt = descend(sums, len(held), 1e-9, STEPS, shape)[1], {"id": "not private"}
-    return PrivateHead(weights, labels, features, known, receipt, embedder=known.model)  # type: ignore[arg-type]
+    held = private.texts, private.labels, private.vectors
+    return fit_head(held, known, labels, epsilon, DELTA, features, input_key=input_key)[0]
 
 
 def features_of(public: Rows | None, dimension: int) -> FeatureMap:
@@ -179,15 +159,15 @@ class Study:
                 drawn = np.random.default_rng(number).permutation(len(data.private))[:owners]
                 some = data.private.at(np.sort(drawn))
                 if epsilon is None:
-                    head = without_noise(some, data.labels, features, self._known)
+                    held = some.texts, some.labels, some.vectors
+                    head = head_without_noise(held, self._known, data.labels, features)
                 else:
                     head = fitted(some, data.labels, epsilon, features, self._known)
                 self._found[name] = right_share(head, data.tests)
                 with self._kept.open("a") as file:
                     file.write(json.dumps({"fit": name, "accuracy": self._found[name]}) + "\n")
             shares.append(self._found[name])
-        mean, noise = float(np.mean(shares)), float(np.var(shares, ddof=1)) / fits if fits > 1 else 0.0
-        error = math.sqrt(mean * (1.0 - mean) / len(data.tests) + noise)
+        mean, error = float(np.mean(shares)), share_error(shares, len(data.tests))
         about = {"task": task, "public": public, "epsilon": epsilon, "owners": owners, "fits": fits}
         return {**about, "accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
 

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,10 +41,11 @@ def fit_head(
     public: Sequence[str] | FeatureMap | None = None,
     *,
     fits: int = 1,
+    input_key: str = "input",
 ) -> tuple[PrivateHead, float]:
     """Return a head, by the product's own release on a ledger that is thrown away, and the noise of a step (sigma).
 
-    Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them.
+    Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them. ``input_key``: the head's.
     """
     texts, outputs, vectors = private
     store = ExemplarStore.from_texts(texts, embeddings, outputs=outputs, vectors=vectors, progress=False)
@@ -51,25 +53,28 @@ def fit_head(
         warnings.simplefilter("ignore", PrivacyWarning)  # of few owners and large deltas: the accuracy shows them
         ledger = f"sqlite:///{folder}/budget.db"
         with contextlib.closing(PrivacyBudget(epsilon, delta, {"head": fits}, ledger, replay=False)) as budget:
-            head = PrivateHead.fit(store, labels, budget, public=public, progress=False)
+            head = PrivateHead.fit(store, labels, budget, public=public, input_key=input_key, progress=False)
             return head, budget.line("head", 1.0).parameter
 
 
 def head_without_noise(
-    private: Labelled, embeddings: Embeddings, labels: Sequence[str], features: FeatureMap
+    private: Labelled, embeddings: Embeddings, labels: Sequence[str], features: FeatureMap, *, sigma: float = 1e-9
 ) -> PrivateHead:
-    """Return the head that `fit_head` would make if no noise were added. NOT private."""
+    """Return the head that `fit_head` would make if no noise were added. NOT private.
+
+    ``sigma``: the noise for which the steps are chosen; by default next to none.
+    """
     texts, outputs, vectors = private
     place = {label: i for i, label in enumerate(labels)}
     held = features.features(vectors).astype(np.float32)
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
-    steps, shape = int(MECHANISMS["head"].options["steps"].default), (len(labels), features.size)
+    steps, shape = int(MECHANISMS["head"].options["steps"].default or 0), (len(labels), features.size)
+    weigh = partial(descend, owners=len(texts), sigma=sigma, steps=steps, shape=shape)
     sums: Sums = []
     for _ in range(steps):
-        sums.append(clipped_sum(records, descend(sums, len(texts), steps, shape)[0]))
-    weights = descend(sums, len(texts), steps, shape)[1]
+        sums.append(clipped_sum(records, weigh(sums)[0]))
     nothing = cast("Receipt", {})  # it was not released
-    return PrivateHead(weights, labels, features, embeddings, nothing, embedder=embedder_of(embeddings))
+    return PrivateHead(weigh(sums)[1], labels, features, embeddings, nothing, embedder=embedder_of(embeddings))
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,7 @@ def test_a_tiny_study_learns_and_makes_its_page(tmp_path: Path, monkeypatch: Any
     assert "## head" in write_index(folder.parent).read_text()
 
     monkeypatch.setattr(head_study, "fitted", None)  # a second fit would raise
-    monkeypatch.setattr(head_study, "without_noise", None)
+    monkeypatch.setattr(head_study, "head_without_noise", None)
     assert head_study.main(options) == 0
     assert json.loads((folder / "results.json").read_text())["rows"] == found["rows"]
 
