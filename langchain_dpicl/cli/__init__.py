@@ -18,7 +18,7 @@ from typing import Any
 from langchain_dpicl.errors import DPICLError
 
 COMMANDS = {
-    "demo": ("answer", "private answers from a generated clinic inbox, with the embedded model"),
+    "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
     "answer": ("answer", "answer questions from your own examples"),
     "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
     "synthesize": ("answer", "write public demonstrations from your own examples"),

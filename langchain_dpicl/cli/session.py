@@ -38,7 +38,12 @@ from langchain_dpicl.release.transaction import Charged, Request, transact
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store.base import PrivateStore
 
-_WAYS = {"private": "private", "ensemble_not_private": "ensemble, NOT private", "zero_shot": "zero-shot"}
+_WAYS = {
+    "private": "private",
+    "head": "private, by a head",
+    "ensemble_not_private": "ensemble, NOT private",
+    "zero_shot": "zero-shot",
+}
 """The ways to answer a test question: the key in an answer, and the name in the scores."""
 
 
@@ -112,6 +117,8 @@ class Session:
             receipt = entry["receipt"]
             nothing = "-" if "keywords" in entry else "(the members abstain)"
             lines = {"private answer": entry["private"] or nothing}
+            if "head" in entry:
+                lines["private, by a head"] = entry["head"]
             if entry.get("keywords"):
                 lines["released keywords"] = ", ".join(entry["keywords"])
             if "ensemble_not_private" in entry:
