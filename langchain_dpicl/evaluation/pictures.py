@@ -45,7 +45,7 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         curves = _curves([(score.facts[study], score) for score in varied], measure)
         found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
     if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
-        title, words = f"{name}: how often noise changes the answer", "releases that noise changes, %"
+        title, words = f"{name}: how often noise changes the answer", "answers that noise changes, %"
         curves = _curves(flipped, "flipped", is_apart=False)
         found["flips.png"] = [Chart(title, _EPSILON, words, curves, is_log=True, amount=True)], ""
     if costs:

@@ -59,16 +59,19 @@ def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFi
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     folder = tmp_path / "out"
     given = ["evaluate", "--task", "sst2", "--data", str(tmp_path), "--queries", "3", "--output", str(folder), "--json"]
-    given += ["--in-batches", "--threads", "1", "--model", MODEL]
+    given += ["--in-batches", "--threads", "1", "--model", MODEL, "--heads", "1"]
     given += "--members 4 --shots 1 --releases 20 --delta 1e-3 --epsilon 1 8 --draws 2 --vary members=2,4".split()
     assert main(given) == 0
     results = json.loads(capsys.readouterr().out)
     assert len(REVIEWS) == results["settings"]["owners"] == 40
     found = {(s["method"], s["epsilon"]): s for s in results["scores"] if not s["study"]}
     assert set(found) >= {("zero-shot", None), ("vote", None), ("vote", 1.0), ("vote", 8.0)}
+    assert set(found) >= {("head", None), ("head", 1.0), ("head", 8.0)}, "on the embedded model's vectors"
+    assert [choice["epsilon"] for choice in results["choices"]] == [1.0, 8.0]
     assert all(0 <= s["values"]["accuracy"]["mean"] <= 100 and s["queries"] == 3 for s in results["scores"])
     assert found["vote", 1.0]["facts"]["sigma"] > found["vote", 8.0]["facts"]["sigma"]
-    assert {path.name for path in folder.iterdir()} >= {"labels-4x1.jsonl", "table.md", "accuracy.png", "cost.png"}
+    made = {"labels-4x1.jsonl", "vectors.npz", "table.md", "accuracy.png", "cost.png"}
+    assert {path.name for path in folder.iterdir()} >= made
     kept = (folder / "labels-4x1.jsonl").read_bytes()
     assert kept.count(b"\n") == 1 + 1 + 1 + 3, "settings, sample, N/A, queries"
     assert main(given) == 0

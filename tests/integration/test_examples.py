@@ -181,7 +181,12 @@ def test_the_demo_answers_privately_and_beats_zero_shot(run: Run) -> None:
     for entry in result["answers"]:
         assert entry["private"] in DEMO_LABELS
         assert entry["receipt"]["epsilon_spent"] <= 3.0
+        assert entry["head"] in DEMO_LABELS
     assert [entry["receipt"]["number"] for entry in result["answers"]] == [1, 2, 3, 4]
+    assert result["ensemble"]["remaining"] == 100 - 16
+    head = result["head"]
+    assert (head["answers"], head["remaining"], head["epsilon_spent"]) == (60, None, 3.0)
+    assert head["accuracy"] >= 0.7, "by chance 1 in 3: 42 of 60 with a probability below 1e-7; measured: all of them"
 
 
 def test_the_users_own_csv_is_answered(run: Run, tmp_path: Path) -> None:
