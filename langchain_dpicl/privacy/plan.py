@@ -15,7 +15,7 @@ from langchain_dpicl.privacy.accountant import PLDAccountant, Verification, veri
 from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, positive, real, whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, check_lines, solve
 from langchain_dpicl.privacy.noise import FALSE_RATE, TOLD, flip_probability, told_probability
-from langchain_dpicl.privacy.profile import MAX_COUNT
+from langchain_dpicl.privacy.profile import MAX_COUNT, rung
 
 VOTES = ("vote", "scores")
 _FORMAT = 1
@@ -104,7 +104,7 @@ class PrivacyPlan:
         rounded = []
         for name, line in self.lines.items():
             used = whole(f"counts[{name!r}]", counts.get(name, 0), at_least=0, at_most=line.count)
-            rounded.append(min(line.count, _rung(used)))
+            rounded.append(min(line.count, rung(used)))
         if not any(rounded):
             return 0.0
         return _step(self, rounded[0]) if len(rounded) == 1 else _spent(self, tuple(rounded))
@@ -331,17 +331,11 @@ class Gate:
         ]
 
 
-def _rung(count: int) -> int:
-    """The least number >= count of the form m * 2^k with m <= 8: at most a quarter above."""
-    shift = max(0, (count - 1).bit_length() - 3)
-    return -(-count >> shift) << shift
-
-
 @lru_cache(maxsize=4096)
 def _step(plan: PrivacyPlan, count: int) -> float:
     """A step of the ladder of a plan with one line. Fewer releases never leak more: at most the step above it."""
     (line,) = plan.lines.values()
-    return min(_spent(plan, (count,)), _spent(plan, (min(line.count, _rung(count + 1)),)))
+    return min(_spent(plan, (count,)), _spent(plan, (min(line.count, rung(count + 1)),)))
 
 
 @lru_cache(maxsize=4096)

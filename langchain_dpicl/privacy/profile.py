@@ -362,3 +362,17 @@ def solve_decreasing(function: Callable[[float], float], target: float, low: flo
         else:
             low = middle
     return high
+
+
+def rung(count: int) -> int:
+    """The least number >= count of the form m * 2^k with m <= 8: at most a quarter above."""
+    shift = max(0, (count - 1).bit_length() - 3)
+    return -(-count >> shift) << shift
+
+
+def ladder(count: int) -> list[int]:
+    """Every rung from 1 on, the last one lowered to ``count``."""
+    steps = [1]
+    while steps[-1] < count:
+        steps.append(min(count, rung(steps[-1] + 1)))
+    return steps

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.privacy.profile import ladder
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving.config import Configuration, read
 from langchain_dpicl.serving.guards import ApiKeys, failure_of
@@ -134,13 +136,23 @@ def freeze(chain: Runnable[Any, Any]) -> None:
         release.line()
 
 
-def warm(chain: Runnable[Any, Any]) -> None:
-    """Freeze the plans, and load and compute everything that would delay the first release."""
+def warm(chain: Runnable[Any, Any], seconds: float = 2.0) -> None:
+    """Freeze the plans, and load and compute everything that would delay the first releases.
+
+    That includes the epsilons of later receipts (`PrivacyPlan.spent`) of plans with one line, as many as ``seconds``
+    allow. Several lines have a step for each combination of their counts, which is computed at its first use.
+    """
     freeze(chain)
     SecureRandomness().discrete_gaussian(1.0, 1)
+    until = time.monotonic() + seconds
     for release in releases_in(chain):
-        if release.budget.plan is not None:
-            release.budget.plan.spent({release.line().name: 1})
+        line, plan = release.line(), release.budget.plan
+        if plan is None:
+            continue
+        for count in ladder(line.count):
+            plan.spent({line.name: count})
+            if len(plan.lines) > 1 or time.monotonic() > until:
+                break
 
 
 def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from langchain_dpicl.privacy import (
     flip_probability,
 )
 from langchain_dpicl.privacy import plan as plan_module
+from langchain_dpicl.privacy.profile import ladder, rung
 
 VOTE = LineRequest("vote", 40 / 6920, 10_000)
 PLD = PLDAccountant()
@@ -204,7 +205,7 @@ def test_spent_on_coarser_grids_is_what_the_finest_says(rate: float, sigma: floa
     ids=["rare", "frequent"],
 )
 def test_more_releases_never_show_less(plan: PrivacyPlan) -> None:
-    rungs = sorted({plan_module._rung(n) for n in range(1, 401)})
+    rungs = sorted({rung(n) for n in range(1, 401)})
     values = [plan.spent({"vote": min(n, 400)}) for n in rungs]
     assert values == sorted(values)
 
@@ -225,11 +226,17 @@ def test_spent_counts_every_line() -> None:
     assert plan.spent({"b": 8, "a": 7}) == pytest.approx(PLD.epsilon(schedule, 1e-5), rel=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 100, 10_000])
+def test_the_ladder_has_every_step_and_no_other(count: int) -> None:
+    rungs = {min(count, rung(n)) for n in range(1, count + 1)}
+    assert ladder(count) == sorted(rungs)
+
+
 @given(st.integers(1, 10**7))
 def test_a_rung_is_at_least_the_count_and_at_most_a_quarter_above(count: int) -> None:
-    rung = plan_module._rung(count)
-    assert count <= rung <= 1.25 * count
-    assert plan_module._rung(rung) == rung
+    up = rung(count)
+    assert count <= up <= 1.25 * count
+    assert rung(up) == up
 
 
 @pytest.mark.parametrize("counts", [{"vote": 10_001}, {"vote": -1}, {"vote": 1.0}, {"votes": 1}, {"vote": True}])

@@ -18,6 +18,7 @@ from table_model import TableModel
 from langchain_dpicl import DPSampler, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.sampler import CUT
+from langchain_dpicl.privacy import plan as plan_module
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving import add_dp_routes
 from langchain_dpicl.serving.app import create_app, plans, warm
@@ -257,6 +258,18 @@ def test_the_plan_is_shown_before_it_is_frozen_and_frozen_before_it_is_served(sa
     assert before["lines"] == after["lines"], "the plan that was shown is the one that holds"
     (line,) = after["lines"]
     assert (line["line"], line["unit"], line["releases"]) == ("tokens", "tokens", 200)
+
+
+def test_a_warm_server_has_the_epsilons_of_all_receipts(sampler_of: Make) -> None:
+    sampler = sampler_of()
+    plan_module._spent.cache_clear()
+    plan_module._step.cache_clear()
+    warm(sampler, seconds=60)
+    computed, budget_plan = plan_module._spent.cache_info().misses, sampler.budget.plan
+    assert budget_plan is not None
+    for count in range(1, 201):
+        budget_plan.spent({"tokens": count})
+    assert plan_module._spent.cache_info().misses == computed
 
 
 # -- dpicl serve -------------------------------------------------------------------------------------------------------
