@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import secrets
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,6 +28,7 @@ from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.privacy import PlanLine, RenyiFilter
+from langchain_dpicl.store.sql import direct
 
 UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""
@@ -180,8 +180,8 @@ class Ledger(StoredLedger):
                     raise TryAgain
             elif isinstance(key, str):
                 fresh.append({"counter_id": charge.counter_id, "query": key, "number": charge.number})
-        if fresh:
-            insert(connection, queries, fresh)
+        if fresh and direct(connection, _CLAIM, *fresh).rowcount != len(fresh):
+            raise TryAgain
         before, after = made[0].number - request.units, made[-1].number
         counter, permits = self._charged.get(account) or self._counter(connection, account), self._permits
         if before < counter.reached:
@@ -233,7 +233,7 @@ class Ledger(StoredLedger):
     @transaction("note")
     def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
         row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
-        if _direct(connection, _RECORD, {**values, **row}).rowcount == 1:
+        if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
                 counter = sa.update(counters).where(counters.c.id == charge.counter_id)
                 if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
@@ -267,8 +267,7 @@ def _row(charge: Charge) -> sa.ColumnElement[bool]:
     return sa.and_(charges.c.counter_id == charge.counter_id, charges.c.number == charge.number)
 
 
-# The statements of every charge. The driver itself runs them (`_direct`): SQLAlchemy's own work on each would take
-# longer than a fast disk's commit. The others are built once: building them anew would take as long as running them.
+# The statements of every charge.
 _ADVANCE = """UPDATE dpicl_counters SET spent = spent + :count
     WHERE plan_id = :plan_id AND line = :line AND principal = :principal AND spent - returned + :count <= allowed
     RETURNING id, spent, returned"""
@@ -279,14 +278,9 @@ _BOTH = f"""WITH advanced AS ({_ADVANCE}), written AS ({_INSERT} SELECT id, spen
 _RECORD = """UPDATE dpicl_charges SET receipt = :receipt, outcome = :outcome, answer = :answer, units = :units
     WHERE counter_id = :counter_id AND number = :number AND units = :charged
     AND (:unused = 0 OR (outcome IS NULL AND receipt IS NULL))"""
-_POSTGRESQL = {text: re.sub(r":(\w+)", r"%(\1)s", text) for text in (_ADVANCE, _WRITE, _BOTH, _RECORD)}
+_CLAIM = """INSERT INTO dpicl_queries (counter_id, query, number) VALUES (:counter_id, :query, :number)
+    ON CONFLICT DO NOTHING"""
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with_for_update()
-
-
-def _direct(connection: Connection, statement: str, values: Mapping[str, object]) -> Any:
-    """Run a statement by the driver itself, whose errors `Database.run` handles too."""
-    driver: Any = connection.connection.driver_connection
-    return driver.execute(statement if connection.dialect.name == "sqlite" else _POSTGRESQL[statement], values)
 
 
 def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
@@ -298,18 +292,16 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
     values = {**account._asdict(), "count": count, "charged": now}
     at_once = len(names) == 1 and connection.dialect.name == "postgresql"
     statement = _BOTH if at_once else _ADVANCE  # both statements in one message to the server
-    row = _direct(connection, statement, values).fetchone()
+    row = direct(connection, statement, values).fetchone()
     if row is None and account.principal and _add_principal(connection, account, count):
-        row = _direct(connection, statement, values).fetchone()
+        row = direct(connection, statement, values).fetchone()
     if row is None:
         raise DoesNotFit
     counter, spent, returned = row
     numbers = range(spent - count + units, spent + 1, units)
     rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
-    if len(rows) > 1:
-        connection.execute(sa.insert(charges), rows)
-    elif not at_once:
-        _direct(connection, _WRITE, rows[0])
+    if not at_once:
+        direct(connection, _WRITE, *rows)
     common: dict[str, Any] = {"time": now, "others": schema.spent_beside(connection, account) if request.others else {}}
     common |= {**account._asdict(), "counter_id": counter, "units": units, "returned": returned}
     pairs = zip(numbers, names, strict=True)

@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.store import sql
 
 VERSION = 6
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
@@ -348,25 +350,28 @@ def utc_now() -> str:
 # -- what every charge reads -------------------------------------------------------------------------------------------
 
 _CHUNK = 500
-# Statements of every charge, built once: building them anew would take as long as running them.
 _AT: list[sa.BindParameter[Any]] = [sa.bindparam(name) for name in Account._fields]
+# Built once: building it anew would take as long as running it.
 _OTHERS = sa.select(counters.c.line, in_use).where(
     counters.c.plan_id == _AT[0], counters.c.line != _AT[1], counters.c.principal == _AT[2]
 )
-_CLAIMS = (
-    sa.select(queries.c.query, queries.c.number, charges.c.outcome, charges.c.receipt, charges.c.answer)
-    .join(counters, counters.c.id == queries.c.counter_id)
-    .join(charges, sa.and_(charges.c.counter_id == counters.c.id, charges.c.number == queries.c.number))
-    .where(counters.c.plan_id == _AT[0], counters.c.line == _AT[1], counters.c.principal == _AT[2])
-    .where(queries.c.query.in_(sa.bindparam("wanted", expanding=True)))
-)
+
+
+@functools.cache
+def _claims(number: int) -> str:
+    return f"""SELECT named.query, named.number, made.outcome, made.receipt, made.answer
+        FROM dpicl_counters AS counter JOIN dpicl_queries AS named ON named.counter_id = counter.id
+        JOIN dpicl_charges AS made ON made.counter_id = counter.id AND made.number = named.number
+        WHERE counter.plan_id = :plan_id AND counter.line = :line AND counter.principal = :principal
+        AND named.query IN ({", ".join(f":wanted_{i}" for i in range(number))})"""
 
 
 def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
     """The latest claims on these queries."""
     answer: dict[str, Claim] = {}
     for start in range(0, len(wanted), _CHUNK):
-        rows = connection.execute(_CLAIMS, {**account._asdict(), "wanted": wanted[start : start + _CHUNK]})
+        names = {f"wanted_{i}": name for i, name in enumerate(wanted[start : start + _CHUNK])}
+        rows = sql.direct(connection, _claims(len(names)), {**account._asdict(), **names}).fetchall()
         answer.update({name: Claim(*claim) for name, *claim in rows})
     return answer
 
