@@ -78,8 +78,8 @@ class Call:
 
     def left(self) -> float:
         """Seconds until the first of this call and those around it is overdue."""
-        now = time.monotonic()
-        return min(min(call.deadline, call.closed_at) - now for call in self._line())
+        left = min(self.deadline, self.closed_at) - time.monotonic()
+        return left if self._outer is None else min(left, self._outer.left())
 
     def overdue(self) -> bool:
         """Whether its time is over, or that of a call around it."""
