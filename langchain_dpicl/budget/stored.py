@@ -26,7 +26,10 @@ from langchain_dpicl.budget.schema import Account, Act, Charge, Claim, StoredPla
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.store.base import SKETCH
+from langchain_dpicl.store.sql import direct
 
+_IN_USE = """SELECT max(spent - returned) FROM dpicl_counters
+    WHERE plan_id = :plan_id AND line = :line AND principal IN ('', :principal)"""  # '': lost units count for everybody
 _RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 
 
@@ -206,9 +209,7 @@ class StoredLedger(Database):
     @transaction("read")
     def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> tuple[dict[str, Claim], int]:
         """The latest claims on these queries, and what the account's line has in use. A charge checks both again."""
-        of_line = sa.and_(counters.c.plan_id == account.plan_id, counters.c.line == account.line)
-        whose = counters.c.principal.in_(["", account.principal])  # "": lost units count for every principal
-        spent = connection.scalar(sa.select(sa.func.max(in_use)).where(of_line, whose))
+        (spent,) = direct(connection, _IN_USE, account._asdict()).fetchone()
         return schema.claims_of(connection, account, wanted), int(spent or 0)
 
     @transaction("read")
