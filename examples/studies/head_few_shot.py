@@ -32,16 +32,20 @@ MODEL = "smollm2-135m-instruct"
 
 @dataclass(frozen=True)
 class Shape:
-    """How a task is shown: the words before a text and its label, the first line, and which public texts."""
+    """How a task is shown.
+
+    The words before a text and its label, the first line, which public texts, and whether the head says what is near.
+    """
 
     input_key: str = "input"
     output_key: str = "output"
     instruction: str = ""
     least_confidence: float = 0.0
+    by_head: bool = False
 
 
 SHAPES = {
-    "trec": Shape("question", "type", least_confidence=0.6),
+    "trec": Shape("question", "type", "Labels: {labels}.", by_head=True),
     "agnews": Shape("article", "topic", "Labels: {labels}."),
 }
 
@@ -68,7 +72,7 @@ def asked(
     public, keys = list(dict.fromkeys(data.public.texts)), {"input_key": input_key, "output_key": output_key}
     shown = label_public(head, public, output_key=output_key, least_confidence=shape.least_confidence)
     instruction = shape.instruction.format(labels=", ".join(data.labels))
-    few = few_shot_chain(shown, llm, known, k=SHOWN, instruction=instruction, **keys)
+    few = few_shot_chain(shown, llm, head if shape.by_head else known, k=SHOWN, instruction=instruction, **keys)
     alone = f"Labels: {', '.join(data.labels)}.\n\n{input_key.capitalize()}: {{text}}\n{output_key.capitalize()}:"
     return (
         head,

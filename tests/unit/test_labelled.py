@@ -59,6 +59,19 @@ def test_one_call_builds_a_chain_that_shows_the_nearest_last(head: PrivateHead) 
     assert prompt.count("Text: ") == 4
 
 
+def test_a_head_makes_texts_near_that_it_labels_alike(head: PrivateHead) -> None:
+    """Random embeddings say nothing of labels; beside the head's probabilities nearly all that is shown agrees."""
+    shown = label_public(head, TEXTS)
+    questions = [f"question {i}" for i in range(40)]
+    agreed = []
+    for near in (EMBEDDINGS, head):
+        prompt: Any = few_shot_chain(shown, FakeListLLM(responses=["b"]), near, k=2, input_key="text").steps[0]  # type: ignore[attr-defined]
+        told = [[pair["output"] for pair in prompt._get_examples(text=question)] for question in questions]
+        own = [answer["label"] for answer in head.batch(questions)]
+        agreed.append(np.mean([label == right for pair, right in zip(told, own, strict=True) for label in pair]))
+    assert agreed[1] > 0.9 > 0.6 > agreed[0]
+
+
 def test_they_go_into_langchains_own_template(head: PrivateHead) -> None:
     template = FewShotPromptTemplate(
         examples=label_public(head, TEXTS)[:2],
