@@ -3,8 +3,9 @@
     python examples/studies/head_few_shot.py --task trec=train.jsonl:test.jsonl --output results/head-few-shot
 
 Tasks and public texts are as in `head_study.py`. A head at epsilon 1 labels the public texts, and `few_shot_chain`
-shows the four nearest to the model for each of the first 250 test questions. The model's text is right if it begins
-with the label, in small or large letters. Heads and answers stay in OUTPUT: a study that was stopped goes on.
+shows the four nearest, by their embedding and by what the head says, to the model for each of the first 250 test
+questions. The model's text is right if it begins with the label, in small or large letters. Heads and answers stay in
+OUTPUT: a study that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,8 @@ EPSILON, SHOWN, QUESTIONS = 1.0, 4, 250
 MODEL = "smollm2-135m-instruct"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How a task is shown.
-
-    The words before a text and its label, the first line, which public texts, and whether the head says what is near.
-    """
-
-    input_key: str = "input"
-    output_key: str = "output"
-    instruction: str = ""
-    least_confidence: float = 0.0
-    by_head: bool = False
-
-
-SHAPES = {
-    "trec": Shape("question", "type", "Labels: {labels}.", by_head=True),
-    "agnews": Shape("article", "topic", "Labels: {labels}."),
-}
+KEYS = {"trec": ("question", "type"), "agnews": ("article", "topic")}
+"""The words before a text and before its label."""
 
 
 def said(text: str, labels: Sequence[str]) -> str | None:
@@ -63,17 +47,17 @@ def asked(
     name: str, data: Data, known: Known, llm: BaseLanguageModel[Any], folder: Path
 ) -> tuple[PrivateHead, Demonstrations, Ways]:
     """A task's head, the public texts that it has labelled, and the two ways to ask the model."""
-    shape = SHAPES.get(name, Shape())
-    input_key, output_key = shape.input_key, shape.output_key
+    input_key, output_key = KEYS.get(name, ("input", "output"))
     features = features_of(data.public, data.private.vectors.shape[1])
     if not (path := folder / f"{name}.npz").exists():
         fitted(data.private, data.labels, EPSILON, features, known, input_key).save(path)
     head = PrivateHead.load(path, known)
-    public, keys = list(dict.fromkeys(data.public.texts)), {"input_key": input_key, "output_key": output_key}
-    shown = label_public(head, public, output_key=output_key, least_confidence=shape.least_confidence)
-    instruction = shape.instruction.format(labels=", ".join(data.labels))
-    few = few_shot_chain(shown, llm, head if shape.by_head else known, k=SHOWN, instruction=instruction, **keys)
-    alone = f"Labels: {', '.join(data.labels)}.\n\n{input_key.capitalize()}: {{text}}\n{output_key.capitalize()}:"
+    public = list(dict.fromkeys(data.public.texts))
+    keys: dict[str, Any] = {"input_key": input_key, "output_key": output_key}
+    shown = label_public(head, public, output_key=output_key)
+    instruction = f"Labels: {', '.join(data.labels)}."
+    few = few_shot_chain(shown, llm, head, k=SHOWN, instruction=instruction, **keys)
+    alone = f"{instruction}\n\n{input_key.capitalize()}: {{text}}\n{output_key.capitalize()}:"
     return (
         head,
         shown,
@@ -154,7 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     line = shlex.join(["python", "examples/studies/head_few_shot.py", *(sys.argv[1:] if argv is None else argv)])
     settings = {"model": MODEL, "epsilon": EPSILON, "shown": SHOWN, "questions": options.questions, "command": line}
-    found = {"measured": measured, "table": table(rows), "pictures": [], "settings": settings, "rows": rows}
+    found: dict[str, Any] = {
+        "measured": measured,
+        "table": table(rows),
+        "pictures": [],
+        "settings": settings,
+        "rows": rows,
+    }
     (options.output / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.output / "table.md").write_text(f"{measured}\n\n{found['table']}\n")
     print(found["table"])

@@ -20,6 +20,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,7 @@ class Study:
         Its standard error is that of the test questions and of the fits together. ``epsilon`` None: without noise.
         """
         data = self._data[task]
-        texts = {NONE: None, SAME: data.public, OTHER: self._data[self._others.get(task, task)].public}[public]
-        features = features_of(texts, data.private.vectors.shape[1])
+        features = self._features(task, public)
         shares = []
         for number in range(fits):
             name = f"{task}, {public}, epsilon {epsilon}, {owners} owners, fit {number}"
@@ -170,6 +170,11 @@ class Study:
         mean, error = float(np.mean(shares)), share_error(shares, len(data.tests))
         about = {"task": task, "public": public, "epsilon": epsilon, "owners": owners, "fits": fits}
         return {**about, "accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
+
+    @cache  # noqa: B019
+    def _features(self, task: str, public: str) -> FeatureMap:
+        texts = {NONE: None, SAME: self._data[task].public, OTHER: self._data[self._others.get(task, task)].public}
+        return features_of(texts[public], self._data[task].private.vectors.shape[1])
 
     def rows(self) -> list[dict[str, Any]]:
         """Every row: all owners with all public texts, then fewer owners with those of the same source."""
@@ -247,6 +252,7 @@ def draw(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]], path: Pat
             some = sorted((row for row in mine if row["epsilon"] == epsilon), key=lambda row: row["owners"])
             x, y, bars = ([row[key] for row in some] for key in ("owners", "accuracy", "standard_error"))
             look = {"color": color, "marker": "o", "markersize": 4, "linewidth": 1.6, "capsize": 2, "elinewidth": 0.9}
+            look |= {"linestyle": "--", "marker": "", "zorder": 1.5} if epsilon is None else {}
             name = "head without noise, not private" if epsilon is None else f"head, epsilon {epsilon:g}"
             axes.errorbar(x, [100 * v for v in y], yerr=[100 * v for v in bars], label=name, **look)
         for kind, (color, style) in levels.items():
