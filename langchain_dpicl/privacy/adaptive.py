@@ -47,14 +47,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from langchain_dpicl.privacy.losses import FloatArray, Losses
 
-OPERATIONS = 1e7
-"""The most values (places times trials times releases) of one curve: about a quarter of a second."""
+OPERATIONS = 2e7
+"""The most values (places times trials times releases) of one curve: less than half a second."""
 
 _INTERVALS = 32
 """Intervals between trials of tau. They cost about a quarter of a per cent of epsilon."""
 
 _FINENESS = 0.1
 """A grid's step, in standard deviations of one release's loss. It costs about a tenth of a per cent of epsilon."""
+
+_COARSEST = 0.3
+"""The step where that takes too many places, since losses are rare and large."""
 
 _TAIL = 55.0
 """A grid ends where delta is below e^-55. What lies above counts as an infinite loss."""
@@ -173,13 +176,21 @@ def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
     """Places below and above 0, and the step, of a grid for the losses of so many releases."""
     orders, above, below = _moments(eps0, rate)
     highest, lowest = math.log1p(rate * math.expm1(eps0)), -math.log1p(rate * math.expm1(-eps0))
-    step = _FINENESS * min(rate * math.sinh(0.5 * eps0), 0.5 * (highest + lowest)) * min(1.0, count / 64.0)
-    spread = 0.125 * (orders * step) ** 2  # what a chord adds to log E[r^order] at most, about
-    ends = [
-        min(count * (most + step), float(((count * (logs + spread) + _TAIL) / orders).min()), _FURTHEST)
-        for most, logs in ((lowest, below), (highest, above))
-    ]
-    return math.ceil(ends[0] / step) + 1, math.ceil(ends[1] / step) + 1, step
+    deviation = min(rate * math.sinh(0.5 * eps0), 0.5 * (highest + lowest))
+
+    def ends(step: float) -> tuple[float, float]:
+        spread = 0.125 * (orders * step) ** 2  # what a chord adds to log E[r^order] at most, about
+        low, high = (
+            min(count * (most + step), float(((count * (logs + spread) + _TAIL) / orders).min()), _FURTHEST)
+            for most, logs in ((lowest, below), (highest, above))
+        )
+        return low, high
+
+    step = _FINENESS * deviation * min(1.0, count / 64.0)
+    places = min(max(2500.0, OPERATIONS / (_INTERVALS + 1) / count), 10_000.0)
+    step = max(step, min(sum(ends(step)) / places, _COARSEST * deviation))
+    low, high = ends(step)
+    return math.ceil(low / step) + 1, math.ceil(high / step) + 1, step
 
 
 @lru_cache(maxsize=32)

@@ -272,6 +272,7 @@ def test_coarse_grids_and_few_trials_are_bounds_as_well(
     a = np.exp(np.array([-0.3, -0.1, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5]))
     monkeypatch.setattr(adaptive, "_INTERVALS", intervals)
     monkeypatch.setattr(adaptive, "_FINENESS", 64 * fineness)  # it is less for few releases
+    monkeypatch.setattr(adaptive, "_COARSEST", fineness)
     cached = (adaptive._curves, adaptive._pair, adaptive._moments)
     for each in cached:
         each.cache_clear()
@@ -281,3 +282,22 @@ def test_coarse_grids_and_few_trials_are_bounds_as_well(
     for direction, claimed in zip(DIRECTIONS, found, strict=True):
         tree = after_one_more(one(eps0, rate, direction), eps0, rate, direction, 90)
         assert (after_one_more(tree, eps0, rate, direction, 90)(a) <= claimed + 1e-12).all()
+
+
+def test_what_lies_beyond_the_ends_of_a_grid_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid that ends where delta is about e^-1: its last value goes on, and counts as an infinite loss."""
+    eps0, rate = 2.0, 0.3
+    cached = (adaptive._curves, adaptive._pair, adaptive._moments)
+    monkeypatch.setattr(adaptive, "_TAIL", 1.0)
+    below, above, step = adaptive._grid(eps0, rate, 3)
+    a = np.exp(np.array([1.5 * above, *(above * np.linspace(0, 1, 9)), *(-below * np.linspace(0, 1, 9))]) * step)
+    for each in cached:
+        each.cache_clear()
+    found = [bound(eps0, rate, 3, direction, a) for direction in DIRECTIONS]
+    pair = adaptive._pair(eps0, rate, 3, 3, "remove")
+    for each in cached:
+        each.cache_clear()
+    assert pair.infinity > 1e-3
+    for direction, claimed in zip(DIRECTIONS, found, strict=True):
+        tree = after_one_more(one(eps0, rate, direction), eps0, rate, direction, 60)
+        assert (after_one_more(tree, eps0, rate, direction, 60)(a) <= claimed + 1e-12).all()
