@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.once.head import PrivateHead as PrivateHead
     from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
     from langchain_dpicl.once.labelled import label_public as label_public
+    from langchain_dpicl.once.scores import LabelScores as LabelScores
     from langchain_dpicl.privacy import LineRequest as LineRequest
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
     from langchain_dpicl.release.base import as_tool as as_tool
@@ -89,6 +90,7 @@ _HOMES = {
     "members.scoring": "LabelScorer",
     "once.head": "PrivateHead",
     "once.labelled": "few_shot_chain label_public",
+    "once.scores": "LabelScores",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",

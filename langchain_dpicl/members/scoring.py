@@ -200,7 +200,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         if isinstance(self.llm, BaseChatModel):
             settings |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         settings["callbacks"] = (config or {}).get("callbacks")
-        if not getattr(self.llm, "accepts_shared_prefix", False):
+        if len(prompts) == 1 or not getattr(self.llm, "accepts_shared_prefix", False):
             return [{**settings, "prompts": [prompt]} for prompt in prompts]
         return [{**settings, "prompts": prompts, "shared_prefix": True}]
 

@@ -27,7 +27,8 @@ from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.durable import LineFile, sync_folder
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch
-from langchain_dpicl.once.steps import LATTICE, FeatureMap, Floats, OwnedRecords, clipped_sum
+from langchain_dpicl.once.scores import CalibratedScores
+from langchain_dpicl.once.steps import LATTICE, MOST_FEATURES, FeatureMap, Floats, OwnedRecords, clipped_sum
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request
@@ -80,13 +81,14 @@ def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, i
 class Fit(Release):
     """The steps of a head's release. Its answer is the mean weights.
 
-    ``owners``: as the caller declared them, or None. Raises what the budget's line raises, `PlanMismatch` for another
-    rate or number of owners than the plan's, and `InvalidParameter` if nobody has declared a number.
+    ``owners``: as the caller declared them, or None. ``scores`` give features beside the embedding's. Raises what the
+    budget's line raises, `PlanMismatch` for another rate or number of owners than the plan's, and `InvalidParameter` if
+    nobody has declared a number.
     """
 
     job: Job | None = None
-    unknown = 0
-    """How many records had no label of the list. Private: for the operator's log alone."""
+    unknown = unscored = 0
+    """How many records had no label of the list, or no label scores. Private: for the operator's log alone."""
 
     def __init__(
         self,
@@ -96,14 +98,17 @@ class Fit(Release):
         features: FeatureMap,
         owners: int | None,
         *,
+        scores: CalibratedScores | None,
         line_name: str | None,
         noise: float | None,
         progress: bool,
     ) -> None:
         self.store, self.budget, self._labels, self._features = store, budget, labels, features
-        self._progress = progress
+        self._scores, self._progress = scores, progress
         self._randomness: Randomness = SecureRandomness()
-        self._shape = (len(labels), features.size)
+        self._shape = (len(labels), features.size + (0 if scores is None else scores.size))
+        if self._shape[1] > MOST_FEATURES:
+            raise InvalidParameter("scores", f"{self._shape[1]} features in all", f"at most {MOST_FEATURES}")
         about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
         if not budget.is_frozen:  # the store's number is for a line that has none
             budget.declare(line_name, MECHANISM, 1.0, owners=owners or store.owner_count or None, **about)
@@ -134,6 +139,7 @@ class Fit(Release):
         facts = [list(self._labels), self._features.numbers, self.owners, self.line.name, stored.describe()]
         plan = None if self.line.plan is None else self.line.plan.digest
         facts += [plan, self.budget.name, self.store.embedder, self.store.output_key]
+        facts += [] if self._scores is None else [self._scores.facts, self.store.input_key]
         found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for _, array in sorted(self._features.arrays.items()):
             found.update(array.tobytes())
@@ -163,43 +169,59 @@ class Fit(Release):
         """The charge of this job that a killed process made."""
         return None if self.job is None else request.line.reopen(request.id, request.principal)
 
-    def work(self, charged: Charged) -> Flow[tuple[Floats, int]]:
-        """The steps that the ledger does not have, on the records of one moment. The weights, and what is unknown."""
+    def work(self, charged: Charged) -> Flow[tuple[Floats, int, int]]:
+        """The steps that the ledger does not have, on the records of one moment.
+
+        The weights, and how many records are unknown and unscored. A fit that goes on scores its records again.
+        """
         line, charge = charged.request.line, charged.entry
         assert isinstance(charge, Charge)
         steps, sigma = int(line.options["steps"]), line.parameter * LATTICE
         if self.job is not None:
             self.job.is_charged = True
         sums: Sums = [self._unpacked(content) for content in line.steps(charge)] if self._keeps else []
-        records, unknown = yield partial(self._read, charged.participants)
+        records, texts, unknown = yield partial(self._read, charged.participants)
+        unscored = 0
+        if self._scores is not None:
+            rows = yield from self._scores.scores.rows(texts, self._progress)
+            unscored = sum(not isinstance(row, list) for row in rows)
+            features = yield partial(self._scores.joined, records.features.astype(np.float64), rows)
+            records = replace(records, features=features.astype(np.float32))
         for number in self._bar(range(len(sums), steps)):
             weights, _ = descend(sums, self.owners, line.parameter, steps, self._shape)
             content = yield partial(self._step, line, charge, number, records, weights, sigma)
             sums.append(self._unpacked(content))
-        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], unknown
+        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], unknown, unscored
 
     def _bar(self, numbers: range) -> Any:
         from tqdm import tqdm
 
         return tqdm(numbers, desc="fitting", unit="step", disable=None if self._progress else True)
 
-    def _read(self, paid: Numbers | None) -> tuple[OwnedRecords, int]:
-        """The features and labels of all owners, or of those who paid, and how many labels are unknown. Private."""
+    def _read(self, paid: Numbers | None) -> tuple[OwnedRecords, list[str], int]:
+        """The embeddings' features and the labels of all owners, or of those who paid. Private.
+
+        With each record's text if it is to be scored, and how many labels are unknown.
+        """
         places = {normal(label): place for place, label in enumerate(self._labels)}
         key = str(self.store.output_key)
-        features, labels = [np.zeros((0, self._shape[1]), np.float32)], [np.zeros(0, np.int64)]
-        owners, unknown = [np.zeros(0, np.int64)], 0
+        features, labels = [np.zeros((0, self._features.size), np.float32)], [np.zeros(0, np.int64)]
+        owners, texts, unknown = [np.zeros(0, np.int64)], list[str](), 0
         with self.store.reading() as view:
             rows, position = view.rows_of(view.numbers if paid is None else paid)
             for first in range(0, len(rows), _READ):
                 some = rows[first : first + _READ]
-                found = np.array([places.get(normal(str(row.get(key, ""))), -1) for row in view.read(some)])
+                read = view.read(some)
+                found = np.array([places.get(normal(str(row.get(key, ""))), -1) for row in read])
                 known = found >= 0
                 features.append(self._features.features(view.vectors(some[known])).astype(np.float32))
                 labels.append(found[known])
                 owners.append(position[first : first + _READ][known])
                 unknown += int((~known).sum())
-        return OwnedRecords(np.concatenate(features), np.concatenate(labels), np.concatenate(owners)), unknown
+                if self._scores is not None:
+                    texts += [str(read[i][self.store.input_key]) for i in np.flatnonzero(known)]
+        records = OwnedRecords(np.concatenate(features), np.concatenate(labels), np.concatenate(owners))
+        return records, texts, unknown
 
     def _step(
         self, line: BudgetLine, charge: Charge, number: int, records: OwnedRecords, weights: Floats, sigma: float
@@ -213,7 +235,7 @@ class Fit(Release):
     def _unpacked(self, content: str) -> NDArray[np.int64]:
         return np.frombuffer(base64.b64decode(content), np.int64).reshape(self._shape)
 
-    def kept(self, charged: Charged, release: tuple[Floats, int]) -> tuple[str, str | None, int]:
+    def kept(self, charged: Charged, release: tuple[Floats, int, int]) -> tuple[str, str | None, int]:
         """A head is always released. The answer stays in the ledger for a job that is killed before it has its file."""
         return RELEASED, json.dumps(_packed(release[0])) if self._keeps else None, 0
 
@@ -221,11 +243,11 @@ class Fit(Release):
         """A job may go on with its charge."""
         return not self._keeps
 
-    def answer(self, charged: Charged, release: tuple[Floats, int], receipt: Receipt) -> Flow[Floats]:
+    def answer(self, charged: Charged, release: tuple[Floats, int, int], receipt: Receipt) -> Flow[Floats]:
         """The weights."""
         yield from ()
-        self.unknown = release[1]
-        return release[0]
+        weights, self.unknown, self.unscored = release
+        return weights
 
     def replay(self, request: Request, known: Replayed) -> Flow[Floats]:
         """The weights that this job has released before it was killed."""

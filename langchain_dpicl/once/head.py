@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -21,6 +22,7 @@ from langchain_dpicl.calls.flow import run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
 from langchain_dpicl.once.fitting import Fit, Job
+from langchain_dpicl.once.scores import CalibratedScores, LabelScores, Row
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import check_budget, warn_of_delta
@@ -56,7 +58,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     What it answers afterwards is post-processing: any number of questions, by any caller, without noise, model calls or
     a ledger. A question is a text, or a mapping with ``input_key``; the answer is a `HeadAnswer`. ``invoke`` and its
-    kin embed the question, `answers` takes vectors. To forget an owner takes a new head, and a new share of budget.
+    kin embed the question, `answers` takes vectors. If the head looks at label scores too (``scores``), a question
+    takes one model call, on public text, and `answers` is refused. To forget an owner takes a new head, and a new share
+    of budget.
 
     Attributes
     ----------
@@ -78,9 +82,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         *,
         embedder: str,
         input_key: str = "input",
+        scores: CalibratedScores | None = None,
     ) -> None:
         self.weights, self.labels, self.features = weights, tuple(labels), features
         self.embeddings, self.embedder, self.receipt, self.input_key = embeddings, embedder, receipt, input_key
+        self.scores = scores
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -93,13 +99,18 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         return text | question
 
     def answers(self, vectors: Vectors) -> list[HeadAnswer]:
-        """The answer to each question, given by its embedding."""
-        return self._labelled(as_matrix(vectors, len(vectors)))
+        """The answer to each question, given by its embedding. Refused if the head looks at label scores too."""
+        if self.scores is not None:
+            raise InvalidParameter("vectors", "no texts", "texts, for invoke or batch: the head looks at label scores")
+        return self._labelled(as_matrix(vectors, len(vectors)), [])
 
-    def _labelled(self, rows: Vectors) -> list[HeadAnswer]:
+    def _labelled(self, rows: Vectors, scored: list[Row | None]) -> list[HeadAnswer]:
         if rows.shape[1] != self.features.dimension:
             raise InvalidParameter("vectors", f"{rows.shape[1]} dimensions", f"{self.features.dimension}, as the store")
-        scores = self.features.features(rows) / self.features.unit @ self.weights.T
+        features = self.features.features(rows)
+        if self.scores is not None:
+            features = self.scores.joined(features, scored)
+        scores = features / self.features.unit @ self.weights.T
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         found = powers / powers.sum(axis=1, keepdims=True)
         best = found.argmax(axis=1).tolist()
@@ -114,31 +125,47 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
         return text
 
+    def _row(self, text: str) -> Row | None:
+        return None if self.scores is None else self.scores.scores.row(text)
+
+    async def _arow(self, text: str) -> Row | None:
+        return None if self.scores is None else await self.scores.scores.arow(text)
+
+    def _asked(self, text: str, row: Row | None, fault: str) -> tuple[str, Row | None]:
+        """A question, and its label scores if the head looks at them."""
+        if fault:
+            raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
+        return text, row
+
     def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
-        """The answers, and the errors of what is no question."""
-        found: list[HeadAnswer | Exception] = []
+        """The answers, and the errors of what is no question, or has no label scores."""
+        found: list[Any] = []
         for question in questions:
             try:
-                found.append(cast("Any", self._text(question)))
-            except InvalidParameter as error:
+                text = self._text(question)
+                found.append(self._asked(text, *attempt(self._row, text)))
+            except DPICLError as error:
                 found.append(error)
-        texts = [cast("str", each) for each in found if not isinstance(each, Exception)]
-        answers = iter(self._of_rows(texts, *attempt(self.embeddings.embed_documents, texts)) if texts else [])
+        asked = [each for each in found if not isinstance(each, Exception)]
+        texts = [text for text, _ in asked]
+        answers = iter(self._of_rows(asked, *attempt(self.embeddings.embed_documents, texts)) if texts else [])
         return [each if isinstance(each, Exception) else next(answers) for each in found]
 
     def _answer(self, question: Any) -> HeadAnswer:
         """Embedded as a record, which a question resembles."""
-        texts = [self._text(question)]
-        return self._of_rows(texts, *attempt(self.embeddings.embed_documents, texts))[0]
+        text = self._text(question)
+        asked = [self._asked(text, *attempt(self._row, text))]
+        return self._of_rows(asked, *attempt(self.embeddings.embed_documents, [text]))[0]
 
     async def _aanswer(self, question: Any) -> HeadAnswer:
-        texts = [self._text(question)]
-        return self._of_rows(texts, *await aattempt(self.embeddings.aembed_documents, texts))[0]
+        text = self._text(question)
+        asked = [self._asked(text, *await aattempt(self._arow, text))]
+        return self._of_rows(asked, *await aattempt(self.embeddings.aembed_documents, [text]))[0]
 
-    def _of_rows(self, texts: list[str], rows: Any, fault: str) -> list[HeadAnswer]:
+    def _of_rows(self, asked: list[tuple[str, Row | None]], rows: Any, fault: str) -> list[HeadAnswer]:
         if not fault:
             try:
-                return self._labelled(as_matrix(rows, len(texts)))
+                return self._labelled(as_matrix(rows, len(asked)), [row for _, row in asked])
             except DPICLError as error:
                 fault = str(error)
         raise ModelUnavailable(f"the embedding model failed on public text ({fault})")
@@ -174,6 +201,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         budget: Budget,
         *,
         public: Sequence[str] | FeatureMap | None = None,
+        scores: LabelScores | None = None,
         owners: int | None = None,
         output: str | Path | None = None,
         line: str | None = None,
@@ -197,6 +225,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             Public texts that resemble the questions: the features are then their 64 principal directions. They must
             not come from the store. Default: the embeddings themselves, which costs little from some thousand owners
             on.
+        scores
+            A model's label scores of each record, as features beside the embedding's. They are calibrated by the
+            ``public`` texts, before the charge. Records are scored after it, one by one, by private calls; a record
+            that the model fails on keeps the features of its embedding, and the log counts these records. A fit that
+            goes on scores all records again.
         owners
             The number of owners by which the sums are divided: declared once, and public. Default: what the budget's
             line was declared or frozen with, or else, when the plan is frozen, the store's. A filtered budget keeps
@@ -225,6 +258,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if budget.scope != "shared":
             raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
         owners = None if owners is None else checks.whole("owners", owners)
+        if scores is not None and not isinstance(scores, LabelScores):
+            raise InvalidParameter("scores", type(scores).__name__, "LabelScores or None")
+        if scores is not None and (public is None or isinstance(public, FeatureMap)):
+            raise InvalidParameter("public", type(public).__name__, "public texts, by which the scores are calibrated")
+        calibrated = None
         if isinstance(public, FeatureMap):
             features = public
         elif public is None:
@@ -234,10 +272,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             if len(texts) < 2:
                 raise InvalidParameter("public", len(texts), "at least two texts, better some hundred")
             features = FeatureMap.of(embed(store.embeddings, texts, progress).astype(np.float64))
+            if scores is not None:
+                calibrated = scores.calibrated(texts, progress)
         if features.dimension != store.dimension:
             raise InvalidParameter("public", f"{features.dimension} dimensions", f"{store.dimension}, as the store")
+        more: dict[str, Any] = {"scores": calibrated, "line_name": line, "noise": noise, "progress": progress}
         budget.watch(store)
-        fit = Fit(store, budget, names, features, owners, line_name=line, noise=noise, progress=progress)
+        fit = Fit(store, budget, names, features, owners, **more)
         warn_of_delta(budget, fit.owners, stacklevel=3)
         if fit.owners < _FEW_OWNERS:
             warnings.warn(
@@ -251,9 +292,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         fit.job = job = None if output is None else Job(Path(output), fit.digest, store.lineage)
         try:
             weights, receipt = run(transact(fit, None))
-            head = cls(
-                weights, names, features, store.embeddings, receipt, embedder=store.embedder, input_key=input_key
-            )
+            known: dict[str, Any] = {"embedder": store.embedder, "input_key": input_key, "scores": calibrated}
+            head = cls(weights, names, features, store.embeddings, receipt, **known)
             if job is not None:
                 head.save(job.output)
                 job.is_over = True
@@ -262,6 +302,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 job.close()
         if fit.unknown:
             _log.warning("fitting a head: %d records have none of its labels and count nothing (private)", fit.unknown)
+        if fit.unscored:
+            _log.warning("fitting a head: the model gave %d records no label scores (private)", fit.unscored)
         return head
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -270,6 +312,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         """Write the head to one file (npz, no pickle), which replaces an older one as a whole. It is public."""
         names = ("labels", "embedder", "receipt", "input_key")
         about = {"format": _FORMAT, **{name: getattr(self, name) for name in names}, **self.features.numbers}
+        about |= {} if self.scores is None else {"scores": self.scores.facts}
         arrays = {"weights": self.weights, **self.features.arrays}
         try:
             with replacing(Path(path), mode=0o644) as file:
@@ -281,10 +324,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         raise InvalidParameter("path", str(path), f"a file that can be written ({reason})")
 
     @classmethod
-    def load(cls, path: str | Path, embeddings: Embeddings) -> PrivateHead:
+    def load(
+        cls, path: str | Path, embeddings: Embeddings, *, llm: BaseLanguageModel[Any] | None = None
+    ) -> PrivateHead:
         """Read a file of `save`. ``embeddings``: the model of the store that the head was fitted on.
 
-        Raises `InvalidParameter` for another file, and for another model (by its name).
+        ``llm``: the model of its label scores, if it looks at any. The file has their template and calibration. Raises
+        `InvalidParameter` for another file, and for another model (by its name).
         """
         reason = "a head's file"
         try:
@@ -296,8 +342,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 raise ValueError
             labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
             receipt, input_key = _RECEIPT.validate_python(about.pop("receipt")), str(about.pop("input_key"))
+            scored = about.pop("scores", None)
+            scored = None if scored is None else CalibratedScores.checked(scored)
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
-            if weights.shape != (len(labels), features.size) or not np.isfinite(weights).all():
+            size = features.size + (0 if scored is None else len(scored["mean"]))
+            if weights.shape != (len(labels), size) or not np.isfinite(weights).all():
                 raise ValueError
         except OSError as error:
             reason = f"{reason} that can be read ({error.strerror or type(error).__name__})"
@@ -307,7 +356,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             found = embedder_of(embeddings)
             if found != embedder:
                 raise InvalidParameter("embeddings", found, f"{embedder}, the model of the head's store")
-            return cls(weights, labels, features, embeddings, receipt, embedder=embedder, input_key=input_key)
+            if scored is None and llm is not None:
+                raise InvalidParameter("llm", embedder_of(llm), "left out: the head looks at no label scores")
+            scores = None if scored is None else CalibratedScores.read(scored, llm)
+            known: dict[str, Any] = {"embedder": embedder, "input_key": input_key, "scores": scores}
+            return cls(weights, labels, features, embeddings, receipt, **known)
         raise InvalidParameter("path", str(path), reason)
 
     def __repr__(self) -> str:

@@ -38,10 +38,13 @@ Whole = NDArray[np.float64]
 LATTICE = 1 << 36
 """Lattice points between 0 and 1 in a sum of gradients."""
 
+UNIT = 1 << 20
+"""Whole numbers between 0 and 1 before a row is bounded."""
+
 _X, _R, _W = 1 << 16, 1 << 20, 1 << 20  # the units of features, residuals, weights
 _E, _P = 1 << 20, 1 << 20  # of embeddings and projections
 _LARGEST_WEIGHT = 1 << 9
-_MOST_FEATURES = 1 << 14
+MOST_FEATURES = 1 << 14
 _LONGEST_ROW = 1 << 8  # of a projection
 _BLOCK = 1 << 14  # rows at a time: the sum of a block's products stays below 2^53
 _SQUARINGS = 10
@@ -68,7 +71,7 @@ class FeatureMap:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            "dimension": whole("dimension", self.dimension, at_most=_MOST_FEATURES - 1),
+            "dimension": whole("dimension", self.dimension, at_most=MOST_FEATURES - 1),
             "scale": real("scale", self.scale, at_least=2.0**-20, at_most=2.0**10),
             "bias": real("bias", self.bias, at_least=0.0, at_most=1.0),
         }
@@ -78,7 +81,7 @@ class FeatureMap:
             except (ValueError, TypeError):
                 found = np.zeros(0)
             shape = (self.dimension,) if name == "mean" else (len(found), self.dimension)
-            if found.shape != shape or not 0 < len(found) < _MOST_FEATURES or not np.isfinite(found).all():
+            if found.shape != shape or not 0 < len(found) < MOST_FEATURES or not np.isfinite(found).all():
                 raise InvalidParameter(name, f"shape {found.shape}", f"finite numbers of the shape {shape}")
             longest = float(np.linalg.norm(found, axis=-1).max())
             if longest > (bound := 2.0 if name == "mean" else _LONGEST_ROW):
@@ -127,18 +130,22 @@ class FeatureMap:
             moved *= _P
         else:
             moved = moved @ np.trunc(self.projection * _P).T
-        found = np.trunc(moved * (self.scale * _R / (_E * _P)))
-        found = np.concatenate([found, np.full((len(found), 1), np.trunc(self.bias * _R))], axis=1)
-        found *= (_X / np.maximum(_norms(found, self._longest), _R))[:, None]
-        # The roundings above can bring the square of a row's norm to 2^32 (1 + 2^-50), but the square of the result's
-        # is a whole number: at most 2^32.
-        return np.trunc(found)
+        found = np.trunc(moved * (self.scale * UNIT / (_E * _P)))
+        found = np.concatenate([found, np.full((len(found), 1), np.trunc(self.bias * UNIT))], axis=1)
+        return bounded(found, self._longest)
 
     @property
     def _longest(self) -> float:
         """At least the norm of any features before they are clipped, in units of 2^-20."""
         stretch = 1.0 if self.projection is None else float(np.linalg.norm(self.projection))
-        return (4.0 * stretch * self.scale + self.bias) * _R
+        return (4.0 * stretch * self.scale + self.bias) * UNIT
+
+
+def bounded(rows: Whole, longest: float) -> Whole:
+    """Rows in units of 1 / `UNIT`, none longer than ``longest``, as features: in units of 2^-16, of norm at most 1."""
+    # Roundings can bring the square of a row's norm to 2^32 (1 + 2^-50), but the square of the result's is a whole
+    # number: at most 2^32.
+    return np.trunc(rows * (_X / np.maximum(_norms(rows, longest), UNIT))[:, None])
 
 
 def _norms(rows: Whole, longest: float) -> Floats:

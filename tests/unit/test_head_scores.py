@@ -1,0 +1,370 @@
+"""A head's label scores: each record's are its own, and the file keeps what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.tracers.context import collect_runs
+from numpy.typing import NDArray
+
+from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, label_public
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.once import fitting
+from langchain_dpicl.once.scores import CalibratedScores
+from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from tests.unit.evaluation_fakes import FakeLLM, unit
+
+LABELS = ["no", "yes"]
+WORDS = ["bad", "good"]
+TEMPLATE = "Review: {input}\nIt is"
+DIMENSION = 6
+EMBEDDINGS = DeterministicFakeEmbedding(size=DIMENSION)
+PUBLIC = [f"public {i} {'fine' if i % 2 else 'dull'}" for i in range(20)]
+
+
+def weight(prompt: str, word: str) -> float:
+    """Fine texts are good, dull ones bad; the model prefers "bad" whatever the text."""
+    liked = "fine" in prompt
+    return (0.5 + unit(prompt, word)) * (4.0 if liked == (word == "good") else 1.0) * (30.0 if word == "bad" else 1.0)
+
+
+def model(**how: Any) -> FakeLLM:
+    return FakeLLM(words=[*WORDS, "so"], **{"weight": weight, **how})
+
+
+def store_of(owners: int = 200) -> ExemplarStore:
+    """Texts of which the embeddings say nothing: their vectors are hashes."""
+    rows = [
+        {"input": f"text {i} {'fine' if i % 2 else 'dull'}", "output": LABELS[i % 2], "owner": f"o{i}"}
+        for i in range(owners)
+    ]
+    return ExemplarStore.from_records(rows, EMBEDDINGS, owner_key="owner", progress=False)
+
+
+@pytest.fixture
+def budgets(tmp_path: Path) -> Iterator[Any]:
+    opened: list[PrivacyBudget] = []
+
+    def make(epsilon: float = 8.0) -> PrivacyBudget:
+        url = f"sqlite:///{tmp_path}/{len(opened)}.db"
+        opened.append(PrivacyBudget(epsilon, 1e-5, {"head": 1}, ledger=url))
+        return opened[-1]
+
+    yield make
+    for budget in opened:
+        budget.close()
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise for every fit."""
+
+    class Noise:
+        def __init__(self) -> None:
+            self.generator = np.random.default_rng(0)
+
+        def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
+            return np.rint(self.generator.normal(0.0, sigma, size)).astype(np.int64)
+
+    monkeypatch.setattr(fitting, "SecureRandomness", Noise)
+
+
+def fitted(budget: PrivacyBudget, llm: FakeLLM, store: ExemplarStore | None = None, **how: Any) -> PrivateHead:
+    scores = LabelScores(llm, WORDS, TEMPLATE)
+    settings = {"public": PUBLIC, "scores": scores, "progress": False, **how}
+    return PrivateHead.fit(store or store_of(), LABELS, budget, **settings)
+
+
+def calibrated(**how: Any) -> CalibratedScores:
+    return LabelScores(model(), WORDS, TEMPLATE, **how).calibrated(PUBLIC, progress=False)
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_lose_the_models_bias_over_public_texts() -> None:
+    """Uncalibrated, "bad" leads for every text; calibrated, dull texts are on one side and fine ones on the other."""
+    scores = calibrated()
+    rows = [scores.scores.row(text) for text in PUBLIC]
+    assert all(row[0] > row[1] for row in rows)
+    features = scores.features(rows) / FeatureMap.unit
+    assert [row[1] > row[0] for row in features] == [i % 2 == 1 for i in range(len(PUBLIC))]
+    assert abs(features.mean()) < 1e-4
+    assert np.abs(np.linalg.norm(features, axis=1).mean() - 0.5) < 0.1  # two spreads are 1
+    assert (scores.features([scores.mean, None]) == 0).all()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("labels", [2, 40])
+def test_features_of_an_embedding_and_scores_have_norm_at_most_1_and_are_their_rows_own(
+    share: float, labels: int
+) -> None:
+    """In whole numbers, with no rounding, however far the scores are."""
+    draw = np.random.default_rng(labels)
+    words = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(labels)]
+    scores = LabelScores(model(), words, TEMPLATE, share=share)
+    found = CalibratedScores(scores, draw.normal(size=labels).tolist(), 2.0**-10)
+    vectors = draw.normal(size=(300, DIMENSION))
+    embedded = FeatureMap(DIMENSION, scale=16.0).features(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    rows: list[Any] = (draw.normal(size=(300, labels)) * np.geomspace(1e-6, 70, 300)[:, None]).tolist()
+    rows[7] = None
+    joined = found.joined(embedded, rows)
+    squares = [sum(int(number) ** 2 for number in row) for row in joined]
+    assert max(squares) <= FeatureMap.unit**2
+    assert max(squares) > 0.99 * FeatureMap.unit**2
+    for some in (slice(0, 1), slice(3, 10), slice(7, 8), slice(100, 300)):
+        assert (found.joined(embedded[some], rows[some]) == joined[some]).all()
+
+
+def test_a_sum_with_scores_is_the_sum_of_its_owners_parts_to_the_last_bit() -> None:
+    scores, draw = calibrated(), np.random.default_rng(1)
+    vectors = draw.normal(size=(60, DIMENSION))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    texts = [f"record {i} {'fine' if draw.random() < 0.5 else 'dull'}" for i in range(60)]
+    owners, labels = np.sort(draw.integers(0, 20, 60)), draw.integers(0, 2, 60)
+    weights = draw.normal(size=(2, DIMENSION + 3)) * 3
+
+    def total(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Embedded and scored anew: as if the others had never been."""
+        some = np.flatnonzero(kept).tolist()
+        rows = [scores.scores.row(texts[i]) for i in some]
+        features = scores.joined(FeatureMap(DIMENSION).features(vectors[some]), rows)
+        return clipped_sum(OwnedRecords(features.astype(np.float32), labels[some], owners[some]), weights)
+
+    parts = {owner: total(owners == owner) for owner in set(owners.tolist())}
+    assert (total(owners >= 0) == sum(parts.values())).all()
+    for owner in (0, 7, 19):
+        assert (total(owners != owner) == total(owners >= 0) - parts.get(owner, 0)).all()
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_learns_from_scores_what_embeddings_do_not_show(quiet: None, budgets: Any) -> None:
+    head = fitted(budgets(), model())
+    questions = [f"question {i} {'fine' if i % 2 else 'dull'}" for i in range(40)]
+    right = [LABELS[i % 2] for i in range(40)]
+    assert [answer["label"] for answer in head.batch(questions)] == right
+    blind = PrivateHead.fit(store_of(), LABELS, budgets(), public=PUBLIC, progress=False)
+    assert sum(a["label"] == b for a, b in zip(blind.batch(questions), right, strict=True)) < 35
+    assert [pair["output"] for pair in label_public(head, questions)] == right
+
+
+def test_each_text_is_a_call_of_its_own_and_its_prompt_holds_nothing_else(quiet: None, budgets: Any) -> None:
+    asked: list[list[str]] = []
+
+    class Counting(FakeLLM):
+        def _generate(self, prompts: list[str], *rest: Any, **named: Any) -> Any:
+            asked.append(list(prompts))
+            return super()._generate(prompts, *rest, **named)
+
+    fitted(budgets(), Counting(words=WORDS, weight=weight), store_of(120))
+    texts = [*PUBLIC, *PUBLIC[:8][::-1], *(f"text {i} {'fine' if i % 2 else 'dull'}" for i in range(120))]
+    assert asked == [[TEMPLATE.replace("{input}", text)] for text in texts]
+
+
+def test_a_record_that_cannot_be_scored_keeps_its_embedding_and_changes_no_other(
+    quiet: None, budgets: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[OwnedRecords] = []
+    real = fitting.clipped_sum
+    monkeypatch.setattr(fitting, "clipped_sum", lambda records, w: seen.append(records) or real(records, w))
+    fitted(budgets(), model())
+    with caplog.at_level(logging.DEBUG):
+        fitted(budgets(), model(fails=lambda prompt: "text 17 " in prompt or "text 90 " in prompt))
+    whole, broken = seen[0].features, seen[-1].features
+    kept = [i for i in range(200) if i not in (17, 90)]
+    assert (broken[kept] == whole[kept]).all()
+    assert (broken[[17, 90], :-2] == whole[[17, 90], :-2]).all()
+    assert (broken[[17, 90], -2:] == 0).all()
+    assert (whole[[17, 90], -2:] != 0).all()
+    told = [record.getMessage() for record in caplog.records if record.name == "langchain_dpicl"]
+    assert [message for message in told if "2 records no label scores" in message]
+    assert not [record for record in caplog.records if "text " in record.getMessage()]
+
+
+def test_no_tracer_sees_a_private_prompt(quiet: None, budgets: Any) -> None:
+    with collect_runs() as runs:
+        head = fitted(budgets(), model())
+        head.invoke("a question that is fine")
+    assert runs.traced_runs
+    assert "text " not in json.dumps([run.inputs for run in runs.traced_runs], default=repr)
+
+
+def test_a_model_whose_scores_depend_on_earlier_prompts_is_refused(budgets: Any) -> None:
+    """As that of a server which keeps the last prompt's state: in the last bits alone."""
+    before: list[str] = [""]
+
+    def drifting(prompt: str, word: str) -> float:
+        value = weight(prompt, word) * (1.0 + 1e-14 * unit(before[-1]))
+        if word == "so":
+            before.append(prompt)
+        return value
+
+    budget = budgets()
+    with pytest.raises(UnsafeConfigurationError, match="other log-probabilities after other texts"):
+        fitted(budget, model(weight=drifting))
+    assert budget.spent() == 0
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_an_interrupted_fit_scores_again_and_is_charged_once(
+    after: int, quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget, output, steps = budgets(), tmp_path / "head.npz", []
+    real = fitting.clipped_sum
+
+    def stopping(*given: Any) -> Any:
+        steps.append(given)
+        if len(steps) == after + 1:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "clipped_sum", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            fitted(budget, model(), output=output)
+        llm = model()
+        fitted(budget, llm, output=output)
+    assert budget.spent() == 1
+    assert sum("text " in prompt for prompt in llm.calls) == 200
+    assert (steps[-1][0].features == steps[0][0].features).all()
+    assert output.exists()
+
+
+def test_a_fit_goes_on_with_the_same_scores_alone(
+    quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget, output = budgets(), tmp_path / "head.npz"
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "clipped_sum", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fitted(budget, model(), output=output)
+    for other in (None, LabelScores(model(), WORDS, f"A {TEMPLATE}"), LabelScores(model(), WORDS, TEMPLATE, share=0.4)):
+        with pytest.raises(InvalidParameter, match="same settings"):
+            fitted(budget, model(), output=output, scores=other)
+
+
+# -- answers and the file ----------------------------------------------------------------------------------------------
+
+
+def test_every_way_to_ask_gives_the_same_answer_and_vectors_alone_none(quiet: None, budgets: Any) -> None:
+    head = fitted(budgets(), model())
+    questions = ["it was fine", {"input": "it was dull"}]
+    answers = [head.invoke(question) for question in questions]
+    assert head.batch(questions) == answers
+
+    async def asked() -> Any:
+        return [await head.ainvoke(questions[0]), await head.ainvoke(questions[1])], await head.abatch(questions)
+
+    assert asyncio.run(asked()) == (answers, answers)
+    with pytest.raises(InvalidParameter, match="vectors"):
+        head.answers(np.eye(DIMENSION, dtype=np.float32))
+
+
+def test_a_question_that_cannot_be_scored_fails_alone(quiet: None, budgets: Any) -> None:
+    head = fitted(budgets(), model(fails=lambda prompt: "broken" in prompt))
+    found = head.batch(["fine", "broken", "dull"], return_exceptions=True)
+    assert isinstance(found[1], ModelUnavailable)
+    assert [each["label"] for each in (found[0], found[2])] == ["yes", "no"]
+    with pytest.raises(ModelUnavailable, match="label scores"):
+        head.invoke("broken")
+    with pytest.raises(ModelUnavailable, match="label scores"):
+        asyncio.run(head.ainvoke("broken"))
+
+
+def test_a_saved_head_needs_the_model_of_its_scores(quiet: None, budgets: Any, tmp_path: Path) -> None:
+    class Other(FakeLLM):
+        pass
+
+    head, path = fitted(budgets(), model()), tmp_path / "head.npz"
+    head.save(path)
+    loaded = PrivateHead.load(path, EMBEDDINGS, llm=model())
+    assert loaded.batch(PUBLIC) == head.batch(PUBLIC)
+    for llm, found in ((None, "None"), (Other(words=WORDS), "Other")):
+        with pytest.raises(InvalidParameter, match=f"(?s)llm.*{found}.*FakeLLM"):
+            PrivateHead.load(path, EMBEDDINGS, llm=llm)
+    plain = tmp_path / "plain.npz"
+    PrivateHead.fit(store_of(), LABELS, budgets(), progress=False).save(plain)
+    with pytest.raises(InvalidParameter, match="llm"):
+        PrivateHead.load(plain, EMBEDDINGS, llm=model())
+
+
+def test_a_file_with_other_facts_about_its_scores_is_refused(quiet: None, budgets: Any, tmp_path: Path) -> None:
+    path = tmp_path / "head.npz"
+    fitted(budgets(), model()).save(path)
+    with np.load(path) as file:
+        good = dict(file)
+    about = json.loads(str(good["about"]))
+    changes: list[Any] = [
+        {"mean": [0.0]},
+        {"mean": [0.0, math.nan]},
+        {"spread": 0.0},
+        {"labels": ["good"]},
+        {"more": 1},
+        {"template": 3},
+        {"template": "no place"},
+        {"share": 2.0},
+    ]
+    for change in changes:
+        facts = {**about, "scores": {**about["scores"], **change}}
+        np.savez(path, **{**good, "about": np.array(json.dumps(facts))})
+        with pytest.raises(InvalidParameter):
+            PrivateHead.load(path, EMBEDDINGS, llm=model())
+    facts = {**about, "scores": {key: value for key, value in about["scores"].items() if key != "share"}}
+    np.savez(path, **{**good, "about": np.array(json.dumps(facts))})
+    with pytest.raises(InvalidParameter, match="path"):
+        PrivateHead.load(path, EMBEDDINGS, llm=model())
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"template": "no place"},
+        {"template": "{input} and {input}"},
+        {"template": None},
+        {"share": 0.0},
+        {"share": 1.0},
+        {"share": math.nan},
+        {"labels": ["good"]},
+        {"labels": "good"},
+        {"labels": ["good", "Good "]},
+        {"llm": "a model"},
+        {"llm": None},
+        {"top_logprobs": 1},
+    ],
+)
+def test_bad_settings_of_scores_are_refused(change: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"llm": model(), "labels": WORDS, "template": TEMPLATE, **change}
+    with pytest.raises(InvalidParameter, match=next(iter(change))):
+        LabelScores(given.pop("llm"), given.pop("labels"), given.pop("template"), **given)
+
+
+def test_scores_that_cannot_be_used_cost_nothing(budgets: Any) -> None:
+    budget, kind = budgets(), InvalidParameter
+    cases: list[tuple[FakeLLM, dict[str, Any], type[Exception], str]] = [
+        (model(), {"public": None}, kind, "public"),
+        (model(), {"public": FeatureMap(DIMENSION)}, kind, "public"),
+        (model(), {"scores": "scores"}, kind, "scores"),
+        (model(weight=lambda prompt, word: 1.0), {}, kind, "spread"),
+        (model(fails=lambda prompt: "public 3 " in prompt), {}, ModelUnavailable, "public text 3 .*TimeoutError"),
+        (model(writes=lambda prompt: "good"), {}, ModelUnavailable, "public text 0"),
+    ]
+    for llm, how, error, named in cases:
+        with pytest.raises(error, match=named):
+            fitted(budget, llm, **how)
+        assert not [prompt for prompt in llm.calls if "text " in prompt]
+    assert budget.spent() == 0
+    assert not budget.is_frozen
