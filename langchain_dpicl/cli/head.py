@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from langchain_dpicl.cli import add_private_data, add_run, chosen, show
+from langchain_dpicl.cli import add_model, add_private_data, add_run, chosen, show
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -19,6 +19,8 @@ def fit_options(parser: Any) -> None:
       dpicl fit --data tickets.jsonl --labels billing,technical --epsilon 1 --output head.npz
       dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --delta 1e-6 --owner-key user --output h.npz
       dpicl answer --mode head --head head.npz --question "My card was charged twice"
+      dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --output h.npz --public texts.txt \\
+        --model smollm2-135m-instruct --score-prompt 'Review: {input}\\nSentiment:'
 
     Run the same command again to resume an interrupted fit; it is charged once.
     """
@@ -29,11 +31,26 @@ def fit_options(parser: Any) -> None:
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
     parser.add_argument("--owners", type=int, help="their public number (default: as the budget, else as the file)")
     parser.add_argument("--output", required=True, help="the head's file (.npz)")
+    parser.add_argument(
+        "--score-prompt",
+        metavar="TEMPLATE",
+        help="a prompt with {input}, such as 'Review: {input}\\nSentiment:': the model's scores of the labels after it "
+        "are features, too (needs --public and --model; slow: one call for each record)",
+    )
+    add_model(parser, "none")
+
+
+def _model(options: argparse.Namespace) -> Any:
+    """The model of the label scores; None if no option names one."""
+    from langchain_dpicl.members.chains import ModelChoice
+
+    named = options.model or options.model_url
+    return ModelChoice(options.model, options.model_url).load() if named else None
 
 
 def fit(options: argparse.Namespace) -> int:
     """Fit the head and write its file."""
-    from langchain_dpicl import ExemplarStore, PrivateHead, local
+    from langchain_dpicl import ExemplarStore, LabelScores, PrivateHead, local
     from langchain_dpicl.cli.session import open_budget, receipt_words
     from langchain_dpicl.members.chains import read_lines
     from langchain_dpicl.store.records import read_records
@@ -41,12 +58,18 @@ def fit(options: argparse.Namespace) -> int:
     started = time.monotonic()
     labels = [label.strip() for label in options.labels.split(",")]
     public = read_lines("--public", options.public) if options.public else None
+    if (llm := _model(options)) is None and options.score_prompt is not None:
+        raise InvalidParameter("--model", None, "the model of the scores with --score-prompt")
+    if llm is not None and options.score_prompt is None:
+        raise InvalidParameter("--model", options.model, "left out without --score-prompt: a head asks no model")
+    scores = None if llm is None else LabelScores(llm, labels, options.score_prompt.replace("\\n", "\n"))
     keys = chosen(options, "input_key", "output_key", "owner_key")
     store = ExemplarStore.from_records(
         read_records(options.data), local.local_embeddings(), **keys, progress=not options.json
     )
     budget = open_budget(options, store, lambda _: options.fits, "-head")
-    more = {"public": public, "owners": options.owners, "output": options.output, "input_key": options.input_key}
+    more: dict[str, Any] = {"public": public, "scores": scores}
+    more |= {"owners": options.owners, "output": options.output, "input_key": options.input_key}
     head = PrivateHead.fit(store, labels, budget, **more, progress=not options.json)
     line = budget.line("head", 1.0)
     facts = {
@@ -80,7 +103,7 @@ def answer_by_head(options: argparse.Namespace) -> int:
     if not options.question and not options.test:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     started = time.monotonic()
-    head = PrivateHead.load(options.head, local.local_embeddings())
+    head = PrivateHead.load(options.head, local.local_embeddings(), llm=_model(options))
     tests = read_records(options.test)[: options.limit] if options.test else []
     known = known_answers(tests, options, list(head.labels))
     answers = head.batch([*options.question, *(text for text, _ in known)])

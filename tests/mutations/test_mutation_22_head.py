@@ -15,9 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from langchain_dpicl.once.fitting import descend
+from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.profile import Gaussian
+from tests.unit.evaluation_fakes import FakeLLM
 
 EPSILON, DELTA, STEPS, SIZE, LABELS = 1.0, 1e-5, 20, 16, 3
 
@@ -55,6 +57,23 @@ def private_projection(
     return np.asarray(clipped_sum(OwnedRecords(widened, labels, owners), weights), np.float64) / LATTICE
 
 
+def private_calibration(
+    vectors: Floats, labels: NDArray[np.int64], owners: NDArray[np.int64], weights: Floats
+) -> Floats:
+    """Label scores lose their mean over the private records, and are measured in their spread: not over public texts.
+
+    Two of the numbers stand for a model's scores of each record.
+    """
+    rows = vectors[:, [5, 6]]
+    spread = float(np.sqrt(((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()))
+    calibrated = CalibratedScores(
+        LabelScores(FakeLLM(), ["bad", "good"], share=0.99), rows.mean(axis=0).tolist(), spread
+    )
+    embedded = FeatureMap(SIZE - 2).features(vectors[:, : SIZE - 2])
+    features = calibrated.joined(embedded, rows.tolist()).astype(np.float32)
+    return np.asarray(clipped_sum(OwnedRecords(features, labels, owners), weights), np.float64) / LATTICE
+
+
 def private_norm_bound(
     vectors: Floats, labels: NDArray[np.int64], owners: NDArray[np.int64], weights: Floats
 ) -> Floats:
@@ -90,7 +109,7 @@ def true_delta(mutant: Mutant) -> float:
     return Gaussian(plan.lines["head"].parameter / (move * math.sqrt(STEPS))).delta(EPSILON)
 
 
-@pytest.mark.parametrize("mutant", [clipped_per_record, private_projection, private_norm_bound])
+@pytest.mark.parametrize("mutant", [clipped_per_record, private_projection, private_calibration, private_norm_bound])
 def test_22_a_head_that_an_owner_moves_too_far_is_caught(mutant: Mutant) -> None:
     """The product's move keeps delta; each mutant's is a thousand times above it."""
     assert true_delta(product) <= DELTA

@@ -1,0 +1,58 @@
+"""A head's label scores from the embedded model: a record's are the same bits whoever is scored before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead
+from langchain_dpicl.calls.flow import run
+from langchain_dpicl.errors import PrivacyWarning
+from langchain_dpicl.local import local_embeddings, local_llm
+
+pytestmark = pytest.mark.model
+
+MODEL = "smollm2-135m-instruct"
+TEMPLATE = "Review: A moving film.\nSentiment: positive\n\nReview: {input}\nSentiment:"
+WORDS = ["negative", "positive"]
+PRAISE = ["wonderful", "charming", "brilliant", "lovely", "superb"]
+BLAME = ["awful", "boring", "stupid", "terrible", "dreadful"]
+
+
+def texts_of(start: str) -> list[str]:
+    return [f"{start} {word} film." for pair in zip(PRAISE, BLAME, strict=True) for word in pair]
+
+
+def test_scores_are_the_same_bits_in_another_order_and_without_the_others() -> None:
+    scores = LabelScores(local_llm(MODEL), WORDS, TEMPLATE)
+    texts = ["A wonderful film.", "A wonderful film that I loved", "Dull.", "A"]
+    found = run(scores.rows(texts, progress=False))
+    assert all(isinstance(row, list) for row in found)
+    order = [2, 0, 3, 1]
+    assert run(scores.rows([texts[i] for i in order], progress=False)) == [found[i] for i in order]
+    assert run(scores.rows(texts[1:2], progress=False)) == found[1:2]
+    assert scores.row(texts[2]) == found[2]  # a question's, too
+
+
+@pytest.mark.slow
+def test_a_head_learns_from_the_embedded_models_scores(tmp_path: Path) -> None:
+    """Ten public texts calibrate; the head is right on words that no record has. Epsilon is 1,000."""
+    keys: dict[str, Any] = {"input_key": "text", "output_key": "label", "progress": False}
+    records = [
+        {"text": text, "label": ["good", "bad"][i % 2]}
+        for i, text in enumerate(texts_of("What a") + texts_of("Such a"))
+    ]
+    store = ExemplarStore.from_records(records, local_embeddings(), **keys)
+    scores = LabelScores(local_llm(MODEL), WORDS, TEMPLATE, share=0.9)
+    budget = PrivacyBudget(1000.0, 0.01, {"head": 1}, ledger=f"sqlite:///{tmp_path}/b.db")
+    with pytest.warns(PrivacyWarning, match="20 owners"):
+        head = PrivateHead.fit(
+            store, ["bad", "good"], budget, public=texts_of("It is a"), scores=scores, progress=False
+        )
+    budget.close()
+    head.save(tmp_path / "head.npz")
+    loaded = PrivateHead.load(tmp_path / "head.npz", local_embeddings(), llm=local_llm(MODEL))
+    asked = ["a delightful , clever story", "a tedious , clumsy story", "i enjoyed it", "i hated it"]
+    assert [answer["label"] for answer in loaded.batch(asked)] == ["good", "bad", "good", "bad"]
