@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_dpicl import PrivacyBudget, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import PrivacyWarning
+from tests.unit.evaluation_fakes import FakeLLM
 
 SECRET = "CANARY-mrs-alder"
 
@@ -161,6 +162,33 @@ def test_a_head_is_fitted_once_and_answers_without_a_charge(data: Path, capsys: 
         code, _, err = run(capsys, *fitted)
     assert code == 1
     assert "a head is there" in err
+
+
+def test_a_head_with_label_scores_names_the_model_that_it_needs(
+    data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FakeLLM(words=["a", "b"])
+    monkeypatch.setattr(local, "local_llm", lambda *_, **__: model)
+    data.with_name("public.txt").write_text("\n".join(f"public {i}" for i in range(10)))
+    embedded = ["--model", "smollm2-135m-instruct"]
+    fitted = ["fit", "--data", str(data), *"--labels a,b --epsilon 5 --owner-key who --output h.npz".split()]
+    fitted += ["--public", "public.txt"]
+    scored = ["--score-prompt", "Text: {input}\\nLabel:"]
+    for given, named in ((scored, "--model"), (embedded, "--score-prompt")):
+        code, _, err = run(capsys, *fitted, *given)
+        assert (code, named in err) == (1, True)
+    assert not model.calls
+    with pytest.warns(PrivacyWarning, match="30 owners"):
+        code, _, _ = run(capsys, *fitted, *embedded, *scored)
+    assert code == 0
+    assert "Text: public 3\nLabel:" in model.calls
+    asked = ["answer", "--mode", "head", "--head", "h.npz", "--question", "which?"]
+    code, _, err = run(capsys, *asked)
+    assert (code, "FakeLLM()" in err) == (1, True)
+    code, out, _ = run(capsys, *asked, *embedded, "--json")
+    assert code == 0
+    assert json.loads(out)["answers"][0]["private"] in ("a", "b")
+    assert model.calls[-1] == "Text: which?\nLabel:"
 
 
 @pytest.mark.parametrize(
