@@ -46,7 +46,7 @@ Row = list[float]
 
 _AT_ONCE = 64  # texts between two looks at the progress bar
 _ASKED_AGAIN = 8
-_REACH = 2.0  # spreads from the mean, beyond which scores are scaled to norm 1
+_REACH = 3.0  # spreads from the mean, beyond which scores are scaled to norm 1
 _FARTHEST = 32.0  # spreads: what is farther counts as this far
 _LEAST_SPREAD = 2.0**-10
 _FACTS = {"model", "labels", "template", "share", "top_logprobs", "mean", "spread"}
@@ -79,7 +79,7 @@ class LabelScores:
         labels: Sequence[str],
         template: str = "Input: {input}\nLabel:",
         *,
-        share: float = 0.5,
+        share: float = 0.3,
         top_logprobs: int | None = None,
     ) -> None:
         if not isinstance(template, str) or template.count("{input}") != 1:

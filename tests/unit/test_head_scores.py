@@ -99,7 +99,7 @@ def test_scores_lose_the_models_bias_over_public_texts() -> None:
     features = scores.features(rows) / FeatureMap.unit
     assert [row[1] > row[0] for row in features] == [i % 2 == 1 for i in range(len(PUBLIC))]
     assert abs(features.mean()) < 1e-4
-    assert np.abs(np.linalg.norm(features, axis=1).mean() - 0.5) < 0.1  # two spreads are 1
+    assert np.abs(np.linalg.norm(features, axis=1).mean() - 1 / 3) < 0.1  # three spreads are 1
     assert (scores.features([scores.mean, None]) == 0).all()
 
 
@@ -260,13 +260,14 @@ def test_a_fit_goes_on_with_the_same_scores_alone(
 def test_every_way_to_ask_gives_the_same_answer_and_vectors_alone_none(quiet: None, budgets: Any) -> None:
     head = fitted(budgets(), model())
     questions = ["it was fine", {"input": "it was dull"}]
-    answers = [head.invoke(question) for question in questions]
-    assert head.batch(questions) == answers
 
-    async def asked() -> Any:
-        return [await head.ainvoke(questions[0]), await head.ainvoke(questions[1])], await head.abatch(questions)
+    async def asked() -> list[Any]:
+        return [await head.ainvoke(question) for question in questions] + await head.abatch(questions)
 
-    assert asyncio.run(asked()) == (answers, answers)
+    answers = [*map(head.invoke, questions), *head.batch(questions), *asyncio.run(asked())]
+    assert [answer["label"] for answer in answers] == ["yes", "no"] * 4
+    for i, answer in enumerate(answers):
+        assert answer["confidence"] == pytest.approx(answers[i % 2]["confidence"])
     with pytest.raises(InvalidParameter, match="vectors"):
         head.answers(np.eye(DIMENSION, dtype=np.float32))
 
