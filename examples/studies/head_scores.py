@@ -26,14 +26,14 @@ from tqdm import tqdm
 
 from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivacyWarning, PrivateHead
 from langchain_dpicl.local import local_llm
-from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.store.records import read_records
 
 MODEL = "smollm2-135m-instruct"
 ASKED = {
     "sst2": (
         ["negative", "positive"],
-        "Review: A moving and funny film.\nSentiment: positive\n\nReview: Dull and badly acted.\nSentiment: negative\n\n"
+        "Review: A moving and funny film.\nSentiment: positive\n\n"
+        "Review: Dull and badly acted.\nSentiment: negative\n\n"
         "Review: {input}\nSentiment:",
     ),
 }
