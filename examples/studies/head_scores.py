@@ -73,7 +73,7 @@ def share_of(data: Data, epsilon: float, scores: LabelScores | None, known: Know
         head = PrivateHead.fit(store, data.labels, budget, public=data.public.texts, scores=scores, progress=False)
         budget.close()
     answers = head.batch(tests.texts)
-    return sum(answer["label"] == right for answer, right in zip(answers, tests.labels, strict=True)) / len(tests)
+    return float(np.mean([answer["label"] == right for answer, right in zip(answers, tests.labels, strict=True)]))
 
 
 def study(options: argparse.Namespace) -> list[dict[str, Any]]:
