@@ -152,7 +152,7 @@ def head_world(case: HeadCase, has_owner: bool, rate: float, randomness: Randomn
     )
     fit._randomness = randomness
     no_charge: Any = None  # the ledger keeps no step of it
-    records, _ = fit._read(None)
+    records, *_ = fit._read(None)
     shape, sigma = (len(LABELS), FeatureMap(2).size), fit.line.parameter * LATTICE
 
     def steps() -> SeenFit:

@@ -98,7 +98,7 @@ class Fit(Release):
         features: FeatureMap,
         owners: int | None,
         *,
-        scores: CalibratedScores | None,
+        scores: CalibratedScores | None = None,
         line_name: str | None,
         noise: float | None,
         progress: bool,

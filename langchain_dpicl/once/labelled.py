@@ -56,7 +56,8 @@ class _WithScores(Embeddings):
         """A row for each text."""
         rows = as_matrix(self._head.embeddings.embed_documents(texts), len(texts))
         lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-        scores = [list(answer["scores"].values()) for answer in self._head.answers(rows)]
+        answers = self._head.answers(rows) if self._head.scores is None else self._head.batch(texts)
+        scores = [list(answer["scores"].values()) for answer in answers]
         found: list[list[float]] = np.concatenate([rows / lengths, np.array(scores)], axis=1).tolist()
         return found
 

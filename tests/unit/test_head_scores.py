@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.language_models import FakeListLLM
 from langchain_core.tracers.context import collect_runs
 from numpy.typing import NDArray
 
-from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, label_public
+from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, few_shot_chain, label_public
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.once import fitting
 from langchain_dpicl.once.scores import CalibratedScores
@@ -156,7 +157,10 @@ def test_a_head_learns_from_scores_what_embeddings_do_not_show(quiet: None, budg
     assert [answer["label"] for answer in head.batch(questions)] == right
     blind = PrivateHead.fit(store_of(), LABELS, budgets(), public=PUBLIC, progress=False)
     assert sum(a["label"] == b for a, b in zip(blind.batch(questions), right, strict=True)) < 35
-    assert [pair["output"] for pair in label_public(head, questions)] == right
+    shown = label_public(head, questions)
+    assert [pair["output"] for pair in shown] == right
+    chain = few_shot_chain(shown, FakeListLLM(responses=["an answer"]), head, k=2)
+    assert chain.invoke({"input": "a fine question"}) == "an answer"
 
 
 def test_each_text_is_a_call_of_its_own_and_its_prompt_holds_nothing_else(quiet: None, budgets: Any) -> None:
