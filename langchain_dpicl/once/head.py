@@ -22,7 +22,7 @@ from langchain_dpicl.calls.flow import run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
 from langchain_dpicl.once.fitting import Fit, Job
-from langchain_dpicl.once.scores import CalibratedScores, LabelScores, Row
+from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import check_budget, warn_of_delta
@@ -104,7 +104,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("vectors", "no texts", "texts, for invoke or batch: the head looks at label scores")
         return self._labelled(as_matrix(vectors, len(vectors)), [])
 
-    def _labelled(self, rows: Vectors, scored: list[Row | None]) -> list[HeadAnswer]:
+    def _labelled(self, rows: Vectors, scored: list[ScoreRow | None]) -> list[HeadAnswer]:
         if rows.shape[1] != self.features.dimension:
             raise InvalidParameter("vectors", f"{rows.shape[1]} dimensions", f"{self.features.dimension}, as the store")
         features = self.features.features(rows)
@@ -125,13 +125,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
         return text
 
-    def _row(self, text: str) -> Row | None:
+    def _row(self, text: str) -> ScoreRow | None:
         return None if self.scores is None else self.scores.scores.row(text)
 
-    async def _arow(self, text: str) -> Row | None:
+    async def _arow(self, text: str) -> ScoreRow | None:
         return None if self.scores is None else await self.scores.scores.arow(text)
 
-    def _asked(self, text: str, row: Row | None, fault: str) -> tuple[str, Row | None]:
+    def _asked(self, text: str, row: ScoreRow | None, fault: str) -> tuple[str, ScoreRow | None]:
         """A question, and its label scores if the head looks at them."""
         if fault:
             raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
@@ -162,7 +162,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         asked = [self._asked(text, *await aattempt(self._arow, text))]
         return self._of_rows(asked, *await aattempt(self.embeddings.aembed_documents, [text]))[0]
 
-    def _of_rows(self, asked: list[tuple[str, Row | None]], rows: Any, fault: str) -> list[HeadAnswer]:
+    def _of_rows(self, asked: list[tuple[str, ScoreRow | None]], rows: Any, fault: str) -> list[HeadAnswer]:
         if not fault:
             try:
                 return self._labelled(as_matrix(rows, len(asked)), [row for _, row in asked])

@@ -41,7 +41,7 @@ from langchain_dpicl.private.copies import TimeLimit
 from langchain_dpicl.private.sharing import public_copy
 from langchain_dpicl.store.base import embedder_of
 
-Row = list[float]
+ScoreRow = list[float]
 """A text's log-probabilities of the labels, less their mean."""
 
 _AT_ONCE = 64  # texts between two looks at the progress bar
@@ -97,15 +97,15 @@ class LabelScores:
         named = {"model": embedder_of(self.scorer.llm), "labels": list(self.labels), "template": self.template}
         return {**named, "share": self.share, "top_logprobs": self.scorer.top_logprobs}
 
-    def row(self, text: str, config: RunnableConfig | None = None) -> Row:
+    def row(self, text: str, config: RunnableConfig | None = None) -> ScoreRow:
         """The scores of one text. Raises what the model raises."""
         return self._centred(self.scorer.scores({self.scorer.query_key: text}, config))
 
-    async def arow(self, text: str, config: RunnableConfig | None = None) -> Row:
+    async def arow(self, text: str, config: RunnableConfig | None = None) -> ScoreRow:
         """The same, asynchronously."""
         return self._centred(await self.scorer.ascores({self.scorer.query_key: text}, config))
 
-    def _centred(self, found: Mapping[str, float]) -> Row:
+    def _centred(self, found: Mapping[str, float]) -> ScoreRow:
         logs = [math.log(max(found[label], 1e-30)) for label in self.labels]
         middle = math.fsum(logs) / len(logs)
         return [each - middle for each in logs]
@@ -114,7 +114,7 @@ class LabelScores:
         """The scores of each text by a call of its own, made as a private call. In place of a row: how it failed."""
         from tqdm import tqdm
 
-        def row(values: dict[str, Any], config: RunnableConfig) -> Row:
+        def row(values: dict[str, Any], config: RunnableConfig) -> ScoreRow:
             return self.row(values["text"], config)
 
         limit = TimeLimit(boundary.seal(RunnableLambda(row)), "auto")
@@ -195,7 +195,7 @@ class CalibratedScores:
         return len(self.mean)
 
     def features(self, rows: Sequence[Any]) -> Whole:
-        """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `Row`."""
+        """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`."""
         unit = self.spread * _REACH / UNIT
         far = _FARTHEST / _REACH * UNIT
         found = np.zeros((len(rows), self.size))

@@ -116,7 +116,7 @@ def test_norms_are_never_too_small(longest: float) -> None:
 def test_the_largest_numbers_stay_below_2_to_the_53() -> None:
     """So every sum of products is exact, whatever its order, by the Cauchy-Schwarz inequality."""
     exact = 2.0**53
-    assert steps._LARGEST_WEIGHT * steps._W * math.sqrt(steps._MOST_FEATURES) * steps._X <= exact  # scores
+    assert steps._LARGEST_WEIGHT * steps._W * math.sqrt(steps.MOST_FEATURES) * steps._X <= exact  # scores
     assert (math.sqrt(1.5) + 2.0) * steps._E * steps._LONGEST_ROW * steps._P <= exact  # a projected embedding
     assert exact >= steps._BLOCK * steps._R * steps._X  # a block's gradients
     assert steps._X * steps._R == LATTICE
