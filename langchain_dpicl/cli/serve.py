@@ -34,7 +34,7 @@ def serve_options(parser: Any) -> None:
       selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
 
-    a head that `dpicl fit` has written, instead of store, model, release, selector and budget:
+    a head that `dpicl fit` has written, instead of store, release, selector and budget:
       head:     head.npz
     """
     add_run(parser, serve)

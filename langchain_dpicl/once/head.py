@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.gaussian import check_labels
 from langchain_dpicl.budget import Budget, Receipt
-from langchain_dpicl.calls.flow import run
+from langchain_dpicl.calls.flow import immediate, run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
 from langchain_dpicl.once.fitting import Fit, Job
@@ -29,7 +29,7 @@ from langchain_dpicl.release.base import check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store.base import PrivateStore, embedder_of
-from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, attempt, embed
+from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
@@ -125,50 +125,47 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
         return text
 
-    def _row(self, text: str) -> ScoreRow | None:
-        return None if self.scores is None else self.scores.scores.row(text)
+    async def _answers_to(self, questions: list[Any], row: Any, embed: Any) -> list[HeadAnswer | Exception]:
+        """The answers, and the errors of what is no question, or has no label scores.
 
-    async def _arow(self, text: str) -> ScoreRow | None:
-        return None if self.scores is None else await self.scores.scores.arow(text)
-
-    def _asked(self, text: str, row: ScoreRow | None, fault: str) -> tuple[str, ScoreRow | None]:
-        """A question, and its label scores if the head looks at them."""
-        if fault:
-            raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
-        return text, row
-
-    def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
-        """The answers, and the errors of what is no question, or has no label scores."""
+        ``row`` gives a text's label scores (None: the head looks at none), and ``embed`` texts' embeddings, as of
+        records, which questions resemble. Both are awaited.
+        """
         found: list[Any] = []
         for question in questions:
             try:
                 text = self._text(question)
-                found.append(self._asked(text, *attempt(self._row, text)))
+                scored, fault = (None, "") if row is None else await aattempt(row, text)
+                if fault:
+                    raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
+                found.append((text, scored))
             except DPICLError as error:
                 found.append(error)
         asked = [each for each in found if not isinstance(each, Exception)]
-        texts = [text for text, _ in asked]
-        answers = iter(self._of_rows(asked, *attempt(self.embeddings.embed_documents, texts)) if texts else [])
-        return [each if isinstance(each, Exception) else next(answers) for each in found]
-
-    def _answer(self, question: Any) -> HeadAnswer:
-        """Embedded as a record, which a question resembles."""
-        text = self._text(question)
-        asked = [self._asked(text, *attempt(self._row, text))]
-        return self._of_rows(asked, *attempt(self.embeddings.embed_documents, [text]))[0]
-
-    async def _aanswer(self, question: Any) -> HeadAnswer:
-        text = self._text(question)
-        asked = [self._asked(text, *await aattempt(self._arow, text))]
-        return self._of_rows(asked, *await aattempt(self.embeddings.aembed_documents, [text]))[0]
-
-    def _of_rows(self, asked: list[tuple[str, ScoreRow | None]], rows: Any, fault: str) -> list[HeadAnswer]:
+        rows, fault = await aattempt(embed, [text for text, _ in asked]) if asked else ([], "")
         if not fault:
             try:
-                return self._labelled(as_matrix(rows, len(asked)), [row for _, row in asked])
+                answers = iter(
+                    self._labelled(as_matrix(rows, len(asked)), [scored for _, scored in asked]) if asked else []
+                )
+                return [each if isinstance(each, Exception) else next(answers) for each in found]
             except DPICLError as error:
                 fault = str(error)
         raise ModelUnavailable(f"the embedding model failed on public text ({fault})")
+
+    def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
+        row = None if self.scores is None else _awaitable(self.scores.scores.row)
+        return immediate(self._answers_to(questions, row, _awaitable(self.embeddings.embed_documents)))
+
+    async def _aanswer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
+        row = None if self.scores is None else self.scores.scores.arow
+        return await self._answers_to(questions, row, self.embeddings.aembed_documents)
+
+    def _answer(self, question: Any) -> HeadAnswer:
+        return _only(self._answer_all([question]))
+
+    async def _aanswer(self, question: Any) -> HeadAnswer:
+        return _only(await self._aanswer_all([question]))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> HeadAnswer:
         """The answer to one question."""
@@ -190,6 +187,17 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if not inputs:
             return []
         return self._batch_with_config(self._answer_all, inputs, config, return_exceptions=return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """The same, asynchronously."""
+        return await self._abatch_with_config(self._aanswer_all, inputs, config, return_exceptions=return_exceptions)
 
     # -- fitting -------------------------------------------------------------------------------------------------------
 
@@ -365,3 +373,17 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     def __repr__(self) -> str:
         return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
+
+
+def _awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    async def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call
+
+
+def _only(answers: list[HeadAnswer | Exception]) -> HeadAnswer:
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

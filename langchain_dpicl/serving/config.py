@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -62,16 +63,16 @@ class HeadSection(_Section):
     def _name_alone(cls, given: Any) -> Any:
         return {"file": given} if isinstance(given, str) else given
 
-    def load(self, folder: Path) -> PrivateHead:
-        """Read it. Raises `InvalidParameter` for another file or model."""
+    def load(self, folder: Path, llm: BaseLanguageModel[Any] | None) -> PrivateHead:
+        """Read it. ``llm``: the model of its label scores. Raises `InvalidParameter` for another file or model."""
         from langchain_dpicl.local import local_embeddings
 
         try:
             model = local_embeddings() if self.embeddings is None else local_embeddings(folder / self.embeddings)
-            return PrivateHead.load(folder / self.file, model)
+            return PrivateHead.load(folder / self.file, model, llm=llm)
         except InvalidParameter as error:
-            name = "head.file" if error.parameter == "path" else f"head.{error.parameter}"
-            wrong = InvalidParameter(name, error.value, error.bound)
+            names = {"path": "head.file", "embeddings": "head.embeddings", "llm": "model"}
+            wrong = InvalidParameter(names.get(error.parameter, error.parameter), error.value, error.bound)
         raise wrong
 
 
@@ -82,7 +83,10 @@ def _time_limit(value: Any) -> Any:
 
 
 class ModelSection(_Section):
-    """An embedded model (by name), or one on an OpenAI-compatible server, whose key is read from the environment."""
+    """An embedded model (by name), or one on an OpenAI-compatible server, whose key is read from the environment.
+
+    Beside a head: the model of its label scores, if it looks at any.
+    """
 
     name: str | None = None
     url: str | None = None
@@ -223,13 +227,17 @@ class Configuration(_Section):
     def _check(self) -> Configuration:
         whole = next((name for name in ("chain", "head") if getattr(self, name) is not None), None)
         if whole is not None:
-            described = {"chain", "head", "store", "release", "budget", "model", "selector"} - {whole}
+            described = {"chain", "head", "store", "release", "budget", "selector"} - {whole}
+            described |= {"model"} if self.chain is not None else set()
             if described := described & self.model_fields_set:
                 raise ValueError(f"{whole} stands alone: leave out {', '.join(sorted(described))}")
         elif missing := [name for name in ("store", "release", "budget") if getattr(self, name) is None]:
             raise ValueError(f"missing: {', '.join(missing)} (or head, or chain)")
-        if self.head is not None and self.server.input_key is not None:
-            raise ValueError("leave out server.input_key: the head's file has it")
+        if self.head is not None:
+            if self.server.input_key is not None:
+                raise ValueError("leave out server.input_key: the head's file has it")
+            if limits := self.model.model_fields_set & {"max_concurrency", "timeout"}:
+                raise ValueError(f"leave out model.{min(limits)}: no member is called beside a head")
         if self.budget is not None and self.budget.tickets and self.selector.threshold is None:
             raise ValueError(
                 "budget.tickets needs selector.threshold and selector.eligible (-1 makes every owner eligible)"
@@ -241,7 +249,7 @@ class Configuration(_Section):
         if self.chain is not None:
             return self._own_chain(self.chain)
         if self.head is not None:
-            return self.head.load(self.folder)
+            return self.head.load(self.folder, self._choice.load() if "model" in self.model_fields_set else None)
         from langchain_dpicl import DPAggregate, ExemplarStore, PoissonExampleSelector, PrivacyBudget, PrivateEnsemble
         from langchain_dpicl.local import local_embeddings
         from langchain_dpicl.store.records import read_records
@@ -270,6 +278,10 @@ class Configuration(_Section):
         fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
         return release.with_types(input_type=create_model("Question", __config__=ConfigDict(extra="forbid"), **fields))
 
+    @property
+    def _choice(self) -> ModelChoice:
+        return ModelChoice(self.model.name, self.model.url, self.model.api_key_env)
+
     def _own_chain(self, name: str) -> Runnable[Any, Any]:
         module, _, function = name.partition(":")
         if str(self.folder) not in sys.path:
@@ -296,8 +308,7 @@ class Configuration(_Section):
         from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote
         from langchain_dpicl.local import local_embeddings
 
-        choice = ModelChoice(self.model.name, self.model.url, self.model.api_key_env)
-        release = self.release
+        choice, release = self._choice, self.release
         if isinstance(release, VoteSection):
             given = release.model_dump(include={"instruction", "content_free"}, exclude_none=True)
             member = label_member(choice, release.labels, input_key, **given)

@@ -478,7 +478,9 @@ def chain():
     [
         ({"chain": "own:chain"}, "server.yaml", "chain stands alone: leave out head"),
         ({"budget": VOTE["budget"]}, "server.yaml", "head stands alone: leave out budget"),
-        ({"store": VOTE["store"], "model": {}}, "server.yaml", "head stands alone: leave out model, store"),
+        ({"store": VOTE["store"]}, "server.yaml", "head stands alone: leave out store"),
+        ({"model": {"timeout": 3}}, "server.yaml", "leave out model.timeout"),
+        ({"chain": "own:chain", "head": None, "model": {}}, "server.yaml", "chain stands alone: leave out model"),
         ({"selector": {}, "release": VOTE["release"]}, "server.yaml", "leave out release, selector"),
         ({"server.input_key": "text"}, "server.yaml", "leave out server.input_key"),
         ({"head": 3}, "head", "valid dictionary"),
@@ -517,6 +519,9 @@ def test_another_file_or_another_model_is_refused_when_the_server_starts(
             create_app(read(file_of(tmp_path, merged(HEAD, {"head": name}), "other.yaml")))
         assert caught.value.parameter == "head.file"
         assert caught.value.__context__ is None
+    with pytest.raises(InvalidParameter, match="looks at no label scores") as caught:
+        read(file_of(tmp_path, merged(HEAD, {"model.name": "smollm2-135m-instruct"}), "other.yaml")).build()
+    assert caught.value.parameter == "model"
     monkeypatch.setattr(local, "local_embeddings", lambda: FakeEmbeddings(size=8))
     code, out, err = run(capsys, "--config", str(path), "--check")
     assert (code, out, len(err.splitlines())) == (1, "", 1)

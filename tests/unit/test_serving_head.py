@@ -140,7 +140,9 @@ def test_requests_have_the_limits_of_a_release(head: PrivateHead, serve: Any) ->
     assert head.embeddings.calls == [], "nothing was embedded"  # type: ignore[attr-defined]
 
 
-def test_a_question_takes_one_change_of_thread(head: PrivateHead, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_takes_one_thread_and_a_batch_one(
+    head: PrivateHead, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hops: list[str] = []
     real = asyncio.BaseEventLoop.run_in_executor
 
@@ -151,11 +153,24 @@ def test_a_question_takes_one_change_of_thread(head: PrivateHead, serve: Any, mo
     monkeypatch.setattr(asyncio.BaseEventLoop, "run_in_executor", counted)
     client = serve(head)
     posts = [("invoke", {"input": "x"}), ("batch", {"inputs": ["x", "y", "z"]}), ("stream", {"input": "x"})]
-    for (path, body), expected in zip(posts, (1, 3, 1), strict=True):
+    for number, (path, body) in enumerate(posts, start=1):
         assert client.post(f"/ask/{path}", json=body, headers=ALICE).status_code == 200
-        assert len(hops) == expected, path
-        hops.clear()
-    assert [count for count, _ in head.embeddings.calls] == [1] * 5  # type: ignore[attr-defined]
+        assert len(hops) == number, path
+    assert [count for count, _ in head.embeddings.calls] == [1, 3, 1]  # type: ignore[attr-defined]
+
+
+async def test_a_batch_is_embedded_at_once_in_a_thread_with_faults_in_their_places(head: PrivateHead) -> None:
+    asked: list[Any] = [3, "one", " ", "two", {"text": "one"}, {"input": "one"}]
+    for found in (await head.abatch(asked, return_exceptions=True), head.batch(asked, return_exceptions=True)):
+        assert [found[i].parameter for i in (0, 2, 5)] == ["input"] * 3
+        for i, text in ((1, "one"), (3, "two"), (4, "one")):
+            assert found[i]["scores"] == pytest.approx(head.invoke(text)["scores"])
+    with pytest.raises(InvalidParameter, match="input"):
+        await head.abatch(asked)
+    assert await head.abatch([]) == []
+    calls = head.embeddings.calls  # type: ignore[attr-defined]
+    assert [count for count, _ in calls if count > 1] == [3, 3, 3]
+    assert calls[0][1] != threading.get_ident(), "the event loop does not wait for the model"
 
 
 def test_what_others_ask_at_the_same_time_changes_no_answer(head: PrivateHead, serve: Any) -> None:
