@@ -55,6 +55,8 @@ def answer(options: argparse.Namespace) -> int:
     from langchain_dpicl.members.chains import ModelChoice, label_member
     from langchain_dpicl.store.records import read_records
 
+    if options.limit is not None and options.limit < 1:
+        raise InvalidParameter("--limit", options.limit, "at least 1")
     if options.mode == "head":
         from langchain_dpicl.cli.head import answer_by_head
 

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from langchain_dpicl.cli import add_model, add_private_data, add_run, chosen, show
+from langchain_dpicl.cli import add_model, add_private_data, add_run, chosen, parse, show
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -95,9 +95,10 @@ def answer_by_head(options: argparse.Namespace) -> int:
     from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
     from langchain_dpicl.store.records import read_records
 
-    for name in ("data", "epsilon", "labels"):
-        if getattr(options, name) is not None:
-            raise InvalidParameter(f"--{name}", getattr(options, name), "left out with --mode head: the head has it")
+    used = {"mode", "head", "json", "question", "test", "limit", "input_key", "output_key", "model", "model_url"}
+    for name, usual in vars(parse(["answer"])).items():
+        if name not in used and (value := getattr(options, name)) != usual:
+            raise InvalidParameter(f"--{name.replace('_', '-')}", value, "left out with --mode head")
     if not options.head:
         raise InvalidParameter("--head", None, "the file that `dpicl fit` has written")
     if not options.question and not options.test:

@@ -122,7 +122,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     def _text(self, question: Any) -> str:
         text = question.get(self.input_key) if isinstance(question, Mapping) else question
         if not isinstance(text, str) or not text.strip():
-            raise InvalidParameter("input", type(text).__name__, f"a text, or a mapping with {self.input_key!r}")
+            given = "a blank text" if isinstance(text, str) else type(text).__name__
+            raise InvalidParameter("input", given, f"a text with words, or a mapping with {self.input_key!r}")
         return text
 
     async def _answers_to(self, questions: list[Any], row: Any, embed: Any) -> list[HeadAnswer | Exception]:
@@ -262,6 +263,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if store.output_key is None:
             raise InvalidParameter("store", "no output_key", "a store whose records have outputs, the labels")
         names = check_labels("labels", labels)
+        if not isinstance(input_key, str) or not input_key.strip():
+            raise InvalidParameter("input_key", input_key, "a non-empty string")
         check_budget(budget, noise)
         if budget.scope != "shared":
             raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
@@ -296,9 +299,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 PrivacyWarning,
                 stacklevel=2,
             )
-        store.remember_release(f"a head, on the budget {budget.name!r}")
         fit.job = job = None if output is None else Job(Path(output), fit.digest, store.lineage)
         try:
+            store.remember_release(f"a head, on the budget {budget.name!r}")
             weights, receipt = run(transact(fit, None))
             known: dict[str, Any] = {"embedder": store.embedder, "input_key": input_key, "scores": calibrated}
             head = cls(weights, names, features, store.embeddings, receipt, **known)
@@ -344,7 +347,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: np.asarray(file[name]) for name in file.files}
-            about = json.loads(str(arrays.pop("about")))
+            about = json.loads(str(arrays.pop("about")), parse_constant=int)  # fails: NaN is no cost
             weights = np.asarray(arrays.pop("weights"), np.float64)
             if about.pop("format") != _FORMAT:
                 raise ValueError

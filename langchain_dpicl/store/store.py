@@ -346,12 +346,18 @@ class ExemplarStore(MemoryStore):
 
     def _remember(self, **news: Any) -> None:
         self._held.state = replace(self._held.state, **news)
-        if not self._has_unsaved:
-            for file in self._files.values():
-                with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
-                    if file.path.exists():
+        if self._has_unsaved:
+            return
+        for file in self._files.values():
+            with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
+                while file.path.exists():
+                    try:
                         file.write(self._held)
-            self._saved()
+                        break
+                    except StoreFileChanged:  # another process was faster: write its news and these
+                        if not self.refresh():
+                            raise
+        self._saved()
 
     @property
     def lineage(self) -> str | None:

@@ -422,6 +422,21 @@ def test_a_label_that_no_record_has_stays_possible(noise: Noise, budgets: Any) -
     assert 0.0 < head.invoke("which?")["scores"]["ultraviolet"] < 1.0
 
 
+@pytest.mark.parametrize("key", ["", " ", None, 3])
+def test_a_question_has_a_key_that_is_checked_before_the_charge(key: Any, budgets: Any) -> None:
+    budget = budgets()
+    with pytest.raises(InvalidParameter, match="input_key"):
+        PrivateHead.fit(store_of(), LABELS, budget, input_key=key, progress=False)
+    assert budget.epsilon_spent() == 0
+
+
+def test_a_fit_that_cannot_begin_is_not_remembered(budgets: Any, tmp_path: Path) -> None:
+    store = store_of()
+    with pytest.raises(InvalidParameter, match="output"):
+        PrivateHead.fit(store, LABELS, budgets(), output=tmp_path / "missing" / "head.npz", progress=False)
+    assert store.released_once == ()
+
+
 # -- its file ----------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +475,7 @@ def test_a_file_with_a_pickle_or_other_content_is_refused(noise: Noise, budgets:
         {**good, "more": np.zeros(3)},
         {**good, "about": np.array(json.dumps({**about, "scale": None}))},
         {**good, "about": np.array(json.dumps({**about, "receipt": {}}))},
+        {**good, "about": np.array(json.dumps({**about, "receipt": {**about["receipt"], "epsilon": float("nan")}}))},
         {**good, "about": np.array("[" * 100_000)},
         {**good, "mean": np.zeros(3)},
     ):

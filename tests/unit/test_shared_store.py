@@ -153,6 +153,26 @@ def test_both_processes_know_what_either_has_released_once(two: Two) -> None:
         here.forget("owner-0")
 
 
+def test_two_processes_that_remember_at_once_lose_nothing(
+    two: Two, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has read the file before the other writes it."""
+    here, elsewhere = two
+    write = store_file.SharedFile.write
+
+    def late(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        elsewhere.remember_release("demonstrations")
+        elsewhere.remember_budget(OpenedBudget("ledger", "url", "elsewhere"))
+        write(*arguments, **options)
+
+    monkeypatch.setattr(store_file.SharedFile, "write", late)
+    here.remember_release("a head")
+    left = ExemplarStore.load(path, EMBEDDINGS)
+    assert set(left.released_once) == set(here.released_once) == {"a head", "demonstrations"}
+    assert [budget.name for budget in left.budgets] == ["elsewhere"]
+
+
 @pytest.mark.parametrize("what", ["older", "another store", "broken", "a folder"])
 def test_a_file_that_cannot_be_followed_stops_releases_with_a_reason(
     what: str, two: Two, path: Path, canary_free: Callable[..., None]
