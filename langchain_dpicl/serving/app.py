@@ -91,6 +91,7 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         about: dict[str, Any] = {"api": server.path, "title": server.title, "needs_key": bool(settings.keys)}
         if releases := releases_in(runnable):
             about["line"], key = releases[0].line_name, releases[0].query_key
+            about["beside"] = bool(heads_in(runnable))
             key = key if settings.chain else releases[0].selector.store.input_key
         else:
             about["head"], key = True, heads_in(runnable)[0].input_key
@@ -206,6 +207,7 @@ def add_page(
     needs_key: bool = True,
     line: str | None = None,
     head: bool = False,
+    beside: bool = False,
 ) -> None:
     """Add the page to a FastAPI or Starlette app, outside of its OpenAPI document.
 
@@ -226,6 +228,9 @@ def add_page(
     head
         Whether a `PrivateHead` answers, and no release: the page says what it cost, and that questions cost nothing.
 
+    beside
+        Whether a `PrivateHead` is in the chain beside its releases: the page adds its cost to what is promised.
+
     The page itself holds nothing private and is given to everybody.
     """
     for name, value in (("api", api), ("path", path)):
@@ -240,7 +245,7 @@ def add_page(
 
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
-    settings["head"] = bool(head)
+    settings |= {"head": bool(head)} | ({"beside": True} if beside else {})
     allowed = {}
     for tag in ("script", "style"):
         (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)

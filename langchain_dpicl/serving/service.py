@@ -226,7 +226,7 @@ def _plain(value: Any) -> Any:
         return _plain(value.root)
     if isinstance(value, BaseModel) and not isinstance(value, Serializable):
         return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
-    return value
+    return [*map(_plain, value)] if isinstance(value, list) else value
 
 
 def _described(schema: Callable[[], Any], name: str) -> type[BaseModel]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from browser import Page, chromium, served, until
 from ears import Spy
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 
 from langchain_dpicl import (
     DPAggregate,
@@ -73,22 +74,32 @@ def put(tmp_path_factory: pytest.TempPathFactory, store_of: Any, records: Any) -
         releases: int = 10,
         needs_key: bool = False,
         return_receipt: bool = True,
+        beside: PrivateHead | None = None,
         **policy: Any,
     ) -> PrivacyBudget:
         budget = PrivacyBudget(epsilon, 1e-5, releases, f"sqlite:///{folder / name}.db", name, **policy)
         everybody = {"threshold": -1.0} if budget.tickets else {}
         selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8, **everybody)
         aggregate = DPAggregate(aggregator or NoisyVote(LABELS), budget, return_receipt=return_receipt)
-        chain = PrivateEnsemble(selector, RunnableLambda(member)) | aggregate
+        chain: Any = PrivateEnsemble(selector, RunnableLambda(member)) | aggregate
+        if beside is not None:
+            chain = RunnableParallel(kind=chain, head=RunnableLambda(itemgetter("input")) | beside)
         principal_from = caller if needs_key else lambda request: "anyone"
         add_dp_routes(app, chain, f"/api/{name}", principal_from=principal_from)
-        add_page(app, api=f"/api/{name}", path=f"/{name}", title="Is this review kind?", needs_key=needs_key)
+        add_page(
+            app,
+            api=f"/api/{name}",
+            path=f"/{name}",
+            title="Is this review kind?",
+            needs_key=needs_key,
+            beside=beside is not None,
+        )
         return budget
 
     return make
 
 
-def put_head(app: Any, folder: Path, store: Any) -> None:
+def put_head(app: Any, folder: Path, store: Any) -> PrivateHead:
     """A head that was fitted in this folder and loaded from its file, at ``/api/head``, and its page at ``/head``."""
     from langchain_dpicl.serving.routes import add_dp_routes
 
@@ -101,6 +112,7 @@ def put_head(app: Any, folder: Path, store: Any) -> None:
         app, head, "/api/head", principal_from=lambda request: KEYS.get(request.headers.get("authorization", ""))
     )
     add_page(app, api="/api/head", path="/head", title="Is this review kind?", head=True)
+    return head
 
 
 def sometimes(values: Any) -> str:
@@ -124,7 +136,7 @@ def budgets(
     put: Put, gate: threading.Event, tmp_path_factory: pytest.TempPathFactory, store_of: Any, records: Any
 ) -> tuple[Any, dict[str, PrivacyBudget]]:
     app = fastapi.FastAPI()
-    put_head(app, tmp_path_factory.mktemp("head"), store_of(records(8)))
+    head = put_head(app, tmp_path_factory.mktemp("head"), store_of(records(8)))
     fields = ["renew", "metformin", "pharmacy", "bill", "doctor"]
     made = {
         "desk": put(app, "desk", needs_key=True, releases=20),
@@ -140,6 +152,7 @@ def budgets(
         "slow": put(app, "slow", lambda values: gate.wait(20) and "Negative", replay=False),
         "down": put(app, "down", sometimes),
         "endless": put(app, "endless", releases=2, replay=False, tickets=True),
+        "both": put(app, "both", epsilon=3.0, beside=head),
     }
     return app, made
 
@@ -439,6 +452,14 @@ def test_a_head_answers_without_end_and_says_what_it_cost_once(page: Page) -> No
     assert not page["#receipt"].is_displayed()
     page.ask("let me in")
     assert page.text("#answer") == "Not asked: the key is missing or not known."
+
+
+def test_a_head_beside_a_budget_is_counted_in_the_promise(page: Page) -> None:
+    page.open("both")
+    page.until_text("#loss", "Released once beside it: ε 2 more.")
+    promise = page["#promise details"].text
+    for words in ("with ε = 5", "about 148 times", "1 in 50,000"):
+        assert words in promise
 
 
 def test_a_model_that_is_down_is_said_to_be_down(page: Page) -> None:

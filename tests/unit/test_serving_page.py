@@ -66,7 +66,13 @@ def test_the_page_has_plain_words_for_a_budget_without_an_end() -> None:
 def test_a_title_and_a_key_cannot_bring_in_a_tag() -> None:
     attack = "</script><script>alert(1)</script>{{settings}}{{title}}\u2028&amp;"
     response = fetched(title=attack, input_key=attack, line=attack)
-    expected = {"api": "/classify", "inputKey": attack, "needsKey": True, "line": attack, "head": False}
+    expected = {
+        "api": "/classify",
+        "inputKey": attack,
+        "needsKey": True,
+        "line": attack,
+        "head": False,
+    }
     assert settings_of(response) == expected
     assert response.text.count("<script") == 2
     assert response.text.count(html.escape(attack)) == 2, "as text, in the heading and in the tab"
