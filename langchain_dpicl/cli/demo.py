@@ -37,7 +37,9 @@ def demo(options: argparse.Namespace) -> int:
     from langchain_dpicl import ExemplarStore, LabelScorer, PoissonExampleSelector, PrivacyBudget, local
     from langchain_dpicl.cli.session import label_session
     from langchain_dpicl.demo import inbox
+    from langchain_dpicl.privacy.checks import whole
 
+    whole("--held-out", options.held_out, at_least=0)
     labels = list(inbox.DEMO_LABELS)
     private, held_out = inbox.demo_inbox()
     keys: Any = {"input_key": inbox.INPUT_KEY, "output_key": inbox.OUTPUT_KEY, "owner_key": inbox.OWNER_KEY}

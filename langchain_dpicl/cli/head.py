@@ -83,7 +83,7 @@ def fit(options: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     text = (
-        f"{store!r}; {budget!r}\nreleased: {line.plan_line.describe()}\n{receipt_words(head.receipt)}\n"
+        f"{store!r}; {budget!r}\nreleased: {line.plan_line.describe()}\n{receipt_words(head.receipt, 'fits')}\n"
         f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
     )
     return show(options, facts, text)
@@ -121,5 +121,5 @@ def answer_by_head(options: argparse.Namespace) -> int:
         facts |= {"accuracy": share, "standard_error": error, "held_out": len(right)}
         lines.append(f"    {len(right)} test questions: {share:.1%} right (standard error {error:.1%})")
     facts["seconds"] = round(time.monotonic() - started, 1)
-    lines.append(f"{receipt_words(head.receipt)}: answers cost nothing; {facts['seconds']:.1f} seconds.")
+    lines.append(f"{receipt_words(head.receipt, 'fits')}: answers cost nothing; {facts['seconds']:.1f} seconds.")
     return show(options, facts, "\n".join(lines))

@@ -301,9 +301,9 @@ class _Compared(SealedRelease):
         return release
 
 
-def receipt_words(receipt: Receipt) -> str:
-    """Return a receipt in one line."""
-    left = "no last answer" if receipt["remaining"] is None else f"{receipt['remaining']} answers left"
+def receipt_words(receipt: Receipt, counted: str = "answers") -> str:
+    """Return a receipt in one line. ``counted``: what its line counts."""
+    left = "no last answer" if receipt["remaining"] is None else f"{receipt['remaining']} {counted} left"
     return (
         f"{receipt['id']}: epsilon {receipt['epsilon_spent']:.3g} of {receipt['epsilon']:g} spent at delta "
         f"{receipt['delta']:.2g}, {left}"

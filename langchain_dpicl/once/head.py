@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
+_HALF = re.compile("[\ud800-\udfff]")
 _RECEIPT = TypeAdapter(Receipt)
 _log = logging.getLogger("langchain_dpicl")
 
@@ -124,6 +126,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if not isinstance(text, str) or not text.strip():
             given = "a blank text" if isinstance(text, str) else type(text).__name__
             raise InvalidParameter("input", given, f"a text with words, or a mapping with {self.input_key!r}")
+        if _HALF.search(text):
+            raise InvalidParameter("input", "half a surrogate pair", "a text in Unicode")
         return text
 
     async def _answers_to(self, questions: list[Any], row: Any, embed: Any) -> list[HeadAnswer | Exception]:

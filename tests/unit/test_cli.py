@@ -158,6 +158,7 @@ def test_a_head_is_fitted_once_and_answers_without_a_charge(data: Path, capsys: 
     assert SECRET.encode() not in data.with_name("h.npz").read_bytes()
     code, out, _ = run(capsys, *asked)
     assert "40 test questions" in out
+    assert "0 fits left: answers cost nothing" in out
     with pytest.warns(PrivacyWarning, match="30 owners"):
         code, _, err = run(capsys, *fitted)
     assert code == 1

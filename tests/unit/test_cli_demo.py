@@ -80,3 +80,8 @@ def test_people_see_the_price_of_each_and_that_both_add_up(
     assert "has also sorted all 60 new messages" in out
     assert "both together count epsilon 200." in out
     assert "86     no limit" in run(capsys, *given), "the ledger goes on counting the ensemble's answers"
+
+
+def test_a_negative_number_of_questions_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--held-out", "-5", "--json"]) == 1
+    assert "--held-out" in json.loads(capsys.readouterr().out)["message"]

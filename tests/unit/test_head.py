@@ -430,6 +430,13 @@ def test_a_question_has_a_key_that_is_checked_before_the_charge(key: Any, budget
     assert budget.epsilon_spent() == 0
 
 
+def test_half_a_character_fails_alone_in_a_batch(noise: Noise, budgets: Any) -> None:
+    head = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
+    good, bad = head.batch(["which?", "\ud800"], return_exceptions=True)
+    assert good["label"] in LABELS
+    assert isinstance(bad, InvalidParameter)
+
+
 def test_a_fit_that_cannot_begin_is_not_remembered(budgets: Any, tmp_path: Path) -> None:
     store = store_of()
     with pytest.raises(InvalidParameter, match="output"):
