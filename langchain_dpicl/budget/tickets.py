@@ -32,7 +32,8 @@ transcript: the queries and their answers.
    If it is of kind 3, it is dominated by (P, Q) and what follows, for each answer, by D(t - 1): by the adaptive
    composition of dominating pairs (Zhu, Dong and Wang 2022, theorem 10) both together by D(t). With t = 0 only kind 2
    is left. D(t) is dominated by D(T), as answers that cannot be used can be left out. Several lines: the same with one
-   t for each line, and a product that does not depend on the order of its factors.
+   t for each line, and a product that does not depend on the order of its factors. A line of bounded ranges may have
+   the pair of its T releases in place of the T-fold composition: `privacy.adaptive` does this induction for it.
 5. No n entered the bound, so it holds for runs of any length: an event of an endless run is a limit of events of its
    beginnings.                                                                                                     QED
 

@@ -56,7 +56,11 @@ class LocalEmbeddings(Embeddings):
         self._lock = threading.Lock()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One unit vector per text, in order; no text, no vector. The texts are encoded in batches."""
+        """One unit vector per text, in order; no text, no vector.
+
+        The texts are encoded in batches: the last bits of a text's vector depend on the texts beside it. Those of a
+        call with one text depend on this text alone.
+        """
         if not texts:
             return []
         options = {"batch_size": 64, "normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}

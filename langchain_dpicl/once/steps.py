@@ -17,6 +17,13 @@ additions, products and quotients of single numbers, which IEEE 754 rounds in on
 rounded towards 0: the residuals of a single record, or the sum of several records' gradients. So gradients lie on the
 lattice of 2^-36 and their sum is exact too: the sum for two sets of owners together is the sum for the one plus the sum
 for the other, to the last bit.
+
+**Where this begins.** It begins at the store's vectors. Neighbouring stores hold the same vector of every record that
+they share. `forget` and later additions keep it so. A store that is built anew without an owner keeps it only if its
+embedding model gives a text the same bits whatever texts are embedded beside it. Models that encode texts in batches do
+not: with `local_embeddings`, one more long text changed 9 of 1,000 other vectors by 1e-7, and the sum of these owners'
+gradients by 1.5e-5, beside the sensitivity of 1. To exclude that, embed each text by a call of its own, and give the
+store these ``vectors``.
 """
 
 from __future__ import annotations

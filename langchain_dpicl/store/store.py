@@ -54,8 +54,10 @@ class ExemplarStore(MemoryStore):
         """Build a store from mappings.
 
         ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``vectors`` (rows of
-        float32) replaces the embedding of the inputs. Raises `InvalidRecords`, which names a record's position, never
-        its text: empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
+        float32) replaces the embedding of the inputs. The model gets many inputs at once, and may give one other last
+        bits beside others: if an owner's vectors must not depend on other owners at all, embed each input by a
+        call of its own and give ``vectors``. Raises `InvalidRecords`, which names a record's position, never its text:
+        empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)

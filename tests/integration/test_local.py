@@ -18,11 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.local import KNOWN_MODELS, local_chat_model, local_embeddings, local_llm, model_path
+from langchain_dpicl.store.records import as_matrix
 
 pytestmark = pytest.mark.model
 
@@ -346,6 +348,18 @@ def test_embeddings_are_unit_vectors_in_order() -> None:
     assert similarity(0, 3) > 0.999
     assert embeddings.embed_documents([]) == []
     assert local_embeddings() is embeddings
+
+
+def test_a_text_embedded_by_itself_has_the_same_bits_whatever_was_embedded_before() -> None:
+    """In a batch it may have others (measured: up to half of the texts); the store's docstring says what to do."""
+    embeddings = local_embeddings()
+    texts = [f"A review number {i} with {'many ' * (i % 17)}words" for i in range(20)]
+    alone = [embeddings.embed_documents([text])[0] for text in texts]
+    together = np.array(embeddings.embed_documents(["word " * 200, *texts]))[1:]
+    assert np.abs(together - alone).max() < 1e-6
+    assert [embeddings.embed_documents([text])[0] for text in reversed(texts)] == alone[::-1]
+    rows = as_matrix(alone, len(texts))
+    assert all((as_matrix([vector], 1)[0] == row).all() for vector, row in zip(alone, rows, strict=True))
 
 
 @pytest.mark.slow
