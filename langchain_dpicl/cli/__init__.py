@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from langchain_dpicl.errors import DPICLError
+from langchain_dpicl.errors import DPICLError, InvalidParameter
 
 COMMANDS = {
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
@@ -73,6 +73,15 @@ def chosen(options: object, *names: str) -> dict[str, Any]:
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return those of these options that have a value, by name."""
     return {name: value for name, value in chosen(options, *names).items() if value is not None}
+
+
+def check_apart(options: argparse.Namespace, *names: str) -> None:
+    """Refuse the private examples (``--data``) as the file of one of these options. Looks at names of files alone."""
+    for name in names:
+        path, private = (str(getattr(options, each)) for each in (name, "data"))
+        both_exist = os.path.exists(path) and os.path.exists(private)
+        if path == private or (both_exist and os.path.samefile(path, private)):
+            raise InvalidParameter(f"--{name}", path, "another file than --data: its records are private")
 
 
 def show(options: argparse.Namespace, facts: Any, text: str, indent: int | None = 2) -> int:

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from langchain_dpicl.cli import add_model, add_private_data, add_run, chosen, parse, show
+from langchain_dpicl.cli import add_model, add_private_data, add_run, check_apart, chosen, parse, show
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -56,6 +56,7 @@ def fit(options: argparse.Namespace) -> int:
     from langchain_dpicl.store.records import read_records
 
     started = time.monotonic()
+    check_apart(options, "public")
     labels = [label.strip() for label in options.labels.split(",")]
     public = read_lines("--public", options.public) if options.public else None
     if (llm := _model(options)) is None and options.score_prompt is not None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli import add_ensemble, add_model, add_prices, add_run, chosen, given, show
+from langchain_dpicl.cli import add_ensemble, add_model, add_prices, add_run, check_apart, chosen, given, show
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -74,6 +74,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.privacy.checks import whole
 
+    check_apart(options, "public", *(["test"] if Path(options.data).is_file() else []))
     about = task(options.task)
     wording = {name: text.replace("\\n", "\n") for name, text in given(options, "instruction", "query").items()}
     about = replace(about, shape=replace(about.shape, **wording))

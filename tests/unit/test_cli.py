@@ -215,3 +215,17 @@ def test_options_of_another_mode_are_refused(data: Path, capsys: Any, arguments:
     code, out, err = run(capsys, "answer", *arguments.split())
     assert (code, out) == (1, "")
     assert named in err
+
+
+def test_private_examples_are_neither_public_texts_nor_a_test(data: Path, tmp_path: Path, capsys: Any) -> None:
+    """Under another name of the same file, too; nothing is charged."""
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(data)
+    fit = f"fit --data {data} --labels a,b --epsilon 3 --output h.npz --public"
+    evaluate = f"evaluate --task sst2 --data {data} --epsilon 1 --output out"
+    for command in (f"{fit} {data}", f"{fit} {link}", f"{evaluate} --test {link}", f"{evaluate} --public {link}"):
+        code, _, err = run(capsys, *command.split())
+        assert code == 1
+        assert "another file than --data" in err
+    assert not Path("h.npz").exists()
+    assert not Path("dpicl-budget.db").exists()
