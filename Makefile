@@ -33,8 +33,10 @@ $(DEV): $(LOCAL)
 demo: $(LOCAL)
 	$(BIN)/dpicl demo
 
-# One hash seed: all workers must name the tests alike. In order: the examples, which take longest, come first.
-PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# One hash seed: all workers must name the tests alike. In order: the examples, which take longest, come first. Three
+# workers also on two cores: many tests wait for processes, disks and clocks.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 3 ] && echo $$n || echo 3)
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) -m "not slow"

@@ -111,9 +111,9 @@ def true_delta(mutant: Mutant) -> float:
 
 @pytest.mark.parametrize("mutant", [clipped_per_record, private_projection, private_calibration, private_norm_bound])
 def test_22_a_head_that_an_owner_moves_too_far_is_caught(mutant: Mutant) -> None:
-    """The product's move keeps delta; each mutant's is a thousand times above it."""
+    """The product's move keeps delta; each mutant's is a hundred times above it, or more."""
     assert true_delta(product) <= DELTA
-    assert true_delta(mutant) > 1000 * DELTA
+    assert true_delta(mutant) > 100 * DELTA
 
 
 def test_22_a_scale_that_follows_the_store_is_caught() -> None:

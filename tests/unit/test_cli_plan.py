@@ -128,7 +128,7 @@ def test_the_curves_behind_the_picture() -> None:
     assert noise[0][1] > noise[1][1] == plan.lines["v"].parameter > noise[2][1]
 
 
-@pytest.mark.parametrize("mechanism", ["vote", "tokens"])
+@pytest.mark.parametrize("mechanism", ["vote", pytest.param("tokens", marks=pytest.mark.slow)])
 def test_a_picture_is_drawn(mechanism: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"
