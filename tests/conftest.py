@@ -312,3 +312,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if reasons := skip_reasons(config):
         said = "; ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
         print(f"{reasons.total()} tests were skipped: {said}")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """serve(chain): a client of an application that serves it at /ask, for the user that a header names."""
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    from langchain_dpicl.serving import add_dp_routes
+
+    opened: list[TestClient] = []
+
+    def make(chain: Any, *, who: Any = None, **options: Any) -> TestClient:
+        app = FastAPI()
+        who = who or (lambda request: request.headers.get("x-user"))
+        add_dp_routes(app, chain, "/ask", principal_from=who, **options)
+        opened.append(TestClient(app))
+        opened[-1].__enter__()
+        return opened[-1]
+
+    yield make
+    for client in opened:
+        client.__exit__(None, None, None)

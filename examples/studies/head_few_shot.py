@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl import Demonstrations, PrivateHead, few_shot_chain, label_public
+from langchain_dpicl.evaluation.scores import share_error
 from langchain_dpicl.local import local_llm
 
 EPSILON, SHOWN, QUESTIONS = 1.0, 4, 250
@@ -90,7 +90,7 @@ def study(name: str, data: Data, known: Known, llm: BaseLanguageModel[Any], ques
     rows = []
     for method, given in answers.items():
         share = sum(a == b for a, b in zip(given, right, strict=True)) / len(right)
-        error = math.sqrt(share * (1.0 - share) / len(right))
+        error = share_error([share], len(right))
         about = {"task": name, "method": method, "accuracy": share, "standard_error": error}
         rows.append(
             {

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,9 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig
 from tqdm import tqdm
 
-from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivacyWarning, PrivateHead
+from langchain_dpicl import LabelScores
+from langchain_dpicl.evaluation.heads import fit_head
+from langchain_dpicl.evaluation.scores import share_error
 from langchain_dpicl.local import local_llm
 
 MODEL = "smollm2-135m-instruct"
@@ -64,14 +63,8 @@ class Kept(LabelScores):
 def share_of(data: Data, epsilon: float, scores: LabelScores | None, known: Known) -> float:
     """The share of right answers of one head, made by the product's own release."""
     private, tests = data.private, data.tests
-    store = ExemplarStore.from_texts(
-        private.texts, known, outputs=private.labels, vectors=private.vectors, progress=False
-    )
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        budget = PrivacyBudget(epsilon, DELTA, {"head": 1}, ledger=f"sqlite:///{folder}/b.db", replay=False)
-        head = PrivateHead.fit(store, data.labels, budget, public=data.public.texts, scores=scores, progress=False)
-        budget.close()
+    held = private.texts, private.labels, private.vectors
+    head, _ = fit_head(held, known, data.labels, epsilon, DELTA, data.public.texts, scores=scores)
     answers = head.batch(tests.texts)
     return float(np.mean([answer["label"] == right for answer, right in zip(answers, tests.labels, strict=True)]))
 
@@ -85,8 +78,7 @@ def study(options: argparse.Namespace) -> list[dict[str, Any]]:
         for epsilon in tqdm(EPSILONS, desc=name):
             for used in (None, scores):
                 shares = [share_of(data, epsilon, used, known) for _ in range(FITS)]
-                mean, noise = float(np.mean(shares)), float(np.var(shares, ddof=1)) / FITS
-                error = math.sqrt(mean * (1.0 - mean) / len(data.tests) + noise)
+                mean, error = float(np.mean(shares)), share_error(shares, len(data.tests))
                 about = {"task": name, "scores": used is not None, "epsilon": epsilon, "owners": len(data.private)}
                 rows.append({**about, "accuracy": mean, "standard_error": error, "shares": shares})
     return rows

@@ -22,6 +22,7 @@ from langchain_dpicl.evaluation.passes import EvaluationPlan, Row, key_of
 from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
 from langchain_dpicl.once.fitting import Sums, descend
 from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.once.scores import LabelScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.store import ExemplarStore
@@ -40,12 +41,14 @@ def fit_head(
     delta: float,
     public: Sequence[str] | FeatureMap | None = None,
     *,
+    scores: LabelScores | None = None,
     fits: int = 1,
     input_key: str = "input",
 ) -> tuple[PrivateHead, float]:
     """Return a head, by the product's own release on a ledger that is thrown away, and the noise of a step (sigma).
 
-    Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them. ``input_key``: the head's.
+    Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them. ``input_key`` and
+    ``scores``: the head's.
     """
     texts, outputs, vectors = private
     store = ExemplarStore.from_texts(texts, embeddings, outputs=outputs, vectors=vectors, progress=False)
@@ -53,7 +56,8 @@ def fit_head(
         warnings.simplefilter("ignore", PrivacyWarning)  # of few owners and large deltas: the accuracy shows them
         ledger = f"sqlite:///{folder}/budget.db"
         with contextlib.closing(PrivacyBudget(epsilon, delta, {"head": fits}, ledger, replay=False)) as budget:
-            head = PrivateHead.fit(store, labels, budget, public=public, input_key=input_key, progress=False)
+            features: dict[str, Any] = {"public": public, "scores": scores}
+            head = PrivateHead.fit(store, labels, budget, **features, input_key=input_key, progress=False)
             return head, budget.line("head", 1.0).parameter
 
 

@@ -124,14 +124,9 @@ def make(
 
 def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) -> tuple[OpenedBudget, ...]:
     """The budgets that were opened on a collection; the others if there is a new one, which is written down."""
-    if not _exists(connection, "dpicl_budgets"):
-        if new is None:
-            return ()
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS dpicl_budgets (collection text NOT NULL REFERENCES dpicl_collections, "
-            "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, PRIMARY KEY (collection, ledger, name))"
-        )
+    columns = "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, PRIMARY KEY (collection, ledger, name)"
+    if not _kept(connection, "dpicl_budgets", columns, make=new is not None):
+        return ()
     if new is not None:
         query = "INSERT INTO dpicl_budgets VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
         connection.execute(query, [name, new.ledger, new.url, new.name])
@@ -142,19 +137,25 @@ def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) 
 
 def releases(connection: Connection, name: str, new: str | None = None) -> tuple[str, ...]:
     """What was released once of a collection, with a new one, which is written down."""
-    if not _exists(connection, "dpicl_released_once"):
-        if new is None:
-            return ()
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS dpicl_released_once (collection text NOT NULL REFERENCES dpicl_collections, "
-            "release text NOT NULL, PRIMARY KEY (collection, release))"
-        )
+    columns = "release text NOT NULL, PRIMARY KEY (collection, release)"
+    if not _kept(connection, "dpicl_released_once", columns, make=new is not None):
+        return ()
     if new is not None:
         query = "INSERT INTO dpicl_released_once VALUES (%s, %s) ON CONFLICT DO NOTHING"
         connection.execute(query, [name, new])
     query = "SELECT release FROM dpicl_released_once WHERE collection = %s ORDER BY release"
     return tuple(str(release) for (release,) in connection.execute(query, [name]).fetchall())
+
+
+def _kept(connection: Connection, table: str, columns: str, *, make: bool) -> bool:
+    """Whether there is this table about collections, which is made if it has to be."""
+    if _exists(connection, table):
+        return True
+    if make:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        about = f"collection text NOT NULL REFERENCES dpicl_collections, {columns}"
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({about})")
+    return make
 
 
 def _exists(connection: Connection, table: str) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from ears import Spy
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
 from langchain_core.runnables import RunnableLambda
 from table_model import TableModel
 from ways import WAYS, ask
@@ -31,7 +29,6 @@ from langchain_dpicl import (
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release import base
 from langchain_dpicl.release.base import Doubts
-from langchain_dpicl.serving import add_dp_routes
 
 LABELS = ["Positive", "Negative"]
 BROKEN = "a question on which the model fails, with examples and without"
@@ -208,21 +205,6 @@ def test_a_samplers_failure_is_its_callers_alone(budget_of: Any, store_of: Any, 
                     assert (got == "ReleaseFailed") is fails
         transcripts.append(transcript)
     assert transcripts[0] == transcripts[1]
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Any], TestClient]]:
-    opened: list[TestClient] = []
-
-    def make(chain: Any) -> TestClient:
-        app = FastAPI()
-        add_dp_routes(app, chain, "/ask", principal_from=lambda request: request.headers.get("x-user"))
-        opened.append(TestClient(app))
-        return opened[-1].__enter__()
-
-    yield make
-    for client in opened:
-        client.__exit__(None, None, None)
 
 
 def test_a_server_tells_bob_nothing_of_alices_outcomes(world: Any, serve: Any) -> None:

@@ -7,21 +7,17 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
 
 from langchain_dpicl import InvalidParameter, PrivateHead
 from langchain_dpicl.once.steps import FeatureMap
-from langchain_dpicl.serving import add_dp_routes
 
 ALICE = {"x-user": "alice"}
 SECRET = "CANARY in a question"
@@ -54,23 +50,6 @@ def head() -> PrivateHead:
         embedder="x",
         input_key="text",
     )
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., TestClient]]:
-    """serve(chain): a client of an application that serves it at /ask to whoever has a name."""
-    opened: list[TestClient] = []
-
-    def make(chain: Any, **options: Any) -> TestClient:
-        app = FastAPI()
-        add_dp_routes(app, chain, "/ask", principal_from=lambda request: request.headers.get("x-user"), **options)
-        opened.append(TestClient(app))
-        opened[-1].__enter__()
-        return opened[-1]
-
-    yield make
-    for client in opened:
-        client.__exit__(None, None, None)
 
 
 def test_invoke_batch_and_stream_give_the_heads_answers(head: PrivateHead, serve: Any) -> None:

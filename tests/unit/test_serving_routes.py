@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.testclient import TestClient
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableLambda
+from langchain_core.runnables import RunnableGenerator, RunnableLambda
 from typing_extensions import TypedDict
 
 from langchain_dpicl import InvalidParameter, LedgerError, UnsafeConfigurationError
@@ -26,26 +26,8 @@ class Question(TypedDict):
 
 
 def header(request: Any) -> str | None:
-    """Stands for real authentication."""
     user: str | None = request.headers.get("x-user")
     return user
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., TestClient]]:
-    """serve(chain): a client of an application that serves it at /ask."""
-    opened: list[TestClient] = []
-
-    def make(chain: Runnable[Any, Any], *, who: Any = header, **options: Any) -> TestClient:
-        app = FastAPI()
-        add_dp_routes(app, chain, "/ask", principal_from=who, **options)
-        opened.append(TestClient(app))
-        opened[-1].__enter__()
-        return opened[-1]
-
-    yield make
-    for client in opened:
-        client.__exit__(None, None, None)
 
 
 def answering(_: Any) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import RunnableLambda
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, PrivacyBudget
@@ -20,7 +19,6 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.sampler import CUT
 from langchain_dpicl.privacy import plan as plan_module
 from langchain_dpicl.release.base import releases_in
-from langchain_dpicl.serving import add_dp_routes
 from langchain_dpicl.serving.app import create_app, plans, warm
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
@@ -54,23 +52,6 @@ def sampler_of(budget_of: Callable[..., PrivacyBudget], store_of: Any, records: 
         return DPSampler(model, selector, budget, shots=4, top_k=5, max_tokens=10, return_receipt=return_receipt)
 
     return make
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """serve(chain): a client of an application that serves it at /ask, for the user that a header names."""
-    opened: list[TestClient] = []
-
-    def make(chain: Runnable[Any, Any], **options: Any) -> TestClient:
-        app = FastAPI()
-        add_dp_routes(app, chain, "/ask", principal_from=lambda request: request.headers.get("x-user"), **options)
-        opened.append(TestClient(app))
-        opened[-1].__enter__()
-        return opened[-1]
-
-    yield make
-    for client in opened:
-        client.__exit__(None, None, None)
 
 
 def events(text: str) -> list[tuple[str, Any]]:
