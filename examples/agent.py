@@ -28,7 +28,7 @@ records, questions = demo_inbox()
 store = ExemplarStore.from_records(
     records, local_embeddings(), input_key="text", output_key="label", owner_key="customer"
 )
-selector = PoissonExampleSelector(store, members=10, shots=4)
+selector = PoissonExampleSelector(store, calls=20, threshold=0.5, eligible=0.2)
 budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=1, ledger="sqlite:///agent.db", name="agent")
 member = LabelScorer(local_llm(), DEMO_LABELS, instruction="", content_free=DEMO_CONTENT_FREE)
 route = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(DEMO_LABELS), budget)
@@ -43,7 +43,7 @@ class Script(FakeMessagesListChatModel):
 
 
 script: list[BaseMessage] = [
-    AIMessage("", tool_calls=[{"name": tool.name, "args": {"input": question["text"]}, "id": f"call-{i}"}])
+    AIMessage("", tool_calls=[{"name": tool.name, "args": {"query": question["text"]}, "id": f"call-{i}"}])
     for i, question in enumerate(questions[:2])
 ]
 script.append(AIMessage("One message is routed. For the other the privacy budget was spent."))

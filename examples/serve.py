@@ -39,7 +39,7 @@ records, questions = demo_inbox()
 store = ExemplarStore.from_records(
     records, local_embeddings(), input_key="text", output_key="label", owner_key="customer"
 )
-selector = PoissonExampleSelector(store, members=10, shots=4)
+selector = PoissonExampleSelector(store, calls=20, threshold=0.5, eligible=0.2)
 budget = PrivacyBudget(3, 1e-5, 100, "sqlite:///served.db", "served", scope="per_principal")
 member = LabelScorer(local_llm(), DEMO_LABELS, instruction="", content_free=DEMO_CONTENT_FREE)
 route = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(DEMO_LABELS), budget, return_receipt=True)

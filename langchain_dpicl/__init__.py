@@ -1,7 +1,7 @@
 """Differentially private in-context learning for LangChain.
 
-Private examples in, public answers out: each answer is a noisy aggregate of N parallel chain calls that saw disjoint
-Poisson samples of the owners, and a durable budget counts every one of them.
+Private examples in, public answers out: each answer is a noisy aggregate of parallel chain calls, each with the
+examples of one owner (or of a few) out of a Poisson sample, and a durable budget counts every one of them.
 
 Everything public is importable from here; what is heavy loads when it is used.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.aggregators import Aggregator as Aggregator
     from langchain_dpicl.aggregators import EmbeddingMean as EmbeddingMean
     from langchain_dpicl.aggregators import Keywords as Keywords
+    from langchain_dpicl.aggregators import LabelVote as LabelVote
     from langchain_dpicl.aggregators import NoisyVote as NoisyVote
     from langchain_dpicl.aggregators import ReleasedKeywords as ReleasedKeywords
     from langchain_dpicl.aggregators import Words as Words
@@ -69,12 +70,13 @@ if TYPE_CHECKING:
     from langchain_dpicl.selection import PoissonExampleSelector as PoissonExampleSelector
     from langchain_dpicl.serving import add_dp_routes as add_dp_routes
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
+    from langchain_dpicl.store.parents import split_with_parents as split_with_parents
     from langchain_dpicl.store.postgres import PostgresExemplarStore as PostgresExemplarStore
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "aggregators": "Aggregator EmbeddingMean Keywords NoisyVote ReleasedKeywords Words",
+    "aggregators": "Aggregator EmbeddingMean Keywords LabelVote NoisyVote ReleasedKeywords Words",
     "budget": "PrivacyBudget Receipt",
     "decoding": (
         "DPSampler DemonstrationTemplate Demonstrations LogitsModel ServerLogits TransformersLogits "
@@ -101,6 +103,7 @@ _HOMES = {
     "selection": "PoissonExampleSelector",
     "serving": "add_dp_routes",
     "store": "ExemplarStore",
+    "store.parents": "split_with_parents",
     "store.postgres": "PostgresExemplarStore",
 }
 """Where each public name lives, and so what loads when it is used."""

@@ -207,7 +207,8 @@ class EveryBucketFull:
 
 
 class NoNoise:
-    """Votes and means come out plain, also with as many releases as these tests make; words are drawn by a seed."""
+    """Gaussian votes and means come out plain, also with as many releases as these tests make; words are drawn by a
+    seed."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(1)

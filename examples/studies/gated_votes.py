@@ -1,8 +1,8 @@
 """What members say with one example each: a table over (query, example), read in batches and kept in a pass file.
 
-A query is asked with the example of every owner that the gate lets in, with those of a uniform sample of all owners
-(what blind selection may show), and with none. An example's prompt is read once for all its queries. Like
-`label_reader`, this is for data that are public in truth: the file holds what single examples made the model say.
+A query is asked with the examples of owners that the gate lets in, drawn uniformly from all of these, and with none.
+An example's prompt is read once for all its queries. Like `label_reader`, this is for data that are public in truth:
+the file holds what single examples made the model say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from gated_stream import Ints, Question
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
@@ -26,6 +25,7 @@ from langchain_dpicl.privacy.noise import Randomness
 _KEPT = 90_000  # tokens of examples whose states are kept; 46 KB each with SmolLM2-135M
 
 Example = tuple[str, str]
+Ints = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 T = TypeVar("T")
 
@@ -99,14 +99,15 @@ class Reading:
     Attributes
     ----------
     near, similarity
-        The owners that are most similar to the query, the nearest first, and their similarities.
+        The owners that the widest gate lets in, the nearest first, and their similarities to the query.
     bar
         What the gate asks for: from a share of public texts to the similarity to the query that this share reaches. It
-        is public, so whether an owner is eligible depends on its own example alone.
+        is public, so whether an owner is eligible depends on its own example alone. A share of 1 admits every owner.
+    reads
+        From a share to how many owners behind its gate were read.
     read, scores
-        Places in `near` whose examples the model read, and the labels' scores after each of them.
-    blind
-        The labels' scores after the examples of a uniform sample of all owners.
+        Places in `near` of the owners whose examples the model read, in an order drawn uniformly, and the labels'
+        scores after each of them.
     empty
         The labels' scores after the prompt without a private example.
     """
@@ -114,31 +115,22 @@ class Reading:
     near: Ints
     similarity: NDArray[np.float64]
     bar: Mapping[float, float]
+    reads: Mapping[float, int]
     read: Ints
     scores: Scores
-    blind: Scores
     empty: Scores
 
-    def question(self, share: float, label_of: Ints, leanings: Leanings, right: int) -> Question:
-        """What members say behind the gate of this share, by scores divided by the prompts' public leanings.
+    def eligible(self, share: float) -> Ints:
+        """The owners that the gate of this share lets in."""
+        return self.near[self.similarity >= self.bar[share]]
 
-        An owner whose example was not read gets the vote of the one that was read, has an example of the same label and
-        is nearest to it in similarity; of any label where none has it.
+    def votes(self, share: float, leaning: Scores) -> tuple[Ints, Ints]:
+        """Owners drawn uniformly from those behind the gate of this share, and what each one's call says.
+
+        That is the label with the largest score, divided by the prompts' leaning.
         """
-        kept = self.similarity >= self.bar[share]
-        known = (self.scores / leanings.single).argmax(axis=1)
-        votes = known[self._stand_ins(label_of)][kept]
-        blind = (self.blind / leanings.public).argmax(axis=1)
-        return Question(self.near[kept], votes, blind, int((self.empty / leanings.public).argmax()), right)
-
-    def _stand_ins(self, label_of: Ints) -> Ints:
-        """For every near owner the place in `read` of the one that stands for it: its own where it was read."""
-        labels, of_read = label_of[self.near], label_of[self.near[self.read]]
-        far = np.abs(self.similarity[:, None] - self.similarity[self.read][None, :])
-        far = far + 10.0 * (labels[:, None] != of_read[None, :])  # similarities are at most 2 apart
-        far[self.read, np.arange(len(self.read))] = -1.0
-        found: Ints = far.argmin(axis=1)
-        return found
+        kept = np.flatnonzero(self.similarity[self.read] >= self.bar[share])[: self.reads[share]]
+        return self.near[self.read[kept]], (self.scores[kept] / leaning).argmax(axis=1)
 
 
 @dataclass(frozen=True)
@@ -157,15 +149,12 @@ class Table:
     rows
         The examples, one for each owner.
     public
-        Labelled public examples: the prompt of a member without a private example shows them all, blind members have
-        their example after them, and one at a time they show what a prompt with one example leans to.
+        Labelled public examples: the prompt without a private example shows them all, and one at a time they show what
+        a prompt with one example leans to.
+    reads
+        From a share of the gate to how many of the owners behind it are read for each query.
     pool
-        How many owners, drawn once, stand for all: a query's near owners are read where they are among them, and blind
-        samples are drawn from them. States of so many examples fit into memory.
-    nearest
-        How many of the nearest owners are read for each query, in the pool or not.
-    reach
-        How many near owners are kept; no gate may let in more.
+        How many owners, drawn once, stand for all where examples are drawn: those that are read often cost less.
     """
 
     def __init__(
@@ -174,22 +163,15 @@ class Table:
         rows: Sequence[Row],
         public: Sequence[Example],
         readers: Callable[[], tuple[Reader, Reader]],
-        vectors: Callable[[], tuple[Vectors, Vectors, Vectors]],
+        vectors: Callable[[], tuple[Vectors, Vectors]],
         randomness: Randomness,
-        *,
-        pool: int,
-        nearest: int,
-        reach: int,
-        blind: int,
-        shares: Sequence[float],
+        reads: Mapping[float, int],
+        pool: int | None = None,
     ) -> None:
         self._file, self._rows, self._public, self._randomness = file, rows, public, randomness
-        self._readers, self._vectors = cached(readers), cached(vectors)
-        self._nearest, self._reach, self._blind, self._shares = nearest, min(reach, len(rows)), blind, shares
-        if ("pool",) not in file:
-            order = np.argsort(randomness.uniforms(len(rows)))
-            file.add(("pool",), order[: min(pool, len(rows))].tolist())
-        self._pool = np.array(file[("pool",)], np.int64)
+        self._readers, self._vectors, self._reads = cached(readers), cached(vectors), reads
+        if pool is not None and ("pool",) not in file:
+            file.add(("pool",), np.argsort(randomness.uniforms(len(rows)))[:pool].tolist())
 
     def leanings(self, neutral: Sequence[str]) -> Leanings:
         """Geometric means of the scores after neutral public texts."""
@@ -206,43 +188,41 @@ class Table:
 
         return Leanings(mean(0), mean(1))
 
-    def __contains__(self, text: str) -> bool:
-        """Whether this query was read."""
-        return ("query", key_of(text)) in self._file
-
-    def reading(self, number: int, text: str) -> Reading:
-        """What there is of the query at this place of the vectors of queries."""
-        key = ("query", key_of(text))
+    def reading(self, text: str, vector: Callable[[], Vectors], but: int | None = None) -> Reading:
+        """What there is of a query; ``but`` is the owner whose own text it is, if it is one's."""
+        key = ("query" if but is None else "own query", key_of(text))
         if key not in self._file:
-            self._file.add(key, self._read(number, text))
-        near, similarity, bar, read, scores, blind, empty = self._file[key]
+            self._file.add(key, self._read(text, vector(), but))
+        near, similarity, bar, read, scores, empty = self._file[key]
         return Reading(
             np.array(near, np.int64),
             np.array(similarity),
-            dict(zip(self._shares, bar, strict=True)),
+            dict(zip(self._reads, bar, strict=True)),
+            self._reads,
             np.array(read, np.int64),
             np.array(scores),
-            np.array(blind),
             np.array(empty),
         )
 
-    def _read(self, number: int, text: str) -> list[Any]:
-        owners, queries, public = self._vectors()
-        similarity = owners @ queries[number]
-        near = np.argsort(-similarity, kind="stable")[: self._reach]
-        bar = np.quantile(public @ queries[number], [1 - share for share in self._shares])
-        widest = max(self._nearest, int((similarity >= bar.min()).sum()))
-        in_pool = np.isin(near[:widest], self._pool) | (np.arange(min(widest, len(near))) < self._nearest)
-        read = np.flatnonzero(in_pool)
-        sample = self._pool[np.argsort(self._randomness.uniforms(len(self._pool)))[: self._blind]]
+    def _read(self, text: str, vector: Vectors, but: int | None) -> list[Any]:
+        owners, public = self._vectors()
+        similarity = owners @ vector
+        if but is not None:
+            similarity[but] = -np.inf
+        alike = public @ vector
+        bar = np.array([np.quantile(alike, 1 - share) if share < 1 else -2.0 for share in self._reads])
+        order = np.argsort(-similarity, kind="stable")
+        near = order[: int((similarity >= bar.min()).sum())]
+        drawn = np.argsort(self._randomness.uniforms(len(near)))
+        if ("pool",) in self._file:
+            drawn = drawn[np.isin(near[drawn], self._file[("pool",)])]
+        behind = [similarity[near[drawn]] >= each for each in bar]
+        kept = [each & (np.cumsum(each) <= count) for each, count in zip(behind, self._reads.values(), strict=True)]
+        read = drawn[np.logical_or.reduce(kept)]
         single, shown = self._readers()
-        scores = single.scores([self._example(i) for i in near[read]], text)
-        *blind, empty = shown.scores([*(self._example(i) for i in sample), None], text)
-        found = [_short(part) for part in (scores, np.array(blind), empty)]
+        examples = [(self._rows[i].input, self._rows[i].output) for i in near[read].tolist()]
+        found = [_short(part) for part in (single.scores(examples, text), shown.scores([None], text)[0])]
         return [near.tolist(), _short(similarity[near]), _short(bar), read.tolist(), *found]
-
-    def _example(self, owner: int) -> Example:
-        return self._rows[owner].input, self._rows[owner].output
 
 
 def cached(make: Callable[[], T]) -> Callable[[], T]:
@@ -250,7 +230,7 @@ def cached(make: Callable[[], T]) -> Callable[[], T]:
     return functools.cache(make)
 
 
-def _short(values: NDArray[np.float64]) -> Any:
+def _short(values: NDArray[np.floating[Any]]) -> Any:
     if values.ndim > 1:
         return [_short(row) for row in values]
     return [float(f"{value:.5g}") for value in values]

@@ -191,7 +191,7 @@ class Study:
             values = {"input": text}
             written = [writer.invoke({**values, "examples": []}) for _ in range(_CANDIDATES)]
             mean = aggregator.prepare(values, aggregator.options, written)
-            found.append((mean, ensemble.run(values, selector.rate, mean)))
+            found.append((mean, ensemble.run(values, selector.rate or 1.0, mean)))
         return found
 
     def _outcome(

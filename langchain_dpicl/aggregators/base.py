@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, Self, TypeVar
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, Generic, Literal, Self
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
+from typing_extensions import TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.noise import Randomness
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
+"""What an aggregator releases."""
 
 Outcome = Literal["released", "zero-shot fallback", "members abstained"]
 
@@ -23,7 +28,10 @@ class Aggregator(ABC, Generic[T]):
     """A mechanism on the members' outputs.
 
     Its promise is the privacy profile of ``mechanism`` (a family in `langchain_dpicl.privacy.MECHANISMS`) at the plan's
-    parameter, valid when one member's output is replaced by any other, or by an abstention.
+    parameter, valid when one member's output is replaced by any other or by an abstention. If it ``takes_own_calls``,
+    also when it is replaced by nothing (an empty bucket counts nothing), and the profile of the option ``own_calls``
+    holds when one output is added or removed: the number of outputs is then private, and what is public about it stands
+    in ``crowd``, which `under` sets before a release.
 
     One release takes three steps. `prepare` settles what depends on the query alone, before anything is charged.
     `encode` reads ONE member's output, within that member's own call, so that whatever it does, or raises, depends on
@@ -31,6 +39,11 @@ class Aggregator(ABC, Generic[T]):
     """
 
     mechanism: str
+    crowd: Crowd | None = None
+    """The public numbers of a release's outputs."""
+    takes_own_calls: bool = False
+    """Whether any number of outputs, which is private, may come to `aggregate`; and each may be of one owner, so that
+    an owner more or less is one output more or less. Otherwise N come, and an empty bucket's is an abstention."""
 
     tells_abstention: bool = True
     """Whether a release shows that the members fail. If it does not, the ensemble asks a public question first."""
@@ -40,12 +53,31 @@ class Aggregator(ABC, Generic[T]):
         return self.tells_abstention
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The mechanisms among which a plan may choose."""
+        return (self.mechanism,)
+
+    def under(self, mechanism: str, crowd: Crowd) -> Self:
+        """The aggregator under a plan's line, for a crowd."""
+        bound = copy.copy(self)
+        bound.mechanism, bound.crowd = mechanism, crowd
+        return bound
+
+    def _crowd(self, outputs: Sequence[object]) -> Crowd:
+        """The public numbers. Without `under` the number of outputs is one, as in shared buckets that all count."""
+        return Crowd(len(outputs), len(outputs)) if self.crowd is None else self.crowd
+
+    def overturned(self, parameter: float) -> float | None:
+        """How likely noise overturns an answer on which all expected outputs agree; None if that has no meaning."""
+        return None
+
+    @property
     def options(self) -> Mapping[str, float]:
         """Further public parameters of the mechanism, which the plan freezes."""
         return {}
 
-    def public_calls(self) -> tuple[Runnable[Any, Any], int] | None:
-        """The zero-shot calls whose answers `prepare` gets: a chain, and their number. None for none.
+    def public_calls(self) -> tuple[Runnable[Any, Any] | None, int] | None:
+        """The zero-shot calls whose answers `prepare` gets: a chain (None: the member) and their number.
 
         They see the query and no private example.
         """
@@ -70,6 +102,10 @@ class Aggregator(ABC, Generic[T]):
     async def aencode(self, output: object) -> object:
         """`encode`, asynchronously."""
         return self.encode(output)
+
+    def shown(self, encoded: object) -> object:
+        """What `encode` made of a public output, for people: a rehearsal shows it."""
+        return encoded
 
     @abstractmethod
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> T | None:
@@ -209,10 +245,14 @@ class Words:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("lowercase", "stop_words", "stem"))
         if self.tokenizer is None:
             return f"Words({shown}, pattern={self.pattern!r})"
-        # A name that tells functions apart: in this process alone if the function has none of its own.
-        kind = self.tokenizer if hasattr(self.tokenizer, "__qualname__") else type(self.tokenizer)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        return f"Words({shown}, tokenizer={name}{f'@{id(self.tokenizer):x}' if '<' in name else ''})"
+        return f"Words({shown}, tokenizer={name_of(self.tokenizer)})"
+
+
+def name_of(function: object) -> str:
+    """A name that tells functions apart: in this process alone if it is one of an object's, or has no name."""
+    kind = function if isinstance(function, (FunctionType, BuiltinFunctionType, type)) else type(function)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name if kind is function and "<" not in name else f"{name}@{id(function):x}"
 
 
 def _stemmer(language: str | None) -> Callable[[str], str]:

@@ -78,7 +78,9 @@ class Keywords(Aggregator[ReleasedKeywords]):
         c_{s_i} may move in opposite directions, so l(s) moves by at most 2 EITHER WAY, log-probabilities before
         normalisation by at most eps0 / 2 either way, and their differences between sequences by at most eps0:
         eps0-bounded range. A single word (k = 1) has weights exp(-eps0 l(s) / 2): l(s) - l(s') = c_{s'} - c_s has no
-        c_(1), and moves by at most 2 in all, so log-probabilities differ by at most eps0 between words as well.
+        c_(1), and moves by at most 2 in all, so log-probabilities differ by at most eps0 between words as well. With a
+        call for every owner one output is added or removed: all counts move the same way, by at most 1, and l(s) by at
+        most 1 either way. So both weights may have twice the exponent.
 
         Parameters
         ----------
@@ -172,6 +174,7 @@ class Keywords(Aggregator[ReleasedKeywords]):
 class _JointEM(Keywords):
     mechanism = "joint-em"
     tells_abstention = False
+    takes_own_calls = True
 
     def __init__(self, domain: Sequence[str] | Literal["query"], k: int, words: Words | None) -> None:
         by_query = isinstance(domain, str) and domain == "query"
@@ -218,9 +221,9 @@ class _JointEM(Keywords):
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
         said = [output for output in outputs if isinstance(output, np.ndarray)]
-        used = np.concatenate([np.empty(0, np.int64), *said])
-        counts = np.bincount(used, minlength=len(self._spelling))
-        chosen = sample_sequence(counts, self.k, parameter, randomness)
+        counts = np.bincount(np.concatenate([np.empty(0, np.int64), *said]), minlength=len(self._spelling))
+        eps0 = 2.0 * parameter if self._crowd(outputs).own_calls else parameter
+        chosen = sample_sequence(counts, self.k, eps0, randomness)
         return ReleasedKeywords((self._spelling[i] for i in chosen), ranked=True, query=self._values)
 
     @property
@@ -355,7 +358,7 @@ class _ProposeTestRelease(Keywords):
     def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
         bound = copy.copy(self)
         bound._values = values
-        bound._delta0 = options["delta0"]
+        bound._delta0 = options.get("delta0")
         return bound
 
     def encode(self, output: object) -> object:

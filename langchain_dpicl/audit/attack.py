@@ -1,56 +1,37 @@
-"""The audit: attack a mechanism with its worst case, and prove a lower bound on epsilon.
-
-Its two neighbouring data sets make the product's own releases. ``synthetic_world``: the members' answers are written
-down; the owner's coin, the aggregator or the token's mixing, and all randomness are the product's. ``owner_world``: a
-real store with real owners, of whom the canary is one or not, the real selector, the real ensemble around a member
-chain, and the real aggregator (for tokens: the real draw of owners for a token and the real private answer).
-"""
+"""The audit: attack a mechanism with its worst case, and prove a lower bound on epsilon."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.runnables import Runnable, RunnableLambda
-from numpy.typing import NDArray
+from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
-from langchain_dpicl.audit.cases import CASES, Case, Setting, TokenCase, choose_region
+from langchain_dpicl.audit.bounds import choose_region
+from langchain_dpicl.audit.cases import CASES, PLANNED, Setting
 from langchain_dpicl.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
-from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, choose, clipped_terms, slots_for
-from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
+from langchain_dpicl.audit.worlds import BlockRandomness, owner_world, synthetic_world
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots import draw_bounds
-from langchain_dpicl.privacy import LineRequest, PrivacyPlan, Randomness, SecureRandomness, default_delta0
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import Direction
-from langchain_dpicl.private import boundary
-from langchain_dpicl.release.ensemble import PrivateEnsemble
-from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.store import ExemplarStore
 
 Canary = Literal["outputs", "owner"]
 
 PLAN = "plan"
-"""All mechanisms but the head in one plan, a line each."""
+"""One of each kind of mechanism in one plan, a line each."""
 
 ATTACKED = (*CASES, PLAN, HEAD)
 
-QUERY = "which of the two?"
-OTHER_OWNERS = 8
 _TRIALS = 30_000
-_SHOTS = 5
-"""Public, as everything but the canary: with the default cap that comes of it the canary is never left out."""
-_BLOCK = 4096
-_TOKEN = Settings(max_tokens=1, min_tokens=0, top_k=2, shots=1.0, temperature=1.0, cap=1.5, stop=())
-_CANARY = "canary"
 
 
 @dataclass(frozen=True)
@@ -101,8 +82,8 @@ def audit(
     with the owner and on one without it; the adversary sees them all and adds up their log-likelihood ratios. A third
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
-    - ``mechanism``: "vote", "scores", "embedding", "joint-em", "ptr", "tokens", "plan" (a line of each of these in one
-      plan), or "head".
+    - ``mechanism``: a name in `cases.CASES` ("-own-calls", "label-vote" and "vote-em-prior": every owner has a call of
+      its own), "plan" (six of them in one plan, a line each), or "head".
     - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
       and ensemble, and an inserted owner whose member answers the canary. Of a head "outputs" shows all noisy sums, of
       the product's own steps on a real store; "owner" shows the head alone, of whole fits with their ledgers.
@@ -132,16 +113,20 @@ def audit(
         trials = HEAD_TRIALS[canary] if mechanism == HEAD else _TRIALS
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
 
-    names = tuple(CASES) if mechanism == PLAN else (mechanism,)
-    delta0 = {"delta0": default_delta0(delta, rate, releases)}
-    requests = {name: LineRequest(name, rate, releases, options=delta0 if name == "ptr" else {}) for name in names}
+    names = PLANNED if mechanism == PLAN else (mechanism,)
+    requests = {}
+    for name in names:
+        kind, options = (CASES[name].mechanism, CASES[name].options) if name in CASES else (name, {})
+        options |= {"delta0": default_delta0(delta, rate, releases)} if kind == "ptr" else {}
+        requests[name] = LineRequest(kind, rate, releases, options=options)
     lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
     count = releases * len(lines)
     effort: dict[str, Any] = {"rate": rate, "epsilon": epsilon, "delta": delta}
     effort |= {"trials": trials, "confidence": confidence}
     attacked = {**effort, "releases": count, "unanimous": canary == "owner", "members": members}
-    made = {**CASES, HEAD: head_cases}
-    cases = [made[name](Setting(line.parameter, options=line.options, **attacked)) for name, line in lines.items()]
+    made = {name: each.cases for name, each in CASES.items()} | {HEAD: head_cases}
+    settings = [Setting(line.mechanism, line.parameter, options=line.options, **attacked) for line in lines.values()]
+    cases = [made[name](setting) for name, setting in zip(lines, settings, strict=True)]
     # Of a plan each line shows its first case; of one mechanism, all are tried.
     choices = [[many[0] for many in cases]] if mechanism == PLAN else [[case] for case in cases[0]]
 
@@ -244,145 +229,3 @@ def draw(results: Sequence[AuditResult], path: str | Path) -> None:
     many = "1 release" if first.releases == 1 else f"{first.releases} releases"
     title = f"Audit at delta {first.delta:g}, rate {first.rate:g}, {many}, canary: {first.canary}"
     draw_bounds(bars, title, f"proved by the attack ({first.confidence:.4g} confidence)", path)
-
-
-# -- two neighbouring data sets ----------------------------------------------------------------------------------------
-
-
-class BlockRandomness:
-    """The secure generator, read in blocks: each of its independent draws is handed out once, in order.
-
-    A block of a thousand costs a tenth of a thousand calls, and the law of the draws is the same.
-    """
-
-    def __init__(self, source: Randomness | None = None) -> None:
-        self._source: Randomness = SecureRandomness() if source is None else source
-        self._left: dict[Hashable, NDArray[Any]] = {}
-
-    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        """Straight from the source."""
-        return self._source.coin_positions(n, probability)
-
-    def integers(self, high: int, size: int) -> NDArray[np.int64]:
-        """As the source's."""
-        return self._take(("integers", high), size, partial(self._source.integers, high))
-
-    def uniforms(self, size: int) -> NDArray[np.float64]:
-        """As the source's."""
-        return self._take("uniforms", size, self._source.uniforms)
-
-    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
-        """As the source's."""
-        return self._take(("gaussian", sigma), size, partial(self._source.discrete_gaussian, sigma))
-
-    def _take(self, kind: Hashable, size: int, draw: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
-        left = self._left.get(kind)
-        if left is None or len(left) < size:
-            left = draw(max(_BLOCK, size))
-        self._left[kind] = left[size:]
-        return left[:size]
-
-
-def synthetic_world(case: Case, has_owner: bool, rate: float, randomness: Randomness) -> Callable[[], Any]:
-    """A function that makes one release from the answers, or the token's terms, of the case.
-
-    The owner, if there is one, takes part by the product's coin.
-    """
-    if isinstance(case, TokenCase):
-        model = TwoTokens(case.first)
-        rows = {True: model.row(_CANARY)[None, :], False: np.empty((0, 2), np.float32)}
-        terms = partial(clipped_terms, bound=case.bound, temperature=_TOKEN.temperature, cap=_TOKEN.cap)
-
-        def release(takes_part: bool) -> Any:
-            return choose(model, _TOKEN, [], model.row(""), rows[takes_part], terms, randomness)
-    else:
-        encode = case.aggregator.encode
-        others = [encode(answer) for answer in case.others]
-        outputs = {True: [encode(case.canary), *others], False: [encode(case.base), *others]}
-
-        def release(takes_part: bool) -> Any:
-            return case.aggregator.aggregate(outputs[takes_part], case.parameter, randomness)
-
-    return lambda: release(has_owner and len(randomness.coin_positions(1, rate)) > 0)
-
-
-def owner_world(
-    case: Case, has_owner: bool, rate: float, randomness: Randomness, member: Runnable[Any, Any] | None = None
-) -> Callable[[], Any]:
-    """A function that makes one release from a store of ordinary owners, with or without the canary.
-
-    ``member`` is the member chain of a case with members. The default one gives the canary's answer if the canary is
-    among its examples, else the case's base answer.
-    """
-    base, canary = ("ordinary", _CANARY) if isinstance(case, TokenCase) else (case.base, case.canary)
-    records = [{"input": f"{QUERY} {i}", "output": base, "owner": str(i)} for i in range(OTHER_OWNERS)]
-    if has_owner:
-        records.append({"input": QUERY, "output": canary, "owner": "canary"})
-    store = ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=2), owner_key="owner", progress=False)
-
-    if isinstance(case, TokenCase):
-        model, slots = TwoTokens(case.first), slots_for(_TOKEN.shots, rate, OTHER_OWNERS)
-        exemplars = Exemplars(store, model, DemonstrationTemplate("{output}", "{input}"), _TOKEN.max_tokens)
-
-        def token() -> int:
-            answer = PrivateAnswer(model, _TOKEN, case.bound, randomness, slots, exemplars.padding)
-            answer.open(QUERY, partial(exemplars.draw, randomness, rate, QUERY, 1))
-            drawn = answer.token([])
-            answer.close()
-            return drawn
-
-        return token
-
-    def answer(values: Mapping[str, Any]) -> str:
-        return canary if any(each["output"] == canary for each in values["examples"]) else base
-
-    chain = RunnableLambda(answer) if member is None else member
-    selector = PoissonExampleSelector(store, case.members, shots=_SHOTS)
-    ensemble = PrivateEnsemble(selector, chain, max_concurrency=1 if member is None else None)
-
-    def release() -> Any:
-        outputs = ensemble.run({"input": QUERY}, rate, case.aggregator)
-        return boundary.in_private(case.aggregator.aggregate, outputs, case.parameter, randomness)
-
-    return release
-
-
-class TwoTokens:
-    """A language model of two tokens: the canary's demonstration is sure of the first, any other changes nothing.
-
-    It keeps no state: an answer's session is the same model with the texts of its demonstrations.
-    """
-
-    name = "two tokens"
-    vocabulary = 2
-    end_tokens: frozenset[int] = frozenset()
-
-    def __init__(self, first: float, texts: Sequence[str] = ()) -> None:
-        self._first, self._texts = first, texts
-
-    def row(self, demonstration: str) -> Logits:
-        """The logits after this demonstration; "" for none."""
-        sure = np.array([1000.0 * (demonstration == _CANARY), 0.0], np.float32)
-        return np.asarray(np.log(np.array([self._first, 1.0 - self._first])).astype(np.float32) + sure, np.float32)
-
-    def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
-        """Always."""
-        return True
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """One letter a token."""
-        return "".join("ab"[token] for token in tokens)
-
-    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> TwoTokens:
-        """One answer."""
-        return TwoTokens(self._first, [each.text for each in demonstrations])
-
-    def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
-        """The zero-shot row, and one for each demonstration."""
-        return np.stack([self.row(""), *(self.row(self._texts[row]) for row in rows)])
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is kept."""

@@ -1,36 +1,10 @@
-"""Worst cases of a mechanism, and what trials of them prove about its epsilon.
+"""Worst cases of every mechanism.
 
 A worst case has the answers of one owner's member, and of the others, for which its presence shows most in a release.
+With a call for every owner the canary's answer is one more, and none stands in its place without it.
 It holds the real mechanism at the plan's noise. Its statistic is the log-likelihood ratio of a release, with the
 canary's answer against without, as the claimed mechanism has it: any function of a release makes a valid attack, and
 this one makes the strongest. If several settings of the others are possible, `expected_bounds` chooses one.
-
-**Lower bounds on epsilon**: what the two error rates of a test prove about a mechanism.
-
-Statement. Let P be the law of all releases on a data set WITH the owner, Q on the same without it, and S any fixed set
-of outcomes. Let S occur k times in n trials of P and j times in m trials of Q, all independent. With
-
-- L, the one-sided Clopper-Pearson lower bound of P(S) at confidence 1 - alpha/2,
-- U, the one-sided Clopper-Pearson upper bound of Q(S) at confidence 1 - alpha/2,
-
-the number max(0, log((L - delta) / U)) (0 if L <= delta) exceeds the epsilon of every (epsilon, delta) promise that
-the mechanism keeps with a probability of at most alpha. The same holds with P and Q exchanged.
-
-Proof. A promise (epsilon, delta) for these neighbours says P(S) <= e^epsilon Q(S) + delta, so epsilon >=
-log((P(S) - delta) / Q(S)) if P(S) > delta, and epsilon >= 0 always. A Clopper-Pearson bound misses its side with a
-probability of at most alpha/2, whatever the rate; so with a probability of at least 1 - alpha (Bonferroni) both
-L <= P(S) and U >= Q(S), and then log((L - delta) / U) <= log((P(S) - delta) / Q(S)) <= epsilon.
-
-The set may depend on anything but these trials: given other trials, it is fixed, and the statement holds for it. So
-`choose_region` looks for the most telling set among all those of the form {statistic >= t}, tried as P against Q
-("remove": the owner is taken away), and {statistic < t}, tried as Q against P ("add"), which are each other's
-complements; the bound then counts fresh trials. That costs no confidence. A statistic that is no likelihood ratio makes
-the bound weaker, never wrong.
-
-A low bound is no proof of privacy: the attack may be weak. Nothing is assumed about the mechanism: fitting, say, a
-Gaussian trade-off curve to the error rates would give larger numbers, and wrong ones if the mechanism is not Gaussian.
-
-Source: Jagielski, Ullman and Oprea 2020; Nasr et al. 2021; Clopper and Pearson 1934.
 """
 
 from __future__ import annotations
@@ -43,18 +17,22 @@ from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
-from numpy.typing import ArrayLike
-from scipy.special import bdtrc, betaincinv, log_ndtr, ndtr, ndtri
+from scipy.special import expit, log_ndtr, ndtr, ndtri
 
-from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote
+from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, LabelVote, NoisyVote
 from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
+from langchain_dpicl.audit.bounds import expected_bounds
+from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.losses import FloatArray
-from langchain_dpicl.privacy.profile import Direction
+from langchain_dpicl.privacy.mechanisms import alone
+from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, discrete_gaussian
 
 SURE = 30.0
 """A log-likelihood ratio of an outcome that the other data set practically never shows."""
 
 LABELS = ("Alder", "Birch")
+_MORE_LABELS = (*LABELS, "Cedar", "Elm", "Fir", "Hazel")
+_VOTES = 3  # of others for a label whose odds a prior sets
 
 _ANY_MEMBERS = 10
 """Members if their number changes nothing."""
@@ -68,9 +46,10 @@ class Setting:
     """The plan's numbers for which a case is made, and the effort.
 
     ``unanimous``: all other members give one answer, so that real owners cannot spoil the case, whatever members they
-    draw. ``members``: N, or None for the most telling number.
+    draw. (With calls of their own they draw none.) ``members``: N, or None for the most telling number.
     """
 
+    mechanism: str
     parameter: float
     rate: float
     releases: int
@@ -82,6 +61,20 @@ class Setting:
     members: int | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def own_calls(self) -> bool:
+        """Whether the canary adds an output. Otherwise it replaces one."""
+        return alone(self.options)
+
+    @property
+    def moved(self) -> int:
+        """By how much the canary moves the difference of two counts."""
+        return 1 if self.own_calls else 2
+
+    def bind(self, aggregator: Aggregator[Any], members: int) -> Aggregator[Any]:
+        """The aggregator under the plan's line, for so many outputs with the canary's."""
+        return aggregator.under(self.mechanism, Crowd(members, members, self.own_calls)).prepare({}, self.options)
+
     def expected(self, present: object, absent: object) -> FloatArray:
         """`expected_bounds` of each design, whose event has these probabilities if the owner takes part, and if not."""
         p, q = np.asarray(present, np.float64), np.asarray(absent, np.float64)
@@ -91,12 +84,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class MemberCase:
-    """One member answers ``canary`` if the owner takes part, else ``base``; the others answer ``others``."""
+    """One member answers ``canary`` if the owner takes part, else ``base``; the others answer ``others``.
+
+    ``base`` is None if every owner has a call of its own: without the owner there is no such output.
+    """
 
     words: str
     aggregator: Aggregator[Any]
     parameter: float
-    base: str
+    base: str | None
     canary: str
     others: tuple[str, ...]
     statistic: Callable[[Any], float]
@@ -137,43 +133,82 @@ def two_point(present: float, without: float) -> tuple[float, float]:
     return inside, math.log(max(1.0 - present, tiny) / max(1.0 - without, tiny))
 
 
-def _vote(setting: Setting) -> tuple[Case, ...]:
-    """The canary takes a vote from the first label and gives it to the second: their difference moves by 2.
+def _behind(setting: Setting, labels: int, behind: FloatArray) -> FloatArray:
+    """The probability that a label wins which is so many votes behind each of the others (close to it: no proof)."""
+    if setting.mechanism == EXPONENTIAL:
+        rate = VoteNoise(setting.mechanism, setting.parameter, setting.own_calls).rate
+        return np.asarray(expit(-rate * behind - math.log(labels - 1)), np.float64)
+    noise, weights = discrete_gaussian(setting.parameter)
+    below = np.cumsum(weights) - weights / 2.0
+    at = np.interp(np.subtract.outer(noise, behind).ravel(), noise, below, 0.0, 1.0).reshape(-1, len(behind))
+    return np.asarray(weights @ at ** (labels - 1), np.float64)
 
-    First the lead that tells most at the plan's noise; then the closest race, which tells most if there is less.
+
+def _vote(
+    setting: Setting, labels: Sequence[str] = LABELS, kind: type[NoisyVote] = NoisyVote, has_prior: bool = False
+) -> tuple[Case, ...]:
+    """The canary votes for the second label; without a call of its own it takes this vote from the first.
+
+    First the lead of the others that tells most at the plan's noise; then the closest race, which tells most if there
+    is less. If one count moves, the Gaussian noise on the others' is best lost in the largest of many. A prior sets the
+    odds between two votes.
     """
+    own, rivals, mechanism = setting.own_calls, len(labels) - 1, setting.mechanism
+    noise = VoteNoise(mechanism, setting.parameter, own)
     if setting.members is None:
-        designs = [(n, 0) for n in range(2, math.ceil(8.0 * setting.parameter) + 3)]
+        reach = 16.0 / noise.rate if mechanism == EXPONENTIAL else 8.0 * setting.parameter
+        leads = [_VOTES] if has_prior else range(1, min(math.ceil(reach), 10_000) + 2)
+        designs = [(lead, 0) for lead in leads]
     else:
-        most = 0 if setting.unanimous else setting.members - 1
-        designs = [(setting.members, b) for b in range(most + 1)]
-    lead = np.array([n - 2 * b for n, b in designs], np.float64)
-    spread = math.sqrt(2.0) * setting.parameter
-    without, present = ndtr(-lead / spread), ndtr((2.0 - lead) / spread)
-    telling, close = int(np.argmax(setting.expected(present, without))), int(np.argmin(np.abs(lead - 1.0)))
+        others = setting.members - 1
+        most = 0 if setting.unanimous and not own else others
+        designs = [((others - b) // rivals, b) for b in range(most + 1) if (others - b) % rivals == 0]
+    chances = np.linspace(0.0, 1.0, 81).tolist() if has_prior else [0.5]
+    tried = [(each, b, chance) for each, b in designs for chance in chances]
+
+    def prior(chance: float) -> dict[str, float] | None:
+        return dict(zip(LABELS, (chance, 1.0 - chance), strict=True)) if has_prior else None
+
+    def shift(each: int, b: int, chance: float) -> float:
+        """What the prior is worth, in votes."""
+        first, second = NoisyVote(LABELS, prior=prior(chance))._logs.tolist()
+        return float(first - second) / noise.nats(rivals * each + b + 1, len(labels))
+
+    lead = np.array([each - b + (shift(each, b, chance) if has_prior else 0.0) for each, b, chance in tried])
+    present, without = (_behind(setting, len(labels), lead + more) for more in (-1.0, setting.moved - 1.0))
+    telling, close = int(np.argmax(setting.expected(present, without))), int(np.argmin(np.abs(lead)))
 
     def case(i: int) -> MemberCase:
-        n, b = designs[i]
-        ratios = dict(zip(reversed(LABELS), two_point(float(present[i]), float(without[i])), strict=True))
-        votes = f"{n - 1 - b} vote for one label and {b} for the other"
-        words = f"of the other members {votes}; the canary's vote changes sides"
-        others = (LABELS[0],) * (n - 1 - b) + (LABELS[1],) * b
-        return MemberCase(words, NoisyVote(LABELS), setting.parameter, *LABELS, others, lambda r: ratios.get(r, 0.0))
+        each, b, chance = tried[i]
+        inside, outside = two_point(float(present[i]), float(without[i]))
+        others = tuple(label for label in labels if label != LABELS[1]) * each + (LABELS[1],) * b
+        words = f"of the others {each} vote for {'one label' if rivals == 1 else 'each label'} and {b} for the canary's"
+        vote = kind(labels, prior=prior(chance), mechanism=mechanism)
+        bound, base = setting.bind(vote, len(others) + 1), None if own else LABELS[0]
+
+        def statistic(release: str | None) -> float:
+            return 0.0 if release is None else inside if release == LABELS[1] else outside
+
+        return MemberCase(words, bound, setting.parameter, base, LABELS[1], others, statistic)
 
     return tuple(case(i) for i in dict.fromkeys((telling, close)))
 
 
-def _scores(setting: Setting) -> tuple[Case, ...]:
-    n = setting.members or _ANY_MEMBERS
+def _counts(setting: Setting, details: bool = False) -> tuple[Case, ...]:
+    """All noisy counts are seen: the canary's vote moves its label's, and without a call of its own another's."""
+    n, own = setting.members or _ANY_MEMBERS, setting.own_calls
 
-    def statistic(release: dict[str, int] | None) -> float:
+    def statistic(release: dict[str, Any] | None) -> float:
         if release is None:
             return 0.0
-        return (release[LABELS[1]] - (release[LABELS[0]] - n) - 1.0) / setting.parameter**2
+        counts = release["counts"] if details else release
+        seen: float = counts[LABELS[1]] - (0.0 if own else counts[LABELS[0]] - n)
+        return (seen - setting.moved / 2.0) / setting.parameter**2
 
-    words = "the other members vote for one label; the canary's vote changes sides"
-    vote = NoisyVote(LABELS, scores=True)
-    return (MemberCase(words, vote, setting.parameter, *LABELS, (LABELS[0],) * (n - 1), statistic),)
+    words = "the others vote for one label, the canary for another"
+    vote = setting.bind(NoisyVote(LABELS, scores=not details, details=details), n)
+    base, others = None if own else LABELS[0], (LABELS[0],) * (n - 1)
+    return (MemberCase(words, vote, setting.parameter, base, LABELS[1], others, statistic),)
 
 
 class Poles(Embeddings):
@@ -189,15 +224,16 @@ class Poles(Embeddings):
 
 
 def _embedding(setting: Setting) -> tuple[Case, ...]:
-    """The canary's unit vector is opposite to its member's other answer: the sum moves by 2."""
-    n = setting.members or _ANY_MEMBERS
+    """The canary's unit vector is opposite to its member's other answer: the sum moves by 2, or by 1 without that."""
+    n, moved = setting.members or _ANY_MEMBERS, setting.moved
 
     def statistic(release: list[float] | None) -> float:
-        return 0.0 if release is None else 2.0 * (n * release[0] + n - 1.0) / setting.parameter**2
+        return 0.0 if release is None else moved * (n * release[0] + n - 2.0 + moved / 2.0) / setting.parameter**2
 
-    aggregator = EmbeddingMean(Poles(), release="vector").prepare({}, setting.options)
-    words = "the other members' answers embed as a unit vector, the canary's as its opposite"
-    return (MemberCase(words, aggregator, setting.parameter, "south", "north", ("south",) * (n - 1), statistic),)
+    aggregator = setting.bind(EmbeddingMean(Poles(), release="vector"), n)
+    words = "the others' answers embed as a unit vector, the canary's as its opposite"
+    base, others = None if setting.own_calls else "south", ("south",) * (n - 1)
+    return (MemberCase(words, aggregator, setting.parameter, base, "north", others, statistic),)
 
 
 def _ptr(setting: Setting) -> tuple[Case, ...]:
@@ -231,7 +267,7 @@ def _ptr(setting: Setting) -> tuple[Case, ...]:
 
 
 class _Domain:
-    """Words for the joint exponential mechanism: losses that move by 2 in opposite directions.
+    """Words for the joint exponential mechanism: losses that move by 2, or by 1, in opposite directions.
 
     One anchor a, ``many`` x_1, ..., x_m, ``few`` y_1, ..., y_r; sequences of k = 2. Without the canary its member names
     the x; with it, a and the y. Let a and the x have the count h then, and the y h - 2. With the canary a has h + 1,
@@ -240,20 +276,24 @@ class _Domain:
     (a, y) falls from 2 to 0 (c_(2) falls, its own count rises). For many x the likelihood ratio of {(a, y)} tends to
     e^eps0, all that the bounded range allows.
 
-    With all other members giving one answer the anchor cannot rise, only stay: ratios up to e^(3 eps0 / 4).
+    With all other members giving one answer the anchor cannot rise, only stay: ratios up to e^(3 eps0 / 4). With a call
+    of its own the canary adds 1 to a and the y, and the y have h - 1: these losses move by 1, at twice the rate.
     """
 
     def __init__(self, setting: Setting, many: int, few: int) -> None:
         x, y = [f"x{i}" for i in range(many)], [f"y{i}" for i in range(few)]
         self.words, self.few = ["anchor", *x, *y], few
         self.canary, with_x = " ".join(["anchor", *y]), " ".join(["anchor", *x])
-        self.base, self.others = with_x, (with_x,) * ((setting.members or 2) - 1)
-        if not setting.unanimous and setting.members != 2:  # two are too few to lift the anchor above the rest
+        self.base: str | None = with_x
+        self.others: tuple[str, ...] = (with_x,) * ((setting.members or 2) - 1)
+        if setting.own_calls:
+            self.base, self.others = None, (with_x, *(" ".join(self.words),) * ((setting.members or 2) - 2))
+        elif not setting.unanimous and setting.members != 2:  # two are too few to lift the anchor above the rest
             self.base = " ".join(x)
             self.others = (with_x, "anchor", *(" ".join(self.words),) * ((setting.members or 3) - 3))
-        self._scale = setting.parameter / 4.0
+        self._scale = setting.parameter / (2.0 * setting.moved)
         self._sides = []
-        for own in (self.canary, self.base):  # how many members name each word
+        for own in (self.canary, self.base or ""):  # how many members name each word
             said = [set(answer.split()) for answer in (own, *self.others)]
             counts = {word: sum(word in each for each in said) for word in self.words}
             levels = loss_levels(np.array(list(counts.values()), np.int64), 2)
@@ -281,8 +321,8 @@ def _joint_em(setting: Setting) -> tuple[Case, ...]:
     present, without = np.array([[each.few] for each in domains]).T * np.exp(logs.T)
     best = domains[int(np.argmax(setting.expected(present, without)))]
     named = f"{1 + best.few} of {len(best.words)} words"
-    spoken = f"the canary's member names {named}, and {len(best.base.split())} without the canary"
-    keywords = Keywords.joint_em(best.words, 2)
+    spoken = f"the canary's member names {named}, and {len((best.base or '').split())} without the canary"
+    keywords = setting.bind(Keywords.joint_em(best.words, 2), len(best.others) + 1)
     return (MemberCase(spoken, keywords, setting.parameter, best.base, best.canary, best.others, best.statistic),)
 
 
@@ -296,98 +336,41 @@ def _tokens(setting: Setting) -> tuple[Case, ...]:
     return (TokenCase(words, bound, chosen, lambda token: ratios[int(token != 0)]),)
 
 
-CASES: dict[str, Callable[[Setting], tuple[Case, ...]]] = {
-    "vote": _vote,
-    "scores": _scores,
-    "embedding": _embedding,
-    "joint-em": _joint_em,
-    "ptr": _ptr,
-    "tokens": _tokens,
-}
-"""For each mechanism the cases to try, the most telling first by expectation."""
-
-
-# -- bounds ------------------------------------------------------------------------------------------------------------
-
-
-_THRESHOLDS = 1000
-"""How many thresholds are tried on the trials that choose the event."""
-
-
-def clopper_pearson(successes: ArrayLike, trials: ArrayLike, miss: float) -> tuple[FloatArray, FloatArray]:
-    """One-sided lower and upper bounds of a binomial rate, each wrong with a probability of at most ``miss``."""
-    k, n = np.asarray(successes, np.float64), np.asarray(trials, np.float64)
-    with np.errstate(all="ignore"):
-        low = np.where(k > 0, betaincinv(np.maximum(k, 1e-9), n - k + 1, miss), 0.0)
-        high = np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1e-9), 1.0 - miss), 1.0)
-    return low, high
-
-
-def lower_bounds(
-    hits: ArrayLike, misfires: ArrayLike, trials: tuple[float, float], delta: float, confidence: float
-) -> FloatArray:
-    """max(0, log((L - delta) / U)) for each pair of counts: ``hits`` if the event is likely, ``misfires`` if not.
-
-    ``trials`` are the numbers of trials of the two. Numbers that are not whole (expected counts) are allowed. If these
-    trials have not chosen the event, a bound exceeds the true epsilon with a probability of at most 1 - ``confidence``.
-    """
-    miss = (1.0 - confidence) / 2.0
-    low, _ = clopper_pearson(hits, trials[0], miss)
-    _, high = clopper_pearson(misfires, trials[1], miss)
-    return np.asarray(np.log(np.maximum((low - delta) / high, 1.0)), np.float64)
-
-
 @dataclass(frozen=True)
-class Region:
-    """An event: the statistic is at least the threshold ("remove": likelier with the owner), or below it ("add")."""
+class Attacked:
+    """What is attacked: a mechanism of a plan, with or without a call for every owner, and the cases to try.
 
-    direction: Direction
-    threshold: float
-
-    def lower_bound(
-        self, present: FloatArray, absent: FloatArray, delta: float, confidence: float
-    ) -> tuple[float, int, int]:
-        """The bound from trials with and without the owner, and its true and false positives."""
-        likely, rare = present >= self.threshold, absent >= self.threshold
-        if self.direction == "add":
-            likely, rare = ~rare, ~likely
-        hits, misfires = int(np.count_nonzero(likely)), int(np.count_nonzero(rare))
-        bound = lower_bounds(hits, misfires, (len(likely), len(rare)), delta, confidence)
-        return float(bound), hits, misfires
-
-
-def choose_region(present: FloatArray, absent: FloatArray, delta: float, confidence: float) -> tuple[Region, float]:
-    """The event with the largest bound on these trials, and that bound. Count other trials for it: see the module.
-
-    If none proves anything, the event whose two rates differ most.
+    The most telling case, by expectation, comes first.
     """
-    pooled = np.unique(np.concatenate([present, absent]))
-    thresholds = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _THRESHOLDS)).astype(np.int64)]
-    n, m = len(present), len(absent)
-    with_owner = n - np.searchsorted(np.sort(present), thresholds)
-    without = m - np.searchsorted(np.sort(absent), thresholds)
-    removed = lower_bounds(with_owner, without, (n, m), delta, confidence)
-    added = lower_bounds(m - without, n - with_owner, (m, n), delta, confidence)
-    apart = 1e-9 * (with_owner / n - without / m)
-    i, j = int(np.argmax(removed + apart)), int(np.argmax(added + apart))
-    if removed[i] + apart[i] >= added[j] + apart[j]:
-        return Region("remove", float(thresholds[i])), float(removed[i])
-    return Region("add", float(thresholds[j])), float(added[j])
+
+    mechanism: str
+    cases: Callable[[Setting], tuple[Case, ...]]
+    own_calls: bool = False
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The options of the plan's line."""
+        return options_of(Crowd(2, 2, self.own_calls))
 
 
-def expected_bounds(
-    present: ArrayLike, absent: ArrayLike, *, releases: int, trials: int, delta: float, confidence: float
-) -> FloatArray:
-    """The bound to expect of each design whose release is one of two outcomes: it guides the choice of a design.
+CASES: dict[str, Attacked] = {
+    "vote": Attacked("vote", _vote),
+    "scores": Attacked("scores", _counts),
+    "embedding": Attacked("embedding", _embedding),
+    "joint-em": Attacked("joint-em", _joint_em),
+    "ptr": Attacked("ptr", _ptr),
+    "tokens": Attacked("tokens", _tokens),
+    "vote-prior": Attacked("vote", partial(_vote, has_prior=True)),
+    "vote-em": Attacked("vote-em", _vote),
+    "vote-own-calls": Attacked("vote", partial(_vote, labels=_MORE_LABELS), own_calls=True),
+    "vote-em-own-calls": Attacked("vote-em", _vote, own_calls=True),
+    "vote-em-prior": Attacked("vote-em", partial(_vote, has_prior=True), own_calls=True),
+    "details-own-calls": Attacked("scores", partial(_counts, details=True), own_calls=True),
+    "label-vote": Attacked("vote-em", partial(_vote, kind=LabelVote), own_calls=True),
+    "embedding-own-calls": Attacked("embedding", _embedding, own_calls=True),
+    "joint-em-own-calls": Attacked("joint-em", _joint_em, own_calls=True),
+}
+"""What can be attacked, by name."""
 
-    ``present`` and ``absent`` are the probabilities of the first outcome, with and without the owner. The event is the
-    best number of firsts among ``releases``, and its counts are the expected ones.
-    """
-    p, q = np.atleast_1d(np.asarray(present, np.float64)), np.atleast_1d(np.asarray(absent, np.float64))
-    high, low = np.maximum(p, q)[:, None], np.minimum(p, q)[:, None]
-    steps = np.linspace(-4.0, 6.0, 41)
-    at = np.clip(np.floor(releases * low + steps * np.sqrt(releases * low * (1.0 - low))), 0, releases - 1)
-    likely, rare = bdtrc(at, releases, high), bdtrc(at, releases, low)
-    more = lower_bounds(trials * likely, trials * rare, (trials, trials), delta, confidence)
-    fewer = lower_bounds(trials * (1.0 - rare), trials * (1.0 - likely), (trials, trials), delta, confidence)
-    return np.asarray(np.maximum(more, fewer).max(axis=1), np.float64)
+PLANNED = ("vote", "scores", "embedding", "joint-em", "ptr", "tokens")
+"""What a plan of many lines holds: one of each kind of mechanism."""

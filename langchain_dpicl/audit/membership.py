@@ -92,7 +92,7 @@ class MembershipResult:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Bystanders:
     """The data set of a trial: the member, and ``owners - 1`` others. Each other takes part in a token with ``rate``.
 
     The others show the demonstrations from number ``first`` on, in turn: owners may show the same text.
@@ -166,7 +166,7 @@ def run_membership(
     settings = Settings(max_tokens, min_tokens=0, top_k=top_k, shots=shots, temperature=1.0, cap=cap, stop=())
     shown = [each.shown for each in (*pool[:trials], *crowd)]
     readings = read(model, pool, shown, settings)
-    return attack(readings, plans, Crowd(owners, rate, first=trials), delta, shots, cap, plays, randomness)
+    return attack(readings, plans, Bystanders(owners, rate, first=trials), delta, shots, cap, plays, randomness)
 
 
 def known_record(
@@ -188,7 +188,7 @@ def known_record(
 def attack(
     readings: Readings,
     plans: Sequence[tuple[float, PlanLine]],
-    crowd: Crowd,
+    crowd: Bystanders,
     delta: float,
     kappa: float,
     cap: float,
@@ -252,7 +252,7 @@ class Mixture:
         self.shown, self.own = np.stack(terms, axis=1)[:-1], np.stack([each[-1] for each in terms])
         self.base = np.stack([base_scores(row, kappa, 1.0) for row in readings.zero_shot])
 
-    def scores(self, member: int, participation: float, crowd: Crowd, randomness: Randomness) -> AttackScores:
+    def scores(self, member: int, participation: float, crowd: Bystanders, randomness: Randomness) -> AttackScores:
         """The scores of tokens that are drawn, at every place, from a mixture over a fresh sample of the owners.
 
         The member takes part in each token with probability ``participation``.

@@ -320,6 +320,9 @@ class FilteredBudget(BaseBudget):
     def declare(self, line: str | None, mechanism: str, rate: float, **_: object) -> None:
         """Nothing to declare: a filter's lines are not fixed in advance."""
 
+    def asked(self, line: str | None, mechanism: str) -> None:
+        """Nothing is known of a line in advance."""
+
     def line(
         self,
         mechanism: str,
@@ -331,12 +334,13 @@ class FilteredBudget(BaseBudget):
         owners: int | None = None,
         options: Mapping[str, float] | None = None,
         fingerprint: Fingerprint | None = None,
+        vet: object = None,
     ) -> BudgetLine:
         """A line with these parameters. Each of them may differ from call to call.
 
         ``parameter`` is the mechanism's noise parameter and must be given. ``owners`` must be None: a filter keeps no
         rate, so a rate that follows the number of owners would change with every owner who comes or goes. ``name``
-        (default: the mechanism) is the name in receipts and counts.
+        (default: the mechanism) is the name in receipts and counts. ``vet`` has no meaning here: there is no plan.
         """
         if parameter is None:
             raise InvalidParameter("parameter", None, "the noise of this release: a filter does not choose it")

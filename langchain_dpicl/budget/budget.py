@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,8 @@ from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.terms import LineState, OnExhausted, Policy, Preview, Replay, Scope, SoftLimit
 from langchain_dpicl.budget.tickets import TicketUsage
 from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanIncomplete, PlanMismatch
-from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, checks, default_delta0
+from langchain_dpicl.privacy import MECHANISMS, LineRequest, PlanLine, PrivacyPlan, checks, default_delta0
+from langchain_dpicl.privacy.mechanisms import left_out
 
 Releases = int | Mapping[str, int | LineRequest]
 
@@ -68,6 +70,9 @@ class PrivacyBudget(BaseBudget):
         ``"zero_shot"`` answer, marked as such.
     soft_limit, on_soft_limit
         A share of the releases (say 0.8): the charge that reaches it logs a warning and calls ``on_soft_limit``.
+    accept_noise
+        Freeze the plan even if its noise overturns an answer on which all expected outputs agree in more than one of
+        ten releases. Otherwise the first release raises `InfeasiblePlan`, which names what helps, and charges nothing.
 
     The plan is completed and frozen at first use, when every line's sampling rate and mechanism are known; from then
     on the ledger refuses other parameters under this name (`PlanMismatch`). Every release is charged before the first
@@ -97,6 +102,7 @@ class PrivacyBudget(BaseBudget):
         on_exhausted: OnExhausted = "raise",
         soft_limit: float | None = None,
         on_soft_limit: Callable[[SoftLimit], Any] | None = None,
+        accept_noise: bool = False,
     ) -> None:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.open_unit("delta", delta)
         self.releases: int | dict[str, int]
@@ -108,7 +114,7 @@ class PrivacyBudget(BaseBudget):
                 if not isinstance(line, str) or not line or ":" in line or len(line) > 255:
                     raise InvalidParameter("releases", line, 'names of 1 to 255 characters without ":"')
                 if isinstance(value, LineRequest):
-                    chosen = {key: found for key, found in _values(value).items() if found is not None}
+                    chosen = {key: found for key, found in _values(value, {}).items() if found is not None}
                     self._declared[line] = value, chosen
                     value = value.count
                 self.releases[line] = checks.whole(f"releases[{line!r}]", value)
@@ -122,6 +128,10 @@ class PrivacyBudget(BaseBudget):
         if tickets and soft_limit is not None:
             raise InvalidParameter("soft_limit", soft_limit, "None if owners pay with tickets: there is no end")
         self.tickets = tickets
+        if not isinstance(accept_noise, bool):
+            raise InvalidParameter("accept_noise", accept_noise, "True or False")
+        self.accept_noise = accept_noise
+        self._vets: dict[str, Callable[[PlanLine], None]] = {}
         policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
         super().__init__(epsilon, delta, policy, ledger, name, witness)
 
@@ -176,11 +186,13 @@ class PrivacyBudget(BaseBudget):
         rate_is_explicit: bool = False,
         owners: int | None = None,
         options: Mapping[str, float] | None = None,
+        vet: Callable[[PlanLine], None] | None = None,
     ) -> None:
         """Describe a line, when the chain that uses it is built. Charges and freezes nothing.
 
         ``line`` may be None if the budget has one. ``owners``: from how many the rate was chosen. ``options`` are
-        those that somebody chose: the rest is filled in when the plan is solved. `PlanMismatch` if the line was
+        those that somebody chose: the rest is filled in when the plan is solved, and ``vet`` may then refuse the line
+        by an error, before the plan is frozen (unless it is to ``accept_noise``). `PlanMismatch` if the line was
         declared or frozen with another mechanism, with another value of an option, or with another explicit rate.
         """
         with self._lock:
@@ -200,10 +212,12 @@ class PrivacyBudget(BaseBudget):
             if words := different(before, chosen):
                 raise PlanMismatch(f"the line {name!r} was declared with {words}")
             latest = asked if rate_is_explicit else earlier
-            merged = {**earlier.options, **{key: asked.options[key] for key in given}}
+            merged = {**earlier.options, **{key: asked.options[key] for key in given if key in asked.options}}
             declared = latest.owners if earlier.owners is None else earlier.owners  # a number that is public stays
             request = replace(earlier, rate=latest.rate, owners=declared, options=merged)
             self._declared[name] = request, before | chosen
+            if vet is not None:
+                self._vets[name] = vet
 
     def line(
         self,
@@ -216,6 +230,7 @@ class PrivacyBudget(BaseBudget):
         owners: int | None = None,
         options: Mapping[str, float] | None = None,
         fingerprint: Fingerprint | None = None,
+        vet: Callable[[PlanLine], None] | None = None,
     ) -> BudgetLine:
         """One line of the plan, for a mechanism at a sampling rate; completes and freezes the plan at first use.
 
@@ -228,17 +243,39 @@ class PrivacyBudget(BaseBudget):
         """
         if parameter is not None:
             raise InvalidParameter("parameter", parameter, "None: the plan chooses the noise")
-        about: dict[str, Any] = {"rate_is_explicit": rate_is_explicit, "owners": owners, "options": options}
+        stated = {**left_out(mechanism), **(options or {})}  # whoever uses the noise says what for
+        about: dict[str, Any] = {"rate_is_explicit": rate_is_explicit, "owners": owners, "options": stated}
         with self._lock:
-            self.declare(name, mechanism, rate, **about)
+            self.declare(name, mechanism, rate, vet=vet, **about)
             if self._stored is None:
                 requests = self._requests()
                 plan = PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines=requests)
+                for each, refuse in self._vets.items():
+                    if not self.accept_noise:
+                        refuse(plan.lines[each])
                 allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
                 self._freeze(plan.to_json(), plan.digest, allowed, fingerprint, tickets=self.tickets)
                 self.declare(name, mechanism, rate, **about)  # the plan may be one that another worker stored first
         self._remember()
         return self._lines[self._name(name, mechanism)]
+
+    def asked(self, line: str | None, mechanism: str) -> LineRequest | None:
+        """A line as it is frozen, or as it was declared so far; None if nobody has described it."""
+        with self._lock:
+            name = self._name(line, mechanism)
+            if self._find() is not None:
+                return self._lines[name].plan_line
+            return self._declared[name][0] if name in self._declared else None
+
+    def share(self, line: str | None, mechanism: str) -> tuple[float, float, int]:
+        """About what a line has if its plan were its own: epsilon, delta, and its releases.
+
+        Lines of one plan share its loss by their weights. Losses add up like variances, so epsilon by the root.
+        """
+        name = self._name(line, mechanism)
+        counts = {each or mechanism: count for each, count in self._counts().items()}
+        weights = {each: self._declared[each][0].weight if each in self._declared else 1.0 for each in counts}
+        return self.epsilon * math.sqrt(weights[name] / sum(weights.values())), self.delta, counts[name]
 
     def _requests(self) -> dict[str, LineRequest]:
         """Every line, complete. `PlanIncomplete` names the lines that nobody has declared."""
@@ -345,10 +382,11 @@ class PrivacyBudget(BaseBudget):
         )
 
 
-def _values(line: LineRequest) -> dict[str, object]:
+def _values(line: LineRequest, defaults: Mapping[str, float] | None = None) -> dict[str, object]:
     """What declarations of a line may choose. ``owners``: from how many its rate was computed."""
-    options = {_option(key): value for key, value in line.options.items()}
-    return {"mechanism": line.mechanism, "rate": line.rate, "owners": line.owners, "weight": line.weight, **options}
+    options = {**(left_out(line.mechanism) if defaults is None else defaults), **line.options}
+    more = {_option(key): value for key, value in options.items()}
+    return {"mechanism": line.mechanism, "rate": line.rate, "owners": line.owners, "weight": line.weight, **more}
 
 
 def _option(name: str) -> str:

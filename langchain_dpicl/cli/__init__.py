@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
     "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
+    "rehearse": ("rehearse", "try a configuration's chain on public examples, at no cost: prompts, outputs, errors"),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
     "evaluate": ("measure", "measure private answers on a task with known answers"),
     "audit": ("measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
@@ -126,6 +127,24 @@ def add_ensemble(parser: Any, members: int, shots: int) -> None:
     """Declare how many calls answer, and with how many examples each."""
     parser.add_argument("--members", type=int, default=members, help=f"parallel calls per answer (default {members})")
     parser.add_argument("--shots", type=int, default=shots, help=f"expected examples per call (default {shots})")
+
+
+def add_calls(parser: Any, members: int) -> None:
+    """Declare how owners share the calls of an answer, or have one each: see `calls_of`."""
+    parser.add_argument("--members", type=int, help=f"parallel calls that owners share (default {members})")
+    parser.add_argument("--shots", type=int, help="expected examples per call (default: the plan chooses the rate)")
+    parser.add_argument("--calls", type=int, help="instead: one owner per call, and so many calls on average")
+    parser.add_argument("--pad-to", type=int, help="with --calls: at least so many calls (default: rarely exceeded)")
+    parser.add_argument("--max-calls", type=int, help="with --calls: at most so many, for the noise of shared buckets")
+    parser.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
+
+
+def calls_of(options: argparse.Namespace, members: int) -> dict[str, Any]:
+    """These options for a selector; without ``--calls`` and ``--members`` so many members."""
+    if options.calls is not None and options.shots is not None:
+        raise InvalidParameter("shots", options.shots, "left out with --calls: a call has one owner")
+    found = given(options, "members", "calls", "pad_to", "max_calls")
+    return found if "members" in found or "calls" in found else {**found, "members": members}
 
 
 def add_model(parser: Any, default: str) -> None:

@@ -8,10 +8,22 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_ensemble, add_model, add_private_data, add_run, chosen, given, show
+from langchain_dpicl.cli import (
+    add_calls,
+    add_model,
+    add_private_data,
+    add_run,
+    calls_of,
+    check_apart,
+    chosen,
+    given,
+    show,
+)
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 
 if TYPE_CHECKING:
+    from langchain_dpicl import NoisyVote
+    from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.privacy import PrivacyPlan
 
 
@@ -21,6 +33,10 @@ def answer_options(parser: Any) -> None:
 
     examples:
       dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 1 --calls 20 --prior zero_shot \\
+        --test held-out.jsonl
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 1 --mode label-vote --threshold 0.4 \\
+        --eligible 50 --test held-out.jsonl
       dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
       dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough"
       dpicl answer --mode head --head head.npz --test held-out.csv
@@ -28,16 +44,25 @@ def answer_options(parser: Any) -> None:
     add_run(parser, answer)
     add_private_data(parser, "text", "label", required=False)
     parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
-    modes = ("label", "embedding", "keywords-joint", "keywords-ptr", "head")
-    parser.add_argument("--mode", choices=modes, default="label", help="the kind of answer (default label)")
-    parser.add_argument("--labels", help="the public list of labels, separated by commas (mode label)")
+    modes = ("label", "label-vote", "embedding", "keywords-joint", "keywords-ptr", "head")
+    kinds = "the kind of answer (default label; label-vote: owners near to the question vote, without a model)"
+    parser.add_argument("--mode", choices=modes, default="label", help=kinds)
+    parser.add_argument("--labels", help="the public list of labels, separated by commas (modes label, label-vote)")
+    prior = "zero_shot, or a file of public texts, one a line, that calibrate the model's zero-shot scores"
+    parser.add_argument("--prior", metavar="FILE", help=f"a public opinion where votes are few: {prior}")
+    parser.add_argument("--details", action="store_true", help="release confidence and noisy counts beside the label")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
     parser.add_argument("--question", action="append", default=[], help="a text to answer; may be repeated")
     parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
     parser.add_argument("--held-out", type=int, default=0, help="keep this many owners of --data out, as the test")
     parser.add_argument("--limit", type=int, help="use only the first N test records")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
-    add_ensemble(parser, members=20, shots=2)
+    add_calls(parser, members=20)
+    gate = parser.add_argument_group("the relevance gate")
+    near = "least similarity of an owner's best example to the question, from -1 to 1; a public number"
+    gate.add_argument("--threshold", type=float, help=near)
+    gate.add_argument("--eligible", type=int, help="owners that a question finds near enough: a public estimate")
+    gate.add_argument("--tickets", action="store_true", help="--releases counts each owner's, not the questions")
     add_model(parser, "the usual one")
     texts = parser.add_argument_group("texts instead of labels")
     texts.add_argument("--instruction", help="the model's task, without a full stop")
@@ -52,7 +77,7 @@ def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
     from langchain_dpicl import ExemplarStore, PoissonExampleSelector, local
     from langchain_dpicl.cli.session import known_answers, label_session, open_budget, text_session
-    from langchain_dpicl.members.chains import ModelChoice, label_member
+    from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.store.records import read_records
 
     if options.limit is not None and options.limit < 1:
@@ -66,9 +91,15 @@ def answer(options: argparse.Namespace) -> int:
             raise InvalidParameter(f"--{name}", None, "given, except with --mode head")
     if options.head:
         raise InvalidParameter("--head", options.head, "left out, or --mode head")
-    if options.mode == "label" and not options.labels:
+    is_vote = options.mode in ("label", "label-vote")
+    if is_vote and not options.labels:
         raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
-    labels = [label.strip() for label in options.labels.split(",")] if options.mode == "label" else None
+    for name in ("prior", "details"):
+        if not is_vote and getattr(options, name):
+            raise InvalidParameter(f"--{name}", getattr(options, name), "left out, or --mode label")
+    if options.mode == "label-vote" and None in (options.threshold, options.eligible):
+        raise InvalidParameter("--threshold", options.threshold, "given with --eligible: who is near has a vote")
+    labels = [label.strip() for label in options.labels.split(",")] if is_vote else None
     records, tests = read_records(options.data), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
         owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
@@ -81,25 +112,50 @@ def answer(options: argparse.Namespace) -> int:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
     keys = chosen(options, "input_key", "output_key", "owner_key")
     store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, progress=not options.json)
-    budget = open_budget(options, store, lambda _: options.releases)
-    selector = PoissonExampleSelector(store, options.members, shots=options.shots)
+    own = {"tickets": options.tickets, "accept_noise": options.accept_noise}
+    budget = open_budget(options, store, lambda _: options.releases, **own)
+    shape = {**calls_of(options, members=20), **given(options, "shots", "threshold", "eligible")}
+    if options.threshold is not None:
+        shape["nearest_to"] = options.input_key
+    if options.mode == "label-vote" and options.members is None and options.calls is None:
+        shape.pop("members")
+        shape["calls"] = options.eligible  # a vote costs no call
+    selector = PoissonExampleSelector(store, **shape)
     known = known_answers(tests, options, labels)
     choice = ModelChoice(options.model, options.model_url)
     try:
         if labels is None:
             session = text_session(options, budget, selector, choice)
         else:
-            member = label_member(choice, labels, options.input_key)
-            session = label_session(options, budget, selector, member, labels)
+            session = label_session(options, budget, selector, *_vote(options, choice, labels))
     except ImportError:
         sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
     line = session.chain.line()
     session.say(f"{store!r}; {budget!r}")
-    session.say(f"each answer: {options.members} calls, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
+    calls = (
+        f"{selector.members} calls" if selector.calls is None else f"about {selector.calls:g} calls of one owner each"
+    )
+    calls = calls if options.mode != "label-vote" else "the labels of owners near to the question, no calls"
+    session.say(f"each answer: {calls}, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
     session.ask(options.question, compared=options.compare)
     session.test(known[: options.limit])
-    noise = {"parameter" if labels is None else "sigma": line.parameter}
-    return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **noise)
+    noise = {"parameter" if labels is None else line.plan_line.family.parameter: line.parameter}
+    facts = {"mechanism": line.mechanism, "members": selector.members, "calls": selector.calls}
+    return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **facts, **noise)
+
+
+def _vote(options: argparse.Namespace, choice: ModelChoice, labels: list[str]) -> tuple[Any, NoisyVote]:
+    """The member (None for the owners' own labels), and the vote with its prior."""
+    from langchain_dpicl import LabelVote, NoisyVote
+    from langchain_dpicl.members.chains import label_member, read_lines
+
+    member = label_member(choice, labels, options.input_key) if options.mode == "label" else None
+    prior = options.prior
+    if prior not in (None, "zero_shot"):
+        check_apart(options, "prior")
+        texts, scorer = read_lines("--prior", prior), member or label_member(choice, labels, options.input_key)
+        prior = scorer.prior(texts)
+    return member, (NoisyVote if options.mode == "label" else LabelVote)(labels, prior=prior, details=options.details)
 
 
 def synthesize_options(parser: Any) -> None:

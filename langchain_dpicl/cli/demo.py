@@ -28,13 +28,13 @@ def demo_options(parser: Any) -> None:
     parser.add_argument("--epsilon", type=float, default=3.0, help="of the ensemble, and of the head (default 3)")
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--releases", type=int, default=100, help="answers of the ensemble's budget (default 100)")
-    parser.add_argument("--held-out", type=int, default=20, help="how many held-out questions to score (default 20)")
+    parser.add_argument("--held-out", type=int, default=8, help="how many held-out questions to score (default 8)")
     parser.add_argument("--ledger", help="counts the ensemble's answers (default: a temporary one, as for the head)")
 
 
 def demo(options: argparse.Namespace) -> int:
     """Ask new questions beside answers that are not private, then score held-out ones."""
-    from langchain_dpicl import ExemplarStore, LabelScorer, PoissonExampleSelector, PrivacyBudget, local
+    from langchain_dpicl import ExemplarStore, LabelScorer, NoisyVote, PoissonExampleSelector, PrivacyBudget, local
     from langchain_dpicl.cli.session import label_session
     from langchain_dpicl.demo import inbox
     from langchain_dpicl.privacy.checks import whole
@@ -54,7 +54,9 @@ def demo(options: argparse.Namespace) -> int:
         warnings.filterwarnings("ignore", "the budget .* is used with data on which other budgets", PrivacyWarning)
         ledger = options.ledger or f"sqlite:///{folder}/budget.db"
         budget = PrivacyBudget(options.epsilon, options.delta, options.releases, ledger=ledger, name="demo")
-        selector = PoissonExampleSelector(store, inbox.DEMO_MEMBERS, shots=inbox.DEMO_SHOTS)
+        near: Any = {"threshold": inbox.DEMO_THRESHOLD, "eligible": inbox.DEMO_ELIGIBLE, "nearest_to": inbox.INPUT_KEY}
+        each: Any = {"max_exemplars": inbox.DEMO_EXEMPLARS, "exemplars_per_owner": inbox.DEMO_EXEMPLARS}
+        selector = PoissonExampleSelector(store, calls=inbox.DEMO_CALLS, **each, **near)
         member = LabelScorer(
             local.local_llm(),
             labels,
@@ -63,7 +65,7 @@ def demo(options: argparse.Namespace) -> int:
             content_free=inbox.DEMO_CONTENT_FREE,
             top_logprobs=100,
         )
-        session = label_session(options, budget, selector, member, labels)
+        session = label_session(options, budget, selector, member, NoisyVote(labels))
         vote, line = session.answer, session.chain.line()
         session.answer = lambda text, compared: {**vote(text, compared), "head": guesses[text]}
         session.say(
@@ -71,9 +73,10 @@ def demo(options: argparse.Namespace) -> int:
             f"Its desks are called {', '.join(labels)}; only the messages show which desk does what.\n\n"
             f"Two ways to sort new messages, each ({options.epsilon:g}, {options.delta:g})-differentially private for "
             "every patient:\n"
-            f"  ensemble  {options.releases} answers together. Each is a vote of {inbox.DEMO_MEMBERS} members; a "
-            f"patient takes part with probability {line.rate:.3f},\n            and every desk's count gets noise of "
-            f"sigma {line.parameter:.2f}.\n"
+            f"  ensemble  {options.releases} answers together, each of about {inbox.DEMO_CALLS} calls of the model. "
+            f"A call sees up to {inbox.DEMO_EXEMPLARS} messages\n            of one patient; those with one near to "
+            f"the question take part with probability {line.rate:.3f}.\n"
+            f"            Released is {line.plan_line.describe()}.\n"
             "  head      Any number of answers, without a call of the model: a classifier, fitted once on all messages,"
             f"\n            with noise, in {head['seconds_to_fit']:.1f} seconds."
         )
@@ -95,7 +98,8 @@ def demo(options: argparse.Namespace) -> int:
             epsilon=options.epsilon,
             delta=options.delta,
             rate=line.rate,
-            sigma=line.parameter,
+            mechanism=line.mechanism,
+            **{line.plan_line.family.parameter: line.parameter},
             ensemble=ensemble,
             head=head,
         )

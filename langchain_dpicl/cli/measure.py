@@ -16,8 +16,8 @@ from langchain_dpicl.errors import InvalidParameter
 
 def evaluate_options(parser: Any) -> None:
     """Accuracy or ROUGE of private answers against epsilon, beside answers that are not private. The model is asked
-    once; every epsilon, ablation and picture is computed from its answers. For labels it also fits a classifier once
-    (a head) at each epsilon, and says when to prefer it.
+    once; every epsilon, ablation and picture is computed from its answers. For labels it also lets the near owners'
+    own labels vote, without a model, fits a classifier once (a head) at each epsilon, and says when to prefer it.
 
     examples:
       dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output trec
@@ -41,8 +41,10 @@ def evaluate_options(parser: Any) -> None:
     plan.add_argument("--delta", type=float, help="default: a tenth of 1 / number of examples")
     plan.add_argument("--releases", type=int, default=10_000, help="answers that epsilon is for (default 10000)")
     add_ensemble(plan, members=20, shots=1)
+    own = "one owner in each call, so many on average, instead of --members and --shots (label tasks)"
+    plan.add_argument("--calls", type=int, help=own)
     study = parser.add_argument_group("the study")
-    methods = "vote, head; embedding, joint-em, ptr, online, offline (default: all but the last two)"
+    methods = "vote, label-vote, head; embedding, joint-em, ptr, online, offline (default: all but the last two)"
     study.add_argument("--method", action="append", default=[], help=methods)
     numbers = "members, releases, shots; fits (heads in one plan); candidates; top_k"
     study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help=numbers)
@@ -73,6 +75,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.local import DEFAULT_MODEL
     from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.privacy.checks import whole
+    from langchain_dpicl.privacy.choice import usual_most
 
     check_apart(options, "public", *(["test"] if Path(options.data).is_file() else []))
     about = task(options.task)
@@ -84,11 +87,16 @@ def evaluate(options: argparse.Namespace) -> int:
         raise InvalidParameter("--test", None, "a file with the queries and their answers")
     queries = load_rows(about, options.test or options.data, split="test", columns=columns)
     public = load_rows(about, options.public, columns=columns) if options.public else []
+    size = chosen(options, "members", "shots")
+    if options.calls is not None:
+        calls = whole("calls", options.calls)
+        size = {"calls": calls, "members": usual_most(calls), "shots": 1}
     plan = EvaluationPlan(
         owners=len(rows),
         delta=0.1 / len(rows) if options.delta is None else options.delta,
         epsilons=tuple(sorted(set(options.epsilon))),
-        **chosen(options, "members", "shots", "releases", "few_shots"),
+        **chosen(options, "releases", "few_shots"),
+        **size,
     )
     whole("queries", options.queries)
     whole("calibrate_on", options.calibrate_on, at_least=0)
@@ -122,7 +130,7 @@ def evaluate(options: argparse.Namespace) -> int:
     asked_model = {
         "model": name,
         **chosen(options, "samples", "draws", "calibrate_on", "in_batches"),
-        **chosen(plan, "members", "shots", "rate", "releases"),
+        **chosen(plan, *(("calls",) if plan.calls else ("members", "shots")), "rate", "releases"),
     }
     settings = {
         **(asked_model if evaluation.asks_model else {}),
@@ -156,7 +164,11 @@ def audit_options(parser: Any) -> None:
       dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
     """
     add_run(parser, audit)
-    names = "vote, scores, embedding, joint-em, ptr, tokens; plan: a line of each in one plan; head; all; membership"
+    names = (
+        "vote, vote-em, vote-prior, scores, embedding, joint-em, ptr, tokens; one owner per call: vote-own-calls, "
+        "vote-em-own-calls, vote-em-prior, details-own-calls, label-vote, embedding-own-calls, joint-em-own-calls; "
+        "plan: six in one plan; head; all; membership"
+    )
     parser.add_argument("--mechanism", default="vote", help=f"{names} (default: vote)")
     canary = "outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain"
     parser.add_argument("--canary", default="outputs", help=f"{canary} (default: outputs)")

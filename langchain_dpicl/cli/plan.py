@@ -7,22 +7,32 @@ import json
 import sys
 from typing import Any
 
-from langchain_dpicl.cli import add_ensemble, add_prices, add_run, chosen, given, show
+from langchain_dpicl.cli import add_calls, add_prices, add_run, calls_of, chosen, given, show
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots import GREY, SHADES, Curve, Panel, draw_panels
-from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PLDAccountant, PrivacyPlan, flip_probability
+from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
-from langchain_dpicl.privacy.plan import VOTES, Gate, words
+from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_made, options_of, refuse_noise
+from langchain_dpicl.privacy.gate import Gate
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.profile import MAX_COUNT
+from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, VOTES, VoteNoise
+from langchain_dpicl.privacy.words import choice_words, flip_words, words
 
 _TICKETS = (
     "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
     "for, is a theorem of this library: tickets apply to neither of them."
 )
 
+_NOISE = {"exponential": EXPONENTIAL, "gaussian": GAUSSIAN}
+_ALL_TAKE_PART = ("threshold", "head")
+
 
 def plan_options(parser: Any) -> None:
     """Solve for the least noise that keeps a privacy promise, and say what it means.
+
+    With --calls every sampled owner has a call of its own. Without it owners share the buckets of --members calls;
+    without --shots and --rate the plan then chooses the rate. It also chooses a vote's mechanism.
 
     With --gated the plan is for tickets: --releases counts them, for each owner, and the number of queries has no
     limit.
@@ -32,12 +42,13 @@ def plan_options(parser: Any) -> None:
     target.add_argument("--epsilon", type=float, required=True, help="all releases together stay below this epsilon")
     target.add_argument("--delta", type=float, required=True, help="at this delta; choose it below 1/owners")
     target.add_argument("--releases", type=int, required=True, help="how many answers (for tokens: how many tokens)")
-    target.add_argument("--mechanism", choices=sorted(MECHANISMS), default="vote")
+    target.add_argument("--mechanism", choices=sorted(MECHANISMS), default=GAUSSIAN)
+    target.add_argument("--noise", choices=sorted(_NOISE), help="of a vote (default: the plan chooses)")
     shape = parser.add_argument_group("the ensemble")
     shape.add_argument("--owners", type=int, help="people whose exemplars are in the store")
-    add_ensemble(shape, members=10, shots=4)
+    add_calls(shape, members=10)
     shape.add_argument("--rate", type=float, help="sampling rate, instead of members * shots / owners")
-    shape.add_argument("--labels", type=int, default=2, help="labels of a vote (default: 2)")
+    shape.add_argument("--labels", type=int, help="labels of a vote (default 2), candidates of an embedding mean (100)")
     shape.add_argument("--margin", type=int, action="append", default=[], help="votes by which a winner leads (repeat)")
     gate = parser.add_argument_group("the relevance gate")
     gate.add_argument("--gated", action="store_true", help="plan for tickets: --releases counts them, for each owner")
@@ -56,11 +67,12 @@ def plan_options(parser: Any) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
-    (solved, gate), calls = _solved(options), None
+    (solved, gate, crowd), calls = _solved(options), None
     if options.prompt_tokens is not None:
         calls = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
-    shape = {"members": options.members, "shots": options.shots if gate is None else None}
-    numbers = solved.numbers(**shape, margins=options.margin, labels=options.labels, calls=calls)
+    shape: dict[str, Any] = {"members": crowd.members, "expected": crowd.expected, "labels": _labels(options)}
+    shape["shots"] = options.shots if gate is None else None
+    numbers = solved.numbers(**shape, margins=options.margin, calls=calls)
     numbers["plan"] = json.loads(solved.to_json())
     warnings = []
     if options.owners is not None and options.delta >= 1.0 / options.owners:  # one owner may be revealed whole
@@ -83,7 +95,8 @@ def plan(options: argparse.Namespace) -> int:
             numbers["verification"]["note"] = _TICKETS
             text += f"\n{_TICKETS}"
     if options.plot:
-        draw_panels(_panels(solved, options) if gate is None else _gated_panels(gate), options.plot)
+        panels = _panels(solved, crowd, _labels(options), options.margin) if gate is None else _gated_panels(gate)
+        draw_panels(panels, options.plot)
         numbers["plot"] = options.plot
     show(options, numbers, text)
     for warning in [] if options.json else warnings:
@@ -91,38 +104,63 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None]:
-    """Check the options and solve the plan. Its gate is None unless ``--gated``."""
+def _labels(options: argparse.Namespace) -> int:
+    usual = 100 if options.mechanism == "embedding" else 2
+    return whole("labels", usual if options.labels is None else options.labels, at_least=2)
+
+
+def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crowd]:
+    """Check the options and solve the plan, as a budget would. Its gate is None unless ``--gated``."""
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
     fixed = given(options, "delta0", "select", "step")
     for name, value in fixed.items():
         if name not in MECHANISMS[mechanism].options:
             raise InvalidParameter(name, value, f"{mechanism} has no such number")
-    if mechanism == "threshold":
+    if options.noise is not None and mechanism != GAUSSIAN:
+        raise InvalidParameter("noise", options.noise, f"given for --mechanism {GAUSSIAN}")
+    shape = calls_of(options, members=10)
+    members = calls_made(*(shape.get(name) for name in ("members", "calls", "pad_to", "max_calls")))
+    if options.calls is not None and OWN_CALLS not in MECHANISMS[mechanism].options:
+        raise InvalidParameter("calls", options.calls, f"left out: {mechanism} has no proof for one owner per call")
+    if mechanism in _ALL_TAKE_PART:
         if options.gated:
-            raise InvalidParameter("mechanism", mechanism, "a mechanism of answers: the threshold comes before a gate")
+            raise InvalidParameter("mechanism", mechanism, "a mechanism of answers, not of what is released once")
         if rate not in (None, 1.0):
-            raise InvalidParameter("rate", rate, "1: all owners take part in the release of a threshold")
+            raise InvalidParameter("rate", rate, f"1: all owners take part in the release of a {mechanism}")
         rate, owners = 1.0, None
     elif options.gated and owners is None:
         raise InvalidParameter("owners", None, "required with --gated")
     elif rate is None and owners is None:
-        raise InvalidParameter("owners", None, "give --owners (with --members and --shots) or --rate")
+        raise InvalidParameter("owners", None, "give --owners (with --calls, or --members and --shots) or --rate")
     if options.gated == (options.eligible is None):
         bound = "required with --gated" if options.gated else "given with --gated: without a gate all are eligible"
         raise InvalidParameter("eligible", options.eligible, bound)
     eligible = whole("eligible", options.eligible, at_most=owners) if options.gated else owners
-    if rate is None:
-        rate = min(1.0, whole("members", options.members) * whole("shots", options.shots) / eligible)
+    promise = options.epsilon, options.delta, whole("releases", options.releases, at_most=MAX_COUNT)
+    if rate is None and options.calls is None and options.shots is None:
+        rate = best_rate(*promise, members, eligible)
+    elif rate is None:
+        rate = min(1.0, (options.calls or members * whole("shots", options.shots)) / eligible)
+    rate, labels = probability("rate", rate), _labels(options)
+    crowd = Crowd.of(members, rate, eligible, options.calls, options.max_calls is not None)
+    if mechanism == GAUSSIAN:
+        mechanism = _NOISE[options.noise] if options.noise else best_vote(*promise, rate, crowd, labels)
+    numbers, gate = FrozenMapping({**fixed, **options_of(crowd)}), None
     if options.gated:
-        tickets, members = whole("releases", options.releases, at_most=MAX_COUNT), whole("members", options.members)
-        rate, numbers = probability("rate", rate), FrozenMapping(fixed)
-        gate = Gate(options.epsilon, options.delta, mechanism, numbers, eligible, owners, members, rate, tickets)
-        return gate.solve(rate, tickets), gate
-    of = None if options.rate is not None else owners
-    request = LineRequest(mechanism, rate, options.releases, options=fixed, owners=of)
-    return PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request}), None
+        outputs = members if options.calls is None else options.calls
+        named = {"calls": options.calls is not None, "eligible": eligible, "owners": owners, "members": outputs}
+        gate = Gate(*promise[:2], mechanism, numbers, rate=rate, tickets=promise[2], **named)
+        solved = gate.solve(rate, gate.tickets)
+    else:
+        of = None if options.rate is not None else owners
+        request = LineRequest(mechanism, rate, promise[2], options=numbers, owners=of)
+        solved = PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request})
+    line = solved.lines[mechanism]
+    if mechanism in (*VOTES, "embedding") and not options.accept_noise:
+        flip = VoteNoise(mechanism, line.parameter, line.own_calls).flip(int(crowd.expected), labels)
+        refuse_noise(line, flip, crowd, options.gated)
+    return solved, gate, crowd
 
 
 def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
@@ -135,6 +173,7 @@ def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
     noise = line[gate.family.parameter]
     found["gated"] = {
         **chosen(gate, "eligible", "owners", "members", "rate", "tickets"),
+        "outputs": gate.outputs(gate.members),
         "exemplars": gate.rate * gate.eligible,
         "parameter": gate.family.parameter,
         "noise": noise,
@@ -160,15 +199,12 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
         f"{gate.mechanism}: each answer gives out {line['what']}.",
         f"  A query finds {gate.eligible:,} of {gate.owners:,} owners eligible, by a public estimate. Each of them "
         f"uses one of its {gate.tickets:,} tickets, sampled or not.",
-        f"  An eligible owner takes part with probability {gate.rate:.4g}: {gate.rate * gate.eligible:.4g} exemplars "
-        f"for {gate.members:,} members, on average.",
+        f"  An eligible owner takes part with probability {gate.rate:.4g}: {gate.rate * gate.eligible:.4g} "
+        + ("calls of one owner each, " if gate.calls else f"exemplars for {gate.members:,} members, ")
+        + f"on average; {found['gated']['outputs']:.4g} outputs count.",
         f"  Signal over noise: {gate.signal_name} = {found['gated']['signal']:.3g}.",
     ]
-    text += [
-        f"  A winner ahead by {row['margin']} of {gate.members} votes is overturned with probability "
-        f"{row['flip_probability']:.3g}."
-        for row in line.get("flips", ())
-    ]
+    text += [f"  {each}" for each in (*map(flip_words, line.get("flips", ())), *choice_words(line))]
     if "cost_per_answer" in line:
         text.append(f"  An answer costs {line['cost_per_answer']:.4g}.")
     text += ["", "How long an owner's tickets last:"]
@@ -178,15 +214,15 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
     text += [
         "  When popular owners have no ticket left, queries find fewer than estimated.",
         "",
-        f"{parameter} at this epsilon, and ({gate.signal_name}), with as many exemplars for each member:",
+        f"{parameter} at this epsilon, and ({gate.signal_name}), with as many exemplars for each {gate.unit}:",
     ]
     points = found["trade_off"]
     counts = sorted({point["tickets"] for point in points})
-    text.append(f"  {'members':>7}  {'rate':>7}" + "".join(f"  {f'{count:,} tickets':>18}" for count in counts))
+    text.append(f"  {gate.unit + 's':>7}  {'rate':>7}" + "".join(f"  {f'{count:,} tickets':>18}" for count in counts))
     for members in sorted({point["members"] for point in points}):
         row = [point for point in points if point["members"] == members]
         text.append(f"  {members:>7,}  {row[0]['rate']:>7.4g}" + "".join(f"  {_cell(point):>18}" for point in row))
-    blind = f"Without the gate, {gate.members:,} members sample all {gate.owners:,} owners at a rate of"
+    blind = f"Without the gate, {gate.members:,} {gate.unit}s sample all {gate.owners:,} owners at a rate of"
     text += ["", f"{blind} {gate.blind_rate:.4g}:"]
     for point in found["blind"]:
         why = ", as long as an average owner's tickets last" if point["queries"] == gate.lasting else ""
@@ -213,7 +249,7 @@ def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[fl
     return [(epsilon, other.lines[name].parameter) for epsilon, other in zip(epsilons, solved, strict=True)]
 
 
-def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
+def _panels(plan: PrivacyPlan, crowd: Crowd, labels: int, margins: list[int]) -> list[Panel]:
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))
@@ -225,12 +261,11 @@ def _panels(plan: PrivacyPlan, options: argparse.Namespace) -> list[Panel]:
         parameter, values = line.family.parameter, [value for _, value in noise]
         title, wide = f"The {parameter} that an epsilon allows", max(values) > 30.0 * min(values)
         return [spent, Panel(title, x, parameter, [Curve(noise)], is_log=wide, plan=here)]
-    members, labels, flips = options.members, options.labels, []
-    margins = options.margin or sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
-    for i, margin in enumerate(margins):
-        chances = [(epsilon, flip_probability(sigma, margin, labels)) for epsilon, sigma in noise]
-        flips.append(Curve(chances, f"ahead by {margin} of {members}", SHADES[min(i, 3)]))
-    title, y = f"What noise does to a vote of {members} members", "chance that noise flips the vote"
+    flips, votes = [], f"{crowd.expected:.3g}"
+    for i, margin in enumerate(margins or sorted({crowd.ahead_by(share) for share in (0.1, 0.3, 0.5, 1.0)})):
+        chances = [(e, VoteNoise(line.mechanism, at, line.own_calls).flip(margin, labels)) for e, at in noise]
+        flips.append(Curve(chances, f"ahead by {margin} of {votes}", SHADES[min(i, 3)]))
+    title, y = f"What noise does to {votes} expected votes", "chance that noise flips the vote"
     return [spent, Panel(title, x, y, flips, top=1.05 - 1.0 / labels, plan=here)]
 
 
@@ -259,7 +294,7 @@ def _gated_panels(gate: Gate) -> list[Panel]:
     signals += [signal(gate.tickets, share, blind, GREY, ":"), signal(gate.lasting, share, blind, GREY, "--")]
 
     least, parameter = gate.noise(gate.rate, gate.tickets), gate.family.parameter
-    title, x = f"The {parameter} that epsilon {gate.epsilon:g} allows", "members (as many exemplars each)"
+    title, x = f"The {parameter} that epsilon {gate.epsilon:g} allows", f"{gate.unit}s (as many exemplars each)"
     left = Panel(title, "tickets of an owner", parameter, noises, is_log=True, plan=(gate.tickets, least))
     title, here = f"Signal over noise at epsilon {gate.epsilon:g}", (gate.members, gate.signal(gate.members, least))
     return [left, Panel(title, x, gate.signal_name, signals, is_log=True, plan=here)]

@@ -25,14 +25,17 @@ def serve_options(parser: Any) -> None:
       store:    {file: tickets.npz}
       model:    {name: gpt-4.1-mini, url: https://api.openai.com/v1, api_key_env: OPENAI_API_KEY}
       release:  {kind: vote, labels: [billing, technical]}
-      selector: {members: 20, shots: 2}
+      selector: {members: 20, shots: 2}    # or calls: 20, with one owner each
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
       keys:     {mobile-app: 64 hex digits, as --new-key prints them}
       server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
 
     answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
-      selector: {members: 20, shots: 2, threshold: 0.35, eligible: 400}
+      selector: {calls: 20, threshold: 0.35, eligible: 400}
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
+
+    the same by the owners' own labels, without a model:
+      release:  {kind: label_vote, labels: [billing, technical], details: true}
 
     a head that `dpicl fit` has written, instead of store, release, selector and budget:
       head:     head.npz

@@ -52,10 +52,11 @@ def open_budget(
     store: PrivateStore,
     releases_of: Callable[[PrivacyPlan | None], int],
     suffix: str = "",
+    **more: Any,
 ) -> PrivacyBudget:
     """Open the budget that `cli.add_private_data` declares. ``releases_of`` gets its frozen plan, or None.
 
-    Its default name is the file's, with this ``suffix``.
+    Its default name is the file's, with this ``suffix``. ``more``: further parameters of the budget.
     Without ``--delta`` it is the frozen plan's; before there is a plan, a tenth of 1 / number of owners.
     """
     name = options.name or os.path.basename(options.data).partition(".")[0] + suffix
@@ -67,7 +68,8 @@ def open_budget(
     delta = options.delta
     if delta is None:
         delta = 0.1 / max(1, store.owner_count) if plan is None else plan.delta
-    return PrivacyBudget(options.epsilon, delta, releases_of(plan), options.ledger, name, witness=options.witness)
+    place = options.ledger, name
+    return PrivacyBudget(options.epsilon, delta, releases_of(plan), *place, witness=options.witness, **more)
 
 
 def known_answers(
@@ -117,12 +119,16 @@ class Session:
             receipt = entry["receipt"]
             nothing = "-" if "keywords" in entry else "(the members abstain)"
             lines = {"private answer": entry["private"] or nothing}
+            if "details" in entry:
+                counts = ", ".join(f"{label} {count}" for label, count in entry["details"]["counts"].items())
+                lines["confidence"] = f"{entry['details']['confidence']:.0%}; noisy counts: {counts}"
             if "head" in entry:
                 lines["private, by a head"] = entry["head"]
             if entry.get("keywords"):
                 lines["released keywords"] = ", ".join(entry["keywords"])
             if "ensemble_not_private" in entry:
-                lines["NOT private"] = f"ensemble {entry['ensemble_not_private']}, zero-shot {entry['zero_shot']}"
+                zero = f", zero-shot {entry['zero_shot']}" if "zero_shot" in entry else ""
+                lines["NOT private"] = f"ensemble {entry['ensemble_not_private']}{zero}"
             elif "zero_shot" in entry:
                 lines["zero-shot"] = entry["zero_shot"]
             if receipt is not None:
@@ -168,17 +174,17 @@ class Session:
 
 
 def label_session(
-    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, member: Any, labels: list[str]
+    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, member: Any, vote: NoisyVote
 ) -> Session:
-    """Ask for labels, and score the share of right ones."""
-    release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
+    """Ask for labels, and score the share of right ones. ``member``: None for a `LabelVote`."""
+    release = PrivateEnsemble(selector, member) | DPAggregate(vote, budget, return_receipt=True)
 
     def answer(text: str, compared: bool) -> dict[str, Any]:
         asked = {selector.store.input_key: text}
         if compared:
             return compare(release, asked)
         found = release.invoke(asked)
-        return {"private": found["answer"], "receipt": found["receipt"]}
+        return {**_released(found["answer"]), "receipt": found["receipt"]}
 
     def score(given: list[Any], right: list[str]) -> float:
         return sum(1 for a, b in zip(given, right, strict=True) if a == b) / len(right)
@@ -254,9 +260,9 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one question in three ways, from ONE sample and one charge.
 
     ``private`` is a release like any other, with the same checks, charge, sampling, noise and ``receipt`` as
-    ``sealed.invoke``. Beside it stand the plain majority of the very same members, ``ensemble_not_private``, and the
-    member's answer without examples, ``zero_shot``. Each is None if nobody gave a label. Raises what ``sealed.invoke``
-    raises, except that abstention is an answer of None.
+    ``sealed.invoke``. Beside it stand the plain majority of the very same members, ``ensemble_not_private``, and, if
+    there is a member, its answer without examples, ``zero_shot``. Each is None if nobody gave a label. Raises what
+    ``sealed.invoke`` raises, except that abstention is an answer of None.
     """
     vote, ensemble = sealed.aggregator, sealed.ensemble
     if not isinstance(vote, NoisyVote) or vote.scores:
@@ -264,15 +270,20 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:
     compared = object.__new__(_Compared)
     vars(compared).update(vars(sealed))
     (release, majority), receipt = run(transact(compared, values))
-    question = ensemble.public_request(ensemble.check_request(values))
-    (output,) = run_private(ensemble.public_member, [question], max_concurrency=1)
-    index = vote.parse(output)
-    return {
-        "private": release if isinstance(release, str) else None,
-        "receipt": receipt,
-        "ensemble_not_private": majority,
-        "zero_shot": None if index is None else vote.labels[index],
-    }
+    answers = {**_released(release), "receipt": receipt, "ensemble_not_private": majority}
+    if ensemble.has_member:
+        question = ensemble.public_request(ensemble.check_request(values))
+        (output,) = run_private(ensemble.public_member, [question], max_concurrency=1)
+        index = vote.parse(output)
+        answers["zero_shot"] = None if index is None else vote.labels[index]
+    return answers
+
+
+def _released(release: Any) -> dict[str, Any]:
+    """The label of a release, and its details if it has some."""
+    if isinstance(release, dict):
+        return {"private": release["label"], "details": {key: release[key] for key in ("confidence", "counts")}}
+    return {"private": release if isinstance(release, str) else None}
 
 
 class _Compared(SealedRelease):

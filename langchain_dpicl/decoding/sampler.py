@@ -128,8 +128,16 @@ class DPSampler(AnyRelease):
         if not isinstance(budget, Budget) or budget.is_filtered:
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
         check_budget(budget, return_receipt=bool(return_receipt))
+        if selector.rules:
+            raise InvalidParameter(
+                "filter", "given", "None for a DPSampler, as is visible_to: every owner may be asked"
+            )
         if selector.threshold is not None or budget.tickets:
             raise InvalidParameter("threshold", selector.threshold, "None for a DPSampler: every owner may be asked")
+        if selector.calls is not None:
+            raise InvalidParameter("calls", selector.calls, "None for a DPSampler: each owner has a row there")
+        if selector.rate is None:
+            raise InvalidParameter("rate", None, "given for a DPSampler, or shots: a plan chooses rates of votes alone")
         if template is not None and not isinstance(template, DemonstrationTemplate):
             raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
         template = DemonstrationTemplate.of(selector.store) if template is None else template

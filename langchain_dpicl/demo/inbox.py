@@ -23,8 +23,12 @@ DESKS = {"pharmacy": "Flask", "billing": "Ledger", "appointments": "Porch"}
 """What each desk does (no model sees this) and the name that the clinic gave it."""
 
 DEMO_LABELS = tuple(DESKS.values())
-DEMO_MEMBERS = 10
-DEMO_SHOTS = 4
+DEMO_CALLS = 20
+DEMO_THRESHOLD = 0.5
+DEMO_ELIGIBLE = 0.2
+DEMO_EXEMPLARS = 3
+"""One owner per call, of those with a message that is similar to the question: about a fifth of all. A call sees the
+patient's nearest three at most: on the demonstration's own questions, more votes are right than with one."""
 DEMO_INSTRUCTION = ""
 """No instruction: with examples, a small base model does better without one."""
 DEMO_CONTENT_FREE = (

@@ -24,7 +24,7 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
 
-_LABELS, _TEXTS, _DECODED = ("vote", "head"), ("embedding", "joint-em", "ptr"), ("online", "offline")
+_LABELS, _TEXTS, _DECODED = ("vote", "label-vote", "head"), ("embedding", "joint-em", "ptr"), ("online", "offline")
 _VARIED = {
     "vote": ("members", "releases", "shots"),
     "head": ("fits",),
@@ -56,8 +56,8 @@ class Evaluation:
     - ``samples``: how many samples of owners get each query.
     - ``draws``: how often noise is drawn for each sample.
     - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
-    - ``methods``: "vote" and "head" for a classification task; else "embedding", "joint-em", "ptr", "online" and
-      "offline". () stands for all that need no decoding. "head" alone asks no model.
+    - ``methods``: "vote", "label-vote" and "head" for a classification task; else "embedding", "joint-em", "ptr",
+      "online" and "offline". () stands for all that need no decoding. Only "label-vote" and "head" ask no model.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
     - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
@@ -104,7 +104,10 @@ class Evaluation:
             raise InvalidParameter("neutral", f"{len(self.neutral)} texts", f"none, as {self.task.name} has no labels")
         if self.in_batches and self.model.embedded is None:
             raise InvalidParameter("in_batches", True, "an embedded model")
+        if self.plan.calls and not is_label_task:
+            raise InvalidParameter("calls", self.plan.calls, "none, as the task has no labels")
         varied = [name for method in chosen for name in _VARIED.get(method, ())]
+        varied = [name for name in varied if not self.plan.calls or name not in ("members", "shots")]
         most = {"members": self.plan.members, "candidates": self.candidates}
         for name, values in self.vary.items():
             if name not in varied:
@@ -120,15 +123,15 @@ class Evaluation:
 
     @property
     def asks_model(self) -> bool:
-        """Whether any method needs the model: a head does not."""
-        return set(self._chosen) != {"head"}
+        """Whether any method needs the model: a vote of labels and a head do not."""
+        return not {"label-vote", "head"}.issuperset(self._chosen)
 
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
         found: list[Score] = []
         if isinstance(self.task, ClassificationTask):
-            heads = self._heads(self.task) if "head" in self._chosen else []  # first: it fails before any call
-            return [*(self._votes(self.task) if "vote" in self._chosen else []), *heads]
+            embedded = self._embedded(self.task)  # first: it fails before any call
+            return [*(self._votes(self.task) if "vote" in self._chosen else []), *embedded]
         for kind, methods, measured in (("texts", _TEXTS, self._texts), ("tokens", _DECODED, self._tokens)):
             if any(method in methods for method in self._chosen):
                 with closing(self._file(kind, self.plan)) as file:
@@ -152,45 +155,47 @@ class Evaluation:
             "query": self.task.shape.query,
             "model": self.model.name,
             **{name: getattr(plan, name) for name in ("members", "shots", "few_shots")},
+            **({"calls": plan.calls} if plan.calls else {}),
             "data": _digest(self.rows),
             "public": _digest(self.public) if self.public else None,
             "in_batches": self.in_batches,
         }
-        return PassFile(self.folder / f"{kind}-{plan.members}x{plan.shots}.jsonl", settings)
+        size = f"{plan.calls}-calls" if plan.calls else f"{plan.members}x{plan.shots}"
+        return PassFile(self.folder / f"{kind}-{size}.jsonl", settings)
 
     def _bar(self, words: str, total: int, unit: str = "query") -> tqdm[Any]:
         return tqdm(total=total, desc=f"{self.task.name}, {words}", unit=unit, disable=None, file=sys.stderr)
 
-    def _heads(self, task: ClassificationTask) -> list[Score]:
-        """Heads on all rows, with embeddings that the folder keeps. With public examples also on their directions."""
+    def _embedded(self, task: ClassificationTask) -> list[Score]:
+        """The rows' own labels and heads, with embeddings that the folder keeps.
+
+        With public examples heads are on their directions, too, and they stand for texts at large where a query finds
+        its eligible owners; else the queries do.
+        """
+        if not {"label-vote", "head"}.intersection(self._chosen):
+            return []
         from langchain_dpicl.evaluation.heads import HeadStudy, kept_vectors
+        from langchain_dpicl.evaluation.labels import label_votes
         from langchain_dpicl.local import local_embeddings
 
         embeddings, counts = local_embeddings(), self.vary.get("fits", ())
-        parts = {
-            "rows": self.rows,
-            "queries": self.queries,
-            "public": self.public[: None if len(self.public) > 1 else 0],
-        }
-        vectors = kept_vectors(
-            self.folder / "vectors.npz", embeddings, {name: rows for name, rows in parts.items() if rows}
-        )
-        private = [row.input for row in self.rows], [row.output for row in self.rows], vectors["rows"]
+        public = self.public[: None if len(self.public) > 1 else 0]
+        parts = {"rows": self.rows, "queries": self.queries} | ({"public": public} if public else {})
+        vectors = kept_vectors(self.folder / "vectors.npz", embeddings, parts)
+        right, outputs = [row.output for row in self.queries], [row.output for row in self.rows]
+        found: list[Score] = []
+        if "label-vote" in self._chosen:
+            texts = vectors.get("public", vectors["queries"])
+            asked = vectors["queries"], right
+            found = label_votes(task.labels, (vectors["rows"], outputs), asked, texts, self.plan, self.draws)
+        if "head" not in self._chosen:
+            return found
+        private = [row.input for row in self.rows], outputs, vectors["rows"]
         maps = 2 if "public" in vectors else 1
         with self._bar("heads", maps * len(self.plan.epsilons) * self.heads * (1 + len(counts)), "fit") as bar:
-            right = [row.output for row in self.queries]
-            study = HeadStudy(
-                task.labels,
-                private,
-                vectors["queries"],
-                right,
-                vectors.get("public"),
-                embeddings,
-                self.plan,
-                self.heads,
-                bar.update,
-            )
-            return [*study.scores(), *study.fits(counts)]
+            known = vectors["queries"], right, vectors.get("public"), embeddings
+            study = HeadStudy(task.labels, private, *known, self.plan, self.heads, bar.update)
+            return [*found, *study.scores(), *study.fits(counts)]
 
     def _votes(self, task: ClassificationTask) -> list[Score]:
         if self.in_batches:
@@ -222,8 +227,10 @@ class Evaluation:
                     for s in range(self.samples)
                 ]
             )
+            filled = np.array([sampler.filled(s, file) for s in range(self.samples)])
         right = [task.labels.index(row.output) for row in self.queries]
-        return LabelStudy(task.labels, right, said[:, len(neutral) :], said[:, : len(neutral)], plan, self.draws)
+        scores = said[:, len(neutral) :], said[:, : len(neutral)]
+        return LabelStudy(task.labels, right, *scores, plan, self.draws, filled)
 
     def _texts(self, task: GenerationTask, file: PassFile) -> list[Score]:
         from langchain_dpicl.local import local_embeddings

@@ -23,6 +23,7 @@ from langchain_dpicl.durable import LineFile
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavailable
 from langchain_dpicl.evaluation.tasks import ClassificationTask, HubSource, Task
 from langchain_dpicl.privacy import PrivacyPlan, checks
+from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import MAX_COUNT
@@ -289,7 +290,8 @@ def ask_members(member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str
 class EvaluationPlan:
     """The numbers of owners, members and releases, and the epsilons for which the noise is solved.
 
-    ``shots`` is the expected number of owners in a member's prompt, so the rate is members * shots / owners.
+    ``shots`` is the expected number of owners in a member's prompt, so the rate is members * shots / owners. With
+    ``calls`` each sampled owner has a prompt of its own, so many on average, and ``members`` is their padded number.
     ``few_shots`` is the number of examples in the prompts that are not private, for comparison.
     """
 
@@ -300,6 +302,7 @@ class EvaluationPlan:
     delta: float
     epsilons: Sequence[float]
     few_shots: int = 4
+    calls: int = 0
 
     def __post_init__(self) -> None:
         checks.whole("owners", self.owners)
@@ -312,18 +315,25 @@ class EvaluationPlan:
             raise InvalidParameter("epsilon", self.epsilons, "at least one number")
         for epsilon in self.epsilons:
             checks.real("epsilon", epsilon, above=0.0, at_most=1000.0)
-        if self.members * self.shots > self.owners:
+        checks.whole("calls", self.calls, at_least=0, at_most=self.owners)
+        if not self.calls and self.members * self.shots > self.owners:
             raise InvalidParameter("shots", self.shots, f"members * shots at most the number of owners, {self.owners}")
 
     @property
     def rate(self) -> float:
         """An owner's probability to take part in one release."""
-        return self.members * self.shots / self.owners
+        return (self.calls or self.members * self.shots) / self.owners
+
+    @property
+    def crowd(self) -> Crowd:
+        """The public numbers of a vote's outputs."""
+        return Crowd.of(self.members, self.rate, self.owners, self.calls or None)
 
     @property
     def facts(self) -> dict[str, float]:
         """The public numbers of a private answer."""
-        return {name: getattr(self, name) for name in ("members", "shots", "rate", "releases", "delta")}
+        size = ("members", "calls") if self.calls else ("members", "shots")
+        return {name: getattr(self, name) for name in (*size, "rate", "releases", "delta")}
 
     def varied(self, **numbers: int) -> EvaluationPlan:
         """The same plan with other numbers. Other members keep their shots, so the rate changes.
@@ -337,7 +347,8 @@ class EvaluationPlan:
         self, epsilon: float, mechanism: str, options: Mapping[str, float] | None = None, rate: float | None = None
     ) -> float:
         """The noise that this epsilon allows; at another rate, if one is given."""
-        request = LineRequest(mechanism, self.rate if rate is None else rate, self.releases, options=options or {})
+        options = {**(options_of(self.crowd) if options is None else options)}
+        request = LineRequest(mechanism, self.rate if rate is None else rate, self.releases, options=options)
         plan = PrivacyPlan.solve(epsilon=epsilon, delta=self.delta, lines={"only": request})
         return plan.lines["only"].parameter
 
@@ -352,8 +363,9 @@ class Sampler:
     """
 
     def __init__(self, rows: Sequence[Row], public: Sequence[Row], plan: EvaluationPlan) -> None:
-        if len(rows) < (needed := plan.members * plan.shots):
-            raise InvalidParameter("data", f"{len(rows)} records", f"at least members * shots = {needed} records")
+        needed, words = (plan.calls, "calls") if plan.calls else (plan.members * plan.shots, "members * shots")
+        if len(rows) < needed:
+            raise InvalidParameter("data", f"{len(rows)} records", f"at least {words} = {needed} records")
         store = ExemplarStore.from_records(
             [{"input": row.input, "output": row.output, "row": i} for i, row in enumerate(rows)],
             FakeEmbeddings(size=1),  # never asked: nothing is looked for by similarity
@@ -361,17 +373,26 @@ class Sampler:
             output_key="output",
             vectors=np.zeros((len(rows), 1), np.float32),
         )
-        self._selector = PoissonExampleSelector(store, plan.members, shots=plan.shots)
-        self._rows, self._public, self._few = rows, public, plan.few_shots
+        if plan.calls:
+            self._selector = PoissonExampleSelector(store, calls=plan.calls, pad_to=plan.members)
+        else:
+            self._selector = PoissonExampleSelector(store, plan.members, shots=plan.shots)
+        self._rows, self._public, self._few, self._members = rows, public, plan.few_shots, plan.members
 
     def draw(self, number: int, file: PassFile) -> list[Pairs]:
         """The prompts of this sample. It is drawn once; the file keeps it."""
         key = ("sample", number)
         if key not in file:
-            buckets = [[int(each["row"]) for each in bucket] for bucket in self._selector.sample()]
+            buckets = [[int(each["row"]) for each in bucket] for bucket in self._selector.sample()][: self._members]
+            buckets += [[]] * (self._members - len(buckets))  # a sample of more calls is rare, and loses its last here
             orders = [np.argsort(SecureRandomness().uniforms(len(rows))) for rows in (self._rows, self._public)]
             file.add(key, [buckets, *(order[: self._few].tolist() for order in orders)])
         buckets, few_shot, public = file[key]
         prompts = [(self._rows, bucket) for bucket in (*buckets, (), few_shot)]
         prompts += [(self._public, public)] if self._public else []
         return [[(rows[i].input, rows[i].output) for i in chosen] for rows, chosen in prompts]
+
+    def filled(self, number: int, file: PassFile) -> list[bool]:
+        """Which members of this sample have an example: what the others say counts nothing."""
+        self.draw(number, file)
+        return [bool(bucket) for bucket in file["sample", number][0]]

@@ -12,6 +12,7 @@ from langchain_dpicl.evaluation.scores import MEASURES, Score, main_measure, wor
 from langchain_dpicl.plots import COLORS, Chart, Curve, Level
 
 _METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")
+_ALIKE = {"vote, prior": "embedding", "label vote": "joint-em"}  # of other tasks
 _MARKERS = "os^DvP<>"
 _DOTS = ((0, (1, 1)), (0, (1, 3)), (0, (3, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (2, 4)))
 _GREYS = ("#222222", "#555555", "#777777", "#555555", "#222222")
@@ -109,5 +110,6 @@ def _curves(pairs: Sequence[tuple[float, Score]], measure: str, *, is_apart: boo
 
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
     """Colour and marker: the same for a known method in every picture."""
-    place = [*_METHODS, *(each for each in methods if each not in _METHODS)].index(method) % len(COLORS)
+    known = [*_METHODS, *(each for each in methods if each not in (*_METHODS, *_ALIKE))]
+    place = known.index(_ALIKE.get(method, method)) % len(COLORS)
     return COLORS[place], _MARKERS[place]

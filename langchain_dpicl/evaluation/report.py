@@ -23,6 +23,7 @@ _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
 _PLAN = {
     "members": "{} members",
+    "calls": "{} calls of one owner each",
     "shots": "{} shots each",
     "rate": "sampling rate {}",
     "releases": "{} releases",

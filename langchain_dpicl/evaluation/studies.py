@@ -27,13 +27,17 @@ from langchain_dpicl.evaluation.scores import Score, Value, text_values
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask
 from langchain_dpicl.members.chains import keywords_to_answer
 from langchain_dpicl.members.scoring import LabelScorer
-from langchain_dpicl.privacy.mechanisms import default_delta0
+from langchain_dpicl.privacy.choice import best_vote
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, default_delta0
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import boundary
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]
 """Positions in the task's list of labels; -1 abstains."""
+
+EMPTY = -2
+"""In the place of the vote of a member without examples."""
 
 Reader = Callable[[Sequence[Pairs], str], Scores]
 """From the examples of prompts and a query to (prompts, labels) scores. A row of zeros if the model failed."""
@@ -88,6 +92,8 @@ class LabelStudy:
       first prompts are the members'. The next has no examples, the one after it ``few_shots`` private ones, and a last
       one, if there is any, public ones.
     - ``draws``: how often the noise is drawn for each sample.
+    - ``filled``: (samples, members) whether the member has an example; the others' answers count nothing. None: all.
+    - ``mechanism``: of the private vote; None for the one that the plan would choose at each epsilon.
     """
 
     labels: Sequence[str]
@@ -96,6 +102,8 @@ class LabelStudy:
     neutral: Scores
     plan: EvaluationPlan
     draws: int = 20
+    filled: NDArray[np.bool_] | None = None
+    mechanism: str | None = None
 
     def answers(self, *, calibrate: bool = True) -> Labels:
         """Return (samples, queries, prompts) labels with the highest score.
@@ -119,46 +127,66 @@ class LabelStudy:
             alone[f"public {few}-shot"] = said[:, :, n + 2]
         found = [_score(method, None, answers == self.right) for method, answers in alone.items()]
         members = said[:, :, :n].transpose(0, 2, 1).reshape(-1, said.shape[1])  # each member is a run of its own
-        found.append(_score("member", None, members == self.right, {"members": n, "shots": self.plan.shots}))
-        return [*found, *self.votes([self.plan])]
+        if self.filled is not None:
+            members = members[self.filled.reshape(-1)]
+        if len(members):
+            size = {name: value for name, value in self.plan.facts.items() if name in ("members", "shots", "calls")}
+            found.append(_score("member", None, members == self.right, size))
+        return [*found, *self.votes([self.plan], prior=True)]
 
-    def votes(self, plans: Sequence[EvaluationPlan], study: str = "") -> list[Score]:
+    def votes(self, plans: Sequence[EvaluationPlan], study: str = "", *, prior: bool = False) -> list[Score]:
         """The plain majority of each plan's members and their private vote at each epsilon, perhaps as an ablation.
 
-        Private votes are releases by the product's own mechanism, with fresh noise.
+        Private votes are releases by the product's own mechanism, with fresh noise. With ``prior`` a second one has the
+        answer without examples, calibrated, as its prior.
         """
-        vote, randomness, found = NoisyVote(self.labels), SecureRandomness(), []
+        randomness, found = SecureRandomness(), []
         place: dict[str | None, int] = {label: i for i, label in enumerate(self.labels)} | {None: -1}
+        zero_shot, vote = NoisyVote(self.labels, prior="zero_shot"), NoisyVote(self.labels)
+        votes_with = [zero_shot.prepare({}, {}, [label]) for label in self.labels] + [vote]
+        public = self.answers()[:, :, self.plan.members]
         for plan in plans:
             votes, counts, majority = self.tally(plan.members)
             # A tie of t labels with the right one among them counts 1/t: a release draws among them.
             wins = (counts == counts.max(axis=2, keepdims=True)) & (majority >= 0)[:, :, None]
             right = wins[:, np.arange(len(self.right)), self.right] / np.maximum(wins.sum(axis=2), 1)
             found.append(_score("vote", None, right, plan.facts, study))
-            runs = [
-                [[boundary.ABSTAIN if i < 0 else i for i in members] for members in queries]
+            outputs = [
+                [[boundary.ABSTAIN if i == -1 else i for i in members if i != EMPTY] for members in queries]
                 for queries in votes.tolist()
-                for _ in range(self.draws)
             ]
             plain = np.repeat(majority, self.draws, axis=0)
-            for epsilon in plan.epsilons:
-                sigma = plan.parameter(epsilon, vote.mechanism)
-                chosen = [[vote.aggregate(members, sigma, randomness) for members in run] for run in runs]
-                released = np.array([[place[label] for label in run] for run in chosen])  # type: ignore[index]
-                facts = {**plan.facts, "sigma": sigma, "flipped": 100 * float((released != plain).mean())}
-                found.append(_score("vote", epsilon, released == self.right, facts, study))
+            without = {"vote": np.full_like(public, -1)}
+            for method, priors in (without | ({"vote, prior": public} if prior else {})).items():
+                for epsilon in plan.epsilons:
+                    asked = epsilon, plan.delta, plan.releases, plan.rate, plan.crowd, len(self.labels)
+                    mechanism = self.mechanism or best_vote(*asked)
+                    parameter = plan.parameter(epsilon, mechanism)
+                    bound = [each.under(mechanism, plan.crowd) for each in votes_with]
+                    runs = [[*zip(each, row, strict=True)] for each, row in zip(outputs, priors.tolist(), strict=True)]
+                    chosen = [
+                        [place[bound[known].aggregate(members, parameter, randomness)] for members, known in run]
+                        for run in runs
+                        for _ in range(self.draws)
+                    ]
+                    facts = {**plan.facts, MECHANISMS[mechanism].parameter: parameter}
+                    facts["flipped"] = 100 * float((np.array(chosen) != plain).mean())
+                    found.append(_score(method, epsilon, np.array(chosen) == self.right, facts, study))
         return found
 
     def tally(self, members: int) -> tuple[Labels, Labels, Labels]:
         """Return the first so many members' votes, their counts by label, and the vote without noise.
 
-        They are (samples, queries, members), (samples, queries, labels) and (samples, queries). Without noise the
-        earlier label wins a tie, and -1 if most members abstain, as `NoisyVote` says.
+        They are (samples, queries, members), `EMPTY` for a member without examples, (samples, queries, labels) and
+        (samples, queries). Without noise the earlier label wins a tie, and -1 if most members abstain, as `NoisyVote`
+        says.
         """
         votes = self.answers()[:, :, :members]
+        if self.filled is not None:
+            votes = np.where(self.filled[:, None, :members], votes, EMPTY)
         counts = np.stack([(votes == label).sum(axis=2) for label in range(len(self.labels))], axis=2)
-        abstained = (votes < 0).sum(axis=2)
-        is_down = (abstained > counts.max(axis=2)) & (abstained >= members / 2)
+        abstained = (votes == -1).sum(axis=2)
+        is_down = (abstained > counts.max(axis=2)) & (2 * abstained >= (votes != EMPTY).sum(axis=2))
         return votes, counts, np.where(is_down, -1, counts.argmax(axis=2))
 
 

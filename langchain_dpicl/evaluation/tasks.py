@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from langchain_dpicl.aggregators.gaussian import check_labels, normal
+from langchain_dpicl.aggregators.votes import check_labels, normal
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import FrozenMapping, whole
 

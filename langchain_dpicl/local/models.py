@@ -58,12 +58,13 @@ class LocalEmbeddings(Embeddings):
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One unit vector per text, in order; no text, no vector.
 
-        The texts are encoded in batches: the last bits of a text's vector depend on the texts beside it. Those of a
-        call with one text depend on this text alone.
+        Each text is encoded alone, so its vector is a function of this text, to the last bit. In batches of 64 the last
+        bits depend on the texts beside it, for 2.1 times less time (11 instead of 23 CPU milliseconds a message of the
+        demonstration).
         """
         if not texts:
             return []
-        options = {"batch_size": 64, "normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
+        options = {"batch_size": 1, "normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
         with self._lock:
             rows: list[list[float]] = self._model.encode(list(texts), **options).tolist()
         return rows

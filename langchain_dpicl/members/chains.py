@@ -54,7 +54,7 @@ class ModelChoice:
         return ChatOpenAI(model=self.name or "default", api_key=os.environ.get(self.key_from, "none"), **settings)  # type: ignore[arg-type]
 
 
-def label_member(model: ModelChoice, labels: list[str], query_key: str, **settings: Any) -> Runnable[Any, Any]:
+def label_member(model: ModelChoice, labels: list[str], query_key: str, **settings: Any) -> LabelScorer:
     """A member that chooses among labels."""
     if model.is_embedded:
         # The embedded base model follows examples better without an instruction, and returns as many alternatives as

@@ -20,6 +20,8 @@ text that looks like a query but asks for nothing can calibrate better than "N/A
 from __future__ import annotations
 
 import codecs
+import copy
+import hashlib
 import math
 import re
 import unicodedata
@@ -36,7 +38,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 
-from langchain_dpicl.aggregators.gaussian import check_labels
+from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 
@@ -165,6 +167,10 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         """:meth:`scores`, waiting for the model without blocking."""
         return self._combine([await self.llm.agenerate_prompt(**asked) for asked in self._requests(input, config)])
 
+    def prior(self, public_texts: Sequence[str]) -> PublicPrior:
+        """Label probabilities without private examples, calibrated on public texts: `PublicPrior`."""
+        return PublicPrior(self, public_texts)
+
     def _answer(self, input: dict[str, Any], run_manager: Any, config: RunnableConfig) -> str:
         scores = self.scores(input, patch_config(config, callbacks=run_manager.get_child()))
         return max(scores, key=scores.__getitem__)
@@ -217,6 +223,66 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             values = [value / geometric_mean(free) for value, *free in zip(*scored, strict=True)]
         total = math.fsum(values)
         return {label: value / total for label, value in zip(self.labels, values, strict=True)}
+
+
+class PublicPrior(Runnable[dict[str, Any], dict[str, float]]):
+    """From a query to a probability of each label, without private examples: `NoisyVote(labels, prior=...)`.
+
+    A model prefers some labels whatever it is asked. So its zero-shot scores of a query are divided by what they are
+    for public texts in general, the geometric mean over ``public_texts``, and made to add up to 1: on average over
+    these texts no label is ahead. They should look like the queries, and have the labels about equally often.
+
+    The texts must be PUBLIC (or made up), never records of the store: a vote uses its prior at no cost. They are scored
+    once, before the first query is answered, with one call of the model each; the scorer's prompt gets them under its
+    ``query_key``, and no other key. Every query then takes one call, whatever the scorer's own calibration is.
+    """
+
+    def __init__(self, scorer: LabelScorer, public_texts: Sequence[str]) -> None:
+        alone = isinstance(public_texts, str) or not isinstance(public_texts, Sequence)
+        if alone or not public_texts or not all(isinstance(text, str) and text.strip() for text in public_texts):
+            raise InvalidParameter("public_texts", type(public_texts).__name__, "a list of texts that are not empty")
+        self.scorer, self.public_texts = copy.copy(scorer), tuple(public_texts)
+        self.scorer.calibrate = False
+        self._usual: list[float] | None = None
+        """The geometric mean of each label's scores. Two first queries at once compute the same."""
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, float]:
+        """The probabilities of all labels."""
+        return self._call_with_config(self._answer, input, config)
+
+    async def ainvoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> dict[str, float]:
+        """:meth:`invoke`, waiting for the model without blocking."""
+        return await self._acall_with_config(self._aanswer, input, config)
+
+    def _answer(self, input: dict[str, Any], run_manager: Any, config: RunnableConfig) -> dict[str, float]:
+        inner = patch_config(config, callbacks=run_manager.get_child())
+        scored = [self.scorer.scores(asked, inner) for asked in self._asked(input)]
+        return self._divided(scored)
+
+    async def _aanswer(self, input: dict[str, Any], run_manager: Any, config: RunnableConfig) -> dict[str, float]:
+        inner = patch_config(config, callbacks=run_manager.get_child())
+        scored = [await self.scorer.ascores(asked, inner) for asked in self._asked(input)]
+        return self._divided(scored)
+
+    def _asked(self, input: Any) -> list[Any]:
+        """The query without any example, and the public texts if they have no scores yet."""
+        query = {**input, "examples": ()} if isinstance(input, Mapping) else input
+        texts = self.public_texts if self._usual is None else ()
+        return [query, *({self.scorer.query_key: text} for text in texts)]
+
+    def _divided(self, scored: list[dict[str, float]]) -> dict[str, float]:
+        scores, *others = scored
+        if others:
+            self._usual = [geometric_mean(values) for values in zip(*(each.values() for each in others), strict=True)]
+        values = [score / usual for score, usual in zip(scores.values(), self._usual or (), strict=True)]
+        total = math.fsum(values)
+        return {label: value / total for label, value in zip(scores, values, strict=True)}
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha256("\0".join(self.public_texts).encode()).hexdigest()
+        return f"PublicPrior({self.scorer!r}, {len(self.public_texts)} texts, {digest[:16]})"
 
 
 def label_prompt(examples: Sequence[tuple[str, str]], query: str, *, instruction: str) -> str:

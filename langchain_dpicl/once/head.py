@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators.gaussian import check_labels
+from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.budget import Budget, Receipt
 from langchain_dpicl.calls.flow import immediate, run
 from langchain_dpicl.durable import replacing, sync_folder

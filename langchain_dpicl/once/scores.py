@@ -30,7 +30,7 @@ import numpy as np
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from langchain_dpicl.aggregators.gaussian import check_labels
+from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.members.scoring import LabelScorer

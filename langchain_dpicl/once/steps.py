@@ -20,10 +20,10 @@ for the other, to the last bit.
 
 **Where this begins.** It begins at the store's vectors. Neighbouring stores hold the same vector of every record that
 they share. `forget` and later additions keep it so. A store that is built anew without an owner keeps it only if its
-embedding model gives a text the same bits whatever texts are embedded beside it. Models that encode texts in batches do
-not: with `local_embeddings`, one more long text changed 9 of 1,000 other vectors by 1e-7, and the sum of these owners'
-gradients by 1.5e-5, beside the sensitivity of 1. To exclude that, embed each text by a call of its own, and give the
-store these ``vectors``.
+embedding model gives a text the same bits whatever texts are embedded beside it, as `local_embeddings` does: it
+encodes each text alone. Models that encode texts in batches do not: with batches of 64 one more long text changed 9 of
+1,000 other vectors by 1e-7, and the sum of these owners' gradients by 1.5e-5, beside the sensitivity of 1. With such a
+model embed each text by a call of its own, and give the store these ``vectors``.
 """
 
 from __future__ import annotations

@@ -310,15 +310,15 @@ def _stacked(panels: int, path: str) -> tuple[Any, Any]:
 def draw_bounds(bars: Sequence[tuple[str, float, float]], title: str, proved: str, path: str | Path) -> None:
     """Draw two bars for each (name, claim, proved bound). ``proved`` names the second bar. Raises as `save_figure`."""
     names, claims, bounds = zip(*bars, strict=True)
-    figure = new_figure(path, max(5.5, 1.15 * len(bars) + 1.5), 4.0)
+    figure = new_figure(path, 8.0, 1.4 + 0.42 * len(bars))
     axes = figure.subplots()
-    left = axes.bar([x - 0.2 for x in range(len(bars))], claims, 0.38, color="#c9d3de", label="claimed")
+    above = axes.barh([y - 0.2 for y in range(len(bars))], claims, 0.38, color="#c9d3de", label="claimed")
     colors = [LIMIT if bound > claim else COLORS[0] for _, claim, bound in bars]
-    right = axes.bar([x + 0.2 for x in range(len(bars))], bounds, 0.38, color=colors, label=proved)
-    axes.bar_label(left, [f"{claim:.3g}" for claim in claims], fontsize=8, color=GREY, padding=2)
-    axes.bar_label(right, [f"{bound:.2f}" for bound in bounds], fontsize=8, padding=2)
-    axes.set_xticks(range(len(bars)), names)
-    axes.set(ylabel="epsilon", ylim=(0, 1.15 * max(*claims, *bounds)))
+    below = axes.barh([y + 0.2 for y in range(len(bars))], bounds, 0.38, color=colors, label=proved)
+    axes.bar_label(above, [f"{claim:.3g}" for claim in claims], fontsize=8, color=GREY, padding=2)
+    axes.bar_label(below, [f"{bound:.2f}" for bound in bounds], fontsize=8, padding=2)
+    axes.set_yticks(range(len(bars)), names)
+    axes.set(xlabel="epsilon", xlim=(0, 1.1 * max(*claims, *bounds)), ylim=(len(bars) - 0.4, -0.6))
     axes.set_title(title, loc="left", fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     save_figure(figure, path)

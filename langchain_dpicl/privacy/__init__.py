@@ -2,7 +2,7 @@
 
 from langchain_dpicl.privacy.accountant import PLDAccountant, PRVAccountant, Verification
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
-from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, flip_probability
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan
 from langchain_dpicl.privacy.profile import (
     BoundedRange,
@@ -14,6 +14,7 @@ from langchain_dpicl.privacy.profile import (
     lattice_multiplier,
 )
 from langchain_dpicl.privacy.renyi import RenyiFilter
+from langchain_dpicl.privacy.votes import flip_probability
 
 __all__ = [
     "MECHANISMS",

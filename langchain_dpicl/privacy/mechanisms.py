@@ -1,19 +1,17 @@
 """The families of mechanisms that a plan may schedule, its lines (so many releases of a family), and their noise.
 
-A family has one noise parameter, which gives a profile. `LineRequest` asks for releases, `solve` finds the least noise
-whose certified epsilon keeps a promise, and `PlanLine` adds it to the request.
+A family has one noise parameter, which gives a profile. `LineRequest` asks for releases, `solving.solve` finds the
+least noise whose certified epsilon keeps a promise, and `PlanLine` adds it to the request.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
-from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, positive, probability, real, whole
-from langchain_dpicl.privacy.losses import crossing
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.checks import FrozenMapping, positive, probability, real, whole
 from langchain_dpicl.privacy.profile import (
     MAX_COUNT,
     BoundedRange,
@@ -28,12 +26,16 @@ from langchain_dpicl.privacy.profile import (
 
 @dataclass(frozen=True)
 class Option:
-    """A fixed public number of a mechanism beside its noise parameter. It must be given if it has no default."""
+    """A fixed public number of a mechanism beside its noise parameter. It must be given if it has no default.
+
+    A ``quiet`` option stands in a plan only with another value than its default: older plans keep their digest.
+    """
 
     words: str
     low: float
     high: float
     default: float | None = None
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Mechanism:
         checked = self.check_options(fixed)
         return self.build(real(self.parameter, parameter, at_least=self.low, at_most=self.high), checked)
 
+    def describe(self, parameter: float, options: Mapping[str, float]) -> str:
+        """What one release gives out and with how much noise, in words."""
+        weight = parameter if alone(options) else parameter / 2.0
+        return self.words.format(p=parameter, weight=weight, **options)
+
     def check_options(self, options: Mapping[str, float]) -> FrozenMapping[float]:
         """The options with their defaults, each inside its bounds."""
         for name in sorted(set(options) - set(self.options)):
@@ -71,7 +78,9 @@ class Mechanism:
             value = options.get(name, option.default)
             if value is None:
                 raise InvalidParameter(f"options[{name!r}]", None, f"{self.name} needs {option.words}")
-            answer[name] = real(name, value, at_least=option.low, at_most=option.high)
+            value = real(name, value, at_least=option.low, at_most=option.high)
+            if not (option.quiet and value == option.default):
+                answer[name] = value
         return FrozenMapping(answer)
 
     def coordinate(self, parameter: float) -> float:
@@ -121,27 +130,53 @@ _SIGMA = ("sigma", 0.05, 1e6, +1)
 _EPS0 = ("eps0", 1e-6, 100.0, -1)
 _STEP = Option("the lattice of the noise", 1e-12, 1 / 64, 2.0**-16)
 _STEPS = Option("the number of steps, each of which gives out a noisy sum", 1, 1000, 20.0)
-_COUNTS = "one member's output replaced: two counts move by 1"
+_COUNTS = "one member's output replaced: two counts move by 1 (own_calls: one output added or removed, one count)"
 _NOISY_COUNTS = "the counts of every label plus discrete Gaussian noise of sigma {p:g} each"
 
+OWN_CALLS = "own_calls"
+"""The option of a mechanism whose outputs are of one owner each: an owner more or less adds or removes one output."""
+
+_OWN = FrozenMapping({OWN_CALLS: Option("1 if every output is of one owner, else 0", 0.0, 1.0, 0.0, quiet=True)})
+
+
+def alone(fixed: Mapping[str, float]) -> bool:
+    """Whether an owner adds or removes one output and moves no other. Otherwise it replaces one."""
+    return fixed.get(OWN_CALLS, 0.0) == 1.0
+
+
+def _counts(sigma: float, fixed: Mapping[str, float]) -> Profile:
+    return DiscreteGaussian(sigma, (1,) if alone(fixed) else (1, 1))
+
+
 _ALL = (
-    Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", lambda sigma, _: DiscreteGaussian(sigma)),
-    Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, lambda sigma, _: DiscreteGaussian(sigma)),
+    Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", _counts, _OWN),
+    Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, _counts, _OWN),
+    Mechanism(
+        "vote-em",
+        *_EPS0,
+        _COUNTS,
+        "a label with probability proportional to exp({weight:g} * count)",
+        lambda eps0, _: BoundedRange(eps0),
+        _OWN,
+    ),
     Mechanism(
         "embedding",
         *("sigma", 0.11, 1e6, +1),
-        "one member's output replaced: the sum of unit vectors moves by 2",
+        "one member's output replaced: the sum of unit vectors moves by 2 (own_calls: one added or removed, by 1)",
         "the sum of embeddings of norm at most 1, rounded towards 0 to multiples of {step:g}, plus discrete "
         "Gaussian noise of standard deviation {p:g} on every coordinate",
-        lambda sigma, fixed: Gaussian(lattice_multiplier(sigma / fixed["step"], 2.0 / fixed["step"])),
-        FrozenMapping({"step": _STEP}),
+        lambda sigma, fixed: Gaussian(
+            lattice_multiplier(sigma / fixed["step"], (1.0 if alone(fixed) else 2.0) / fixed["step"])
+        ),
+        FrozenMapping({"step": _STEP, **_OWN}),
     ),
     Mechanism(
         "joint-em",
         *_EPS0,
-        "one member's output replaced: the utility moves by at most 2",
-        "a sequence of keywords with probability proportional to exp({p:g} * utility / 4), a single one / 2",
+        "one member's output replaced: the utility moves by at most 2 (own_calls: one added or removed, by at most 1)",
+        "keywords in order with probability proportional to exp({weight:g} * utility / 2), a single one without / 2",
         lambda eps0, _: BoundedRange(eps0),
+        _OWN,
     ),
     Mechanism(
         "ptr",
@@ -185,6 +220,12 @@ _ALL = (
 MECHANISMS: Mapping[str, Mechanism] = FrozenMapping({each.name: each for each in _ALL})
 
 
+def left_out(mechanism: object) -> dict[str, float]:
+    """The quiet options of a mechanism of this name, which a plan leaves out at their defaults, with these."""
+    options = (option for each in _ALL if each.name == mechanism for option in each.options.items())
+    return {name: option.default for name, option in options if option.quiet and option.default is not None}
+
+
 @dataclass(frozen=True)
 class LineRequest:
     """A request for a number of releases of one kind.
@@ -226,6 +267,11 @@ class LineRequest:
         """The mechanism's family."""
         return MECHANISMS[self.mechanism]
 
+    @property
+    def own_calls(self) -> bool:
+        """Whether every output is of one owner."""
+        return alone(self.options)
+
     def line(self, parameter: float, count: int | None = None) -> Line:
         """This line with a noise parameter, for an accountant."""
         profile = self.family.profile(parameter, **self.options)
@@ -246,7 +292,7 @@ class PlanLine(LineRequest):
 
     def describe(self) -> str:
         """What one release gives out and with how much noise, in words."""
-        return self.family.words.format(p=self.parameter, **self.options)
+        return self.family.describe(self.parameter, self.options)
 
 
 def check_lines(lines: object, kind: type[LineRequest]) -> None:
@@ -258,143 +304,3 @@ def check_lines(lines: object, kind: type[LineRequest]) -> None:
             raise InvalidParameter("lines", name, "names that are non-empty strings")
         if not isinstance(line, kind):
             raise InvalidParameter(f"lines[{name!r}]", line, f"a {kind.__name__}")
-
-
-# -- from a target to noise --------------------------------------------------------------------------------------------
-
-_WASTE = 3e-3
-"""A search stops when at most this share of epsilon is unused."""
-
-
-def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> list[float]:
-    """Noise parameters of the lines whose certified epsilon together is at most `epsilon`, at `delta`.
-
-    The search uses approximations and assumes nothing about monotonicity; the answer is always a parameter whose own
-    certified epsilon was computed and is at most the target (a root is never rounded towards more leakage).
-    `InfeasiblePlan` if the most noise that the mechanisms allow still costs too much.
-    """
-    epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
-    delta = open_unit("delta", delta)
-    check_lines(lines, LineRequest)
-    delta0 = max(line.options.get("delta0", 0.0) for line in lines.values())
-    if delta0 >= delta:
-        raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
-    at, low, high = _path(epsilon, delta, list(lines.values()))
-
-    def schedule(parameters: list[float]) -> list[Line]:
-        return [line.line(parameter) for line, parameter in zip(lines.values(), parameters, strict=True)]
-
-    def approximate(level: float) -> float:
-        return max(each.approximate_epsilon(delta) for each in compositions(schedule(at(level))))
-
-    found: dict[float, list[float]] = {}  # what keeps the promise, by its certified epsilon
-    goal = math.log1p(-_WASTE / 3.0)
-    safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
-    guess, aim, stride = 0.0, epsilon, 0.02
-    for attempt in range(80):
-        if attempt < 3:
-            guess = _crossing(approximate, aim, guess, low, high)
-        if attempt >= 3 or not safe[0] < guess < unsafe[0]:  # the approximation is no help: bracket, then close in
-            stride *= 3.0
-            (a, below), (b, above) = safe, unsafe
-            if not math.isfinite(a):
-                guess = b - stride
-            elif not math.isfinite(b):
-                guess = a + stride
-            else:  # the secant or, every third time, the middle
-                share = 0.5 if attempt % 3 == 2 else min(max((goal - below) / (above - below), 0.05), 0.95)
-                guess = a + share * (b - a)
-        guess = min(max(guess, low), high)
-        parameters = at(guess)
-        reached = PLDAccountant().epsilon(schedule(parameters), delta)
-        excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
-        if reached <= epsilon:
-            found.setdefault(reached, parameters)
-            safe = (guess, excess)
-            if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
-                break
-        else:
-            unsafe = (guess, excess)
-            if guess <= low:
-                break
-        if unsafe[0] - safe[0] < 1e-6:
-            break
-        aim *= math.exp(min(max(goal - excess, -0.7), 0.7))
-    if not found:
-        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
-    return found[max(found)]
-
-
-def _path(
-    epsilon: float, delta: float, lines: Sequence[LineRequest]
-) -> tuple[Callable[[float], list[float]], float, float]:
-    """A curve through parameter space along which every line keeps its share of the loss, and the curve's ends.
-
-    A higher level is less noise. A line's loss is its log moment at the order that binds an (epsilon, delta) target,
-    2 log(1/delta) / epsilon; these add up over releases and lines, so shares are well defined. One line needs no
-    shares: its own coordinate is the curve.
-    """
-    if len(lines) == 1:
-        family = lines[0].family
-        return lambda level: [family.at_coordinate(level)], *family.coordinates
-    order = min(max(2.0 * math.log(1.0 / delta) / epsilon, 0.1), 1e4)
-    total = sum(line.weight for line in lines)
-
-    def one(line: LineRequest, level: float) -> float:
-        def loss(coordinate: float) -> float:
-            losses = line.line(line.family.at_coordinate(coordinate)).losses("remove")
-            return math.log(max(line.count * losses.log_moment(order), 1e-300))
-
-        target = math.log(line.weight / total) + level
-        return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates, width=0.4))
-
-    return lambda level: [one(line, level) for line in lines], -60.0, 60.0
-
-
-def _crossing(
-    increasing: Callable[[float], float], target: float, guess: float, low: float, high: float, width: float = 0.05
-) -> float:
-    """x in [low, high] with increasing(x) close to target (a search, no certificate); an end if there is none.
-
-    It brackets x in growing steps from `guess`, the first of them `width`.
-    """
-
-    def gap(x: float) -> float:
-        value = increasing(x) - target
-        return value if math.isfinite(value) else math.copysign(1e6, value)
-
-    a = b = min(max(guess, low), high)
-    at_a = at_b = gap(a)
-    while at_b < 0.0 and b < high:
-        a, at_a, b, width = b, at_b, min(high, b + width), 2.5 * width
-        at_b = gap(b)
-    if a == b:
-        while at_a >= 0.0 and a > low:
-            b, at_b, a, width = a, at_a, max(low, a - width), 2.5 * width
-            at_a = gap(a)
-    if at_a > 0.0:
-        return a
-    if at_b < 0.0 or a == b:
-        return b
-    return crossing(gap, a, b, 1e-4)
-
-
-def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> str:
-    """The line that is too expensive, and the reason."""
-    costs = []
-    for name, line in lines.items():
-        most = line.family.at_coordinate(line.family.coordinates[0])
-        item = [line.line(most)]
-        infinite = max(each.infinity for each in compositions(item))
-        costs.append((infinite, PLDAccountant().epsilon(item, delta), name, line, most))
-    infinite, cost, name, line, most = max(costs, key=lambda entry: entry[:2])
-    start = (
-        f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: line {name!r} ({line.count} x {line.mechanism}, "
-        f"rate {line.rate:g})"
-    )
-    if infinite <= 0.5 * delta:
-        return f"{start} alone costs epsilon {cost:.3g} with the most noise allowed, {line.family.parameter} {most:g}"
-    return (
-        f"{start} pays delta0 {line.options.get('delta0', 0.0):g} at every release, "
-        f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"
-    )

@@ -1,4 +1,4 @@
-"""The whole schedule, fixed in advance: from a target (epsilon, delta) to noise, and what it means; tickets too."""
+"""The whole schedule, fixed in advance: from a target (epsilon, delta) to noise, and what it means."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from langchain_dpicl.errors import AccountingError, InfeasiblePlan, InvalidParameter
+from langchain_dpicl.errors import AccountingError, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, Verification, verify
 from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, positive, real, whole
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, check_lines, solve
-from langchain_dpicl.privacy.noise import FALSE_RATE, TOLD, flip_probability, told_probability
-from langchain_dpicl.privacy.profile import MAX_COUNT, rung
+from langchain_dpicl.privacy.choice import crowd_of
+from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine, check_lines
+from langchain_dpicl.privacy.profile import rung
+from langchain_dpicl.privacy.solving import solve
+from langchain_dpicl.privacy.votes import LEAD
+from langchain_dpicl.privacy.words import said_of_outputs, words
 
-VOTES = ("vote", "scores")
 _FORMAT = 1
 
 _PLACES = 1 << 19
@@ -120,27 +122,33 @@ class PrivacyPlan:
         self,
         *,
         members: int | None = None,
+        expected: float | None = None,
         shots: int | None = None,
         margins: Sequence[int] = (),
         labels: int = 2,
+        lead: float = LEAD,
         calls: CallCosts | None = None,
     ) -> dict[str, Any]:
         """What the plan promises, as one dictionary that is ready for JSON.
 
         For votes, ``flips`` has for each margin the chance that noise overturns the winner, and the same share of votes
-        with one exemplar per member instead. ``abstention``: how likely a release says that the members abstain if all
-        do, and whether that is likely enough to count.
+        with one exemplar per member instead; ``choice`` compares the vote's two mechanisms, and a call for every owner,
+        at a winner who is ahead by ``lead`` of the expected votes. ``abstention``: how likely a release says that the
+        members abstain if all do, and whether that is likely enough to count.
 
-        ``members`` is N, and a member sees ``shots`` exemplars on average. A vote is between ``labels``, and its winner
-        leads by one of ``margins`` votes of the N. ``calls`` is what one member's call costs.
+        ``members`` is N, or what calls of one owner each are padded to; ``expected`` is how many of their outputs count
+        on average, by default as many as the line's rate and owners say. A member sees ``shots`` exemplars on average.
+        A vote is between ``labels``, and its winner leads by one of ``margins`` votes. ``calls`` is what one member's
+        call costs.
         """
         members = None if members is None else whole("members", members)
+        expected = None if expected is None else positive("expected", expected)
         shots = None if shots is None else whole("shots", shots)
-        if not margins and members is not None:
-            margins = sorted({max(1, round(members * share)) for share in (0.1, 0.3, 0.5, 1.0)})
+        labels, lead = whole("labels", labels, at_least=2), real("lead", lead, above=0.0, below=1.0)
         lines: dict[str, Any] = {}
         for name, line in self.lines.items():
             one, every = (PLDAccountant().epsilon([line.line(line.parameter, n)], self.delta) for n in (1, line.count))
+            crowd = crowd_of(line, members, expected)
             entry: dict[str, Any] = {
                 "mechanism": line.mechanism,
                 "releases": line.count,
@@ -153,31 +161,17 @@ class PrivacyPlan:
                 "epsilon_of_this_line": min(self.epsilon, every),
             }
             lines[name] = entry
-            if line.mechanism in VOTES:
-                entry["noise_multiplier"] = line.parameter / math.sqrt(2.0)
-                entry["flips"] = flips = []
-                for margin in margins:
-                    row = {"margin": margin, "flip_probability": flip_probability(line.parameter, margin, labels)}
-                    if members is not None:
-                        row["members"] = members
-                        whole("margin", margin, at_least=0, at_most=members)
-                        if shots is not None and shots > 1:
-                            single = flip_probability(line.parameter, margin * shots, labels)
-                            row |= {"single_shot_members": members * shots, "single_shot_flip_probability": single}
-                    flips.append(row)
-            if members is not None and line.mechanism in (*VOTES, "embedding"):
-                rivals, unit = (labels, 1) if line.mechanism in VOTES else (0, round(1 / line.options["step"]))
-                told = told_probability(members, line.parameter, rivals, unit)
-                about = {"members": members, "told_probability": told, "false_rate": FALSE_RATE, "tells": told >= TOLD}
-                entry["abstention"] = about
+            share = self.epsilon * math.sqrt(line.weight / sum(each.weight for each in self.lines.values()))
+            about: dict[str, Any] = {"shots": shots, "margins": margins, "labels": labels, "lead": lead}
+            entry |= said_of_outputs(line, (share, self.delta), crowd, **about)
             if len(self.lines) == 1:
                 counts = sorted({min(10**power, line.count) for power in range(9)})
                 entry["curve"] = [{"releases": n, "epsilon": self.spent({name: n})} for n in counts]
-            if calls is not None and members is not None:
-                entry["cost_per_answer"] = calls.cost(members)
-                entry["cost_of_all"] = calls.cost(members) * line.count
+            if calls is not None and crowd is not None:
+                cost = calls.cost(crowd.members)
+                entry |= {"cost_per_answer": cost, "cost_of_all": cost * line.count}
                 for point in entry.get("curve", ()):
-                    point["cost"] = calls.cost(members) * point["releases"]
+                    point["cost"] = cost * point["releases"]
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -189,18 +183,15 @@ class PrivacyPlan:
     def explain(
         self,
         *,
-        members: int | None = None,
-        shots: int | None = None,
-        margins: Sequence[int] = (),
-        labels: int = 2,
         prompt_tokens: float | None = None,
         answer_tokens: float = 0.0,
         price_in: float = 0.0,
         price_out: float = 0.0,
+        **shape: Any,
     ) -> str:
-        """What the plan promises, in words. `numbers` gives the same as a dictionary."""
+        """What the plan promises, in words. `numbers` takes the same ``shape`` and gives a dictionary."""
         calls = None if prompt_tokens is None else CallCosts(prompt_tokens, answer_tokens, price_in, price_out)
-        return words(self.numbers(members=members, shots=shots, margins=margins, labels=labels, calls=calls))
+        return words(self.numbers(calls=calls, **shape))
 
     def to_json(self) -> str:
         """The content, canonical: sorted keys, floats that read back as they were."""
@@ -232,105 +223,6 @@ class PrivacyPlan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Gate:
-    """The public numbers of a plan with tickets: how much noise it needs if only relevant owners take part.
-
-    Size such a plan by the owners that a query finds eligible, E of them, a public estimate: the rate is
-    q = min(1, members * shots / E). Its count T is not a number of queries but of each owner's tickets: every query
-    that finds the owner eligible uses one. So the number of queries has no limit, and an owner that is eligible for a
-    share s of them lasts T / s queries.
-
-    If E is much below the number of owners, q is larger than without a gate, and amplifies less. That is the price of
-    relevance. These numbers show it: noise against rate, members and tickets, beside the blind plan of the same
-    epsilon, for T queries in all and for as many as an average owner's tickets last.
-
-    ``epsilon`` and ``delta`` bound what all releases together reveal of an owner. ``mechanism`` and ``options`` are the
-    family of the releases and its fixed numbers. Of ``owners`` a query finds ``eligible``, an estimate. ``members``,
-    ``rate`` and ``tickets`` are N, q and T.
-    """
-
-    epsilon: float
-    delta: float
-    mechanism: str
-    options: FrozenMapping[float]
-    eligible: int
-    owners: int
-    members: int
-    rate: float
-    tickets: int
-
-    @property
-    def family(self) -> Mechanism:
-        """The mechanism's family."""
-        return MECHANISMS[self.mechanism]
-
-    @property
-    def lasting(self) -> int:
-        """How many queries an average owner's tickets last."""
-        return self.tickets * self.owners // self.eligible
-
-    @property
-    def blind_rate(self) -> float:
-        """The rate that samples as many of all owners as the gate samples of the eligible ones."""
-        return min(1.0, self.rate * self.eligible / self.owners)
-
-    def rate_of(self, members: int) -> float:
-        """The rate for another number of members, with as many exemplars for each."""
-        return min(1.0, self.rate * members / self.members)
-
-    def solve(self, rate: float, count: int) -> PrivacyPlan:
-        """The plan of one line at this rate, for ``count`` tickets or queries."""
-        request = LineRequest(self.mechanism, rate, count, options=self.options)
-        return PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines={self.mechanism: request})
-
-    def noise(self, rate: float, count: int) -> float | None:
-        """The noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
-        try:
-            return None if count > MAX_COUNT else self.solve(rate, count).lines[self.mechanism].parameter
-        except InfeasiblePlan:
-            return None
-
-    @property
-    def signal_name(self) -> str:
-        """The formula of `signal`, in words."""
-        if self.mechanism == "tokens":
-            return "exemplars * range_bound"
-        return f"members / {self.family.parameter}" if self.family.noisier > 0 else "members * eps0 / 4"
-
-    def signal(self, members: int, parameter: float | None) -> float | None:
-        """How much all members together can say, over the noise: more is better. None without a parameter.
-
-        For a sigma, N / sigma. For joint-em, N eps0 / 4: the logarithm of the odds of a word that all members name
-        against one that none names. For tokens, expected exemplars times range_bound: the furthest that they move two
-        logits.
-        """
-        if parameter is None:
-            return None
-        if self.mechanism == "tokens":
-            return self.rate_of(members) * self.eligible * parameter
-        return members / parameter if self.family.noisier > 0 else members * parameter / 4.0
-
-    def point(self, members: int, rate: float, **count: int) -> dict[str, Any]:
-        """Noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
-        (number,) = count.values()
-        noise = self.noise(rate, number)
-        return {"members": members, "rate": rate, **count, "noise": noise, "signal": self.signal(members, noise)}
-
-    def trade_off(self) -> list[dict[str, Any]]:
-        """A `point` for each of several numbers of members, with as many exemplars each, and of tickets."""
-        crowds = sorted({max(1, round(self.members * factor)) for factor in (0.5, 1.0, 2.0, 4.0)})
-        full = [members for members in crowds if self.rate_of(members) == 1.0]
-        most = max(self.members, min(full, default=crowds[-1]))
-        counts = sorted({max(1, round(self.tickets * factor)) for factor in (0.25, 1.0, 4.0, 16.0)})
-        return [
-            self.point(members, self.rate_of(members), tickets=count)
-            for members in crowds
-            for count in counts
-            if members <= most and count <= MAX_COUNT
-        ]
-
-
 @lru_cache(maxsize=4096)
 def _step(plan: PrivacyPlan, count: int) -> float:
     """A step of the ladder of a plan with one line. Fewer releases never leak more: at most the step above it."""
@@ -344,48 +236,3 @@ def _spent(plan: PrivacyPlan, counts: tuple[int, ...]) -> float:
         return plan.epsilon
     schedule = [line.line(line.parameter, count) for line, count in zip(plan.lines.values(), counts, strict=True)]
     return min(plan.epsilon, PLDAccountant(_PLACES).epsilon(schedule, plan.delta))
-
-
-def words(numbers: dict[str, Any]) -> str:
-    """`PrivacyPlan.numbers` for people."""
-    delta = numbers["delta"]
-    text = [
-        f"All releases of this plan together are (epsilon, delta)-differentially private with epsilon "
-        f"{numbers['epsilon']:g} and delta {delta:.3g} when all exemplars of one owner are added or removed "
-        f"(certified: {numbers['certified_epsilon']:.4g})."
-    ]
-    for name, line in numbers["lines"].items():
-        text += ["", f"{name}: {line['releases']:,} releases. Each gives out {line['what']}."]
-        owners, chosen = line["owners"], ""
-        if owners is not None:
-            large = f"; delta is not below 1/owners = {1 / owners:.3g}" if delta >= 1 / owners else ""
-            chosen = f", chosen for {owners:,} owners{large}"
-        text.append(f"  An owner takes part in a release with probability {line['rate']:.4g}{chosen}.")
-        text.append(
-            f"  One release alone costs epsilon {line['epsilon_of_one_release']:.3g}; "
-            f"all {line['releases']:,} together {line['epsilon_of_this_line']:.3g}."
-        )
-        spent = [f"{point['releases']:,}: {point['epsilon']:.3g}" for point in line.get("curve", ())[1:-1]]
-        if spent:
-            text.append(f"  Epsilon on the way, after so many releases: {', '.join(spent)}.")
-        for row in line.get("flips", ()):
-            of = f" of {row['members']}" if "members" in row else ""
-            chance = f"is overturned with probability {row['flip_probability']:.3g}"
-            text.append(f"  A winner ahead by {row['margin']}{of} votes {chance}.")
-            if "single_shot_members" in row:
-                text.append(
-                    f"    The same share of {row['single_shot_members']} members with one exemplar each, at the same "
-                    f"privacy: {row['single_shot_flip_probability']:.3g}."
-                )
-        if "abstention" in line:
-            found = line["abstention"]
-            told, members = found["told_probability"], found["members"]
-            text.append(
-                f"  If all {members} members fail, a release says so with probability {told:.3g}."
-                if found["tells"]
-                else f"  {members} members are too few to tell failing members from noise (a release says so with "
-                f"probability {told:.2g}), so a public question goes before a charge, once a minute for each caller."
-            )
-        if "cost_per_answer" in line:
-            text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
-    return "\n".join(text)

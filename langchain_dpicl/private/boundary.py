@@ -45,11 +45,12 @@ from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call, Calls, current
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private.sealing import check_loop as check_loop
-from langchain_dpicl.private.sealing import check_public as check_public
 from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
 from langchain_dpicl.private.sealing import clean_context
 from langchain_dpicl.private.sealing import in_private as in_private
 from langchain_dpicl.private.sealing import seal as seal
+from langchain_dpicl.private.sources import check_public as check_public
+from langchain_dpicl.private.sources import searches as searches
 
 T = TypeVar("T")
 

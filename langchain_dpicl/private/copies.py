@@ -34,7 +34,8 @@ from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Released, reach
 from langchain_dpicl.private.reach import is_named, is_one
-from langchain_dpicl.private.sealing import COLLECTIONS, rebuilt
+from langchain_dpicl.private.sealing import rebuilt
+from langchain_dpicl.private.sources import COLLECTIONS, searches_others
 
 DEFAULT_TIMEOUT = 120.0
 
@@ -53,7 +54,7 @@ LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading
 _EMPTY = object.__reduce_ex__(object(), 4)[0]
 """What makes an object that holds nothing again, from its class: `copyreg.__newobj__`."""
 
-_SHARED = (*reach.CLOSED, *COLLECTIONS, BaseLanguageModel)
+_SHARED = (*reach.CLOSED, BaseLanguageModel)
 _SHARED_NAMES = (
     "anthropic._base_client.BaseClient",
     "google.genai.client.Client",
@@ -199,12 +200,16 @@ def _threaded(kind: type[Any]) -> Any:
 # -- for public calls --------------------------------------------------------------------------------------------------
 
 
-def copied(chain: Any) -> Any:
-    """A copy of a chain, or of a tuple of objects that belong together.
+def copied(chain: Any, instead: Iterable[tuple[object, object]] = ()) -> Any:
+    """A copy of a chain, or of a tuple of objects that belong together; of each pair the one in place of the other.
 
     Raises `UnsafeConfigurationError`, which names the object, for what cannot be copied.
     """
     copier = _Copier()
+    for item, made in instead:
+        copier.put(item, made)
+        if made is not item:
+            copier.replaced.add(id(item))
     made = copier.of(chain)
     filled = -1
     while filled != len(copier.done):  # what modules hold under names that functions ask for
@@ -218,6 +223,8 @@ class _Copier:
     def __init__(self) -> None:
         self._kept: list[Any] = []  # alive, so that no id is used twice
         self._made: dict[int, Any] = {}
+        self.replaced: set[int] = set()
+        """The ids of the objects that have another in their place."""
         self.modules: dict[int, tuple[dict[str, Any], ModuleType]] = {}
         """By a module's globals: these, and the copy of the module."""
         self.done: set[tuple[int, str]] = set()
@@ -234,8 +241,10 @@ class _Copier:
         described = kind.__module__.partition(".")[0] in _DESCRIPTIONS
         if described or is_one(item, _SHARED) or is_named(item, _SHARED_NAMES):
             return item
+        if is_one(item, COLLECTIONS) and not searches_others(item) and not self._leads(item):
+            return item
         try:
-            return self._put(item, self._copy(item))
+            return self.put(item, self._copy(item))
         except Exception as error:
             if isinstance(error, UnsafeConfigurationError):
                 raise
@@ -245,6 +254,10 @@ class _Copier:
             "within the call, or put a model's client into a LangChain model"
         )
 
+    def _leads(self, item: Any) -> bool:
+        """Whether an object that is replaced can be reached from this one."""
+        return bool(self.replaced) and any(id(part) in self.replaced for part in reach.reachable(item))
+
     def fill(self, around: dict[str, Any], module: ModuleType, names: Iterable[str]) -> None:
         """Copy what a module's globals hold under these names."""
         for name in around.keys() & set(names):
@@ -252,7 +265,7 @@ class _Copier:
                 self.done.add((id(around), name))
                 vars(module)[name] = self.of(around[name])
 
-    def _put(self, item: Any, made: Any) -> Any:
+    def put(self, item: Any, made: Any) -> Any:
         self._kept.append(item)
         self._made[id(item)] = made
         return made
@@ -267,9 +280,12 @@ class _Copier:
         if kind is FunctionType:
             return self._function(item)
         if kind is MethodType:
-            return MethodType(self.of(item.__func__), self.of(item.__self__))
+            owner = self.of(item.__self__)
+            if id(item.__self__) in self.replaced:
+                return getattr(owner, item.__name__)
+            return MethodType(self.of(item.__func__), owner)
         if kind is CellType:
-            made = self._put(item, CellType())
+            made = self.put(item, CellType())
             for value in gc.get_referents(item):  # none, if it has no value yet
                 made.cell_contents = self.of(value)
             return made
@@ -282,7 +298,7 @@ class _Copier:
         if isinstance(item, ModuleType):
             return item if reach.is_library(item.__name__) else self._module(vars(item))
         if isinstance(item, BaseModel):  # a user's `__reduce__` must not decide what is shared
-            made = self._put(item, object.__new__(kind))
+            made = self.put(item, object.__new__(kind))
             for name in ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"):
                 object.__setattr__(made, name, self.of(getattr(item, name, None)))
             return made
@@ -300,7 +316,7 @@ class _Copier:
         cells = tuple(self.of(cell) for cell in closure)
         if id(item) in self._made:  # it lies in its own closure
             return self._made[id(item)]
-        made = self._put(item, FunctionType(item.__code__, space, item.__name__, None, cells or None))
+        made = self.put(item, FunctionType(item.__code__, space, item.__name__, None, cells or None))
         for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
             setattr(made, name, getattr(item, name))
         made.__defaults__ = self.of(item.__defaults__)
@@ -336,7 +352,7 @@ class _Copier:
         arguments = [self.of(each) for each in arguments]
         if id(item) in self._made:  # it lies in its own arguments
             return self._made[id(item)]
-        made = self._put(item, make(*arguments))
+        made = self.put(item, make(*arguments))
         state = self.of(state)
         if hasattr(made, "__setstate__") and state is not None:
             made.__setstate__(state)

@@ -65,8 +65,11 @@ missing here is read too, so more is found, and a chain may be refused that coul
 """
 
 
-def reachable(chain: Any) -> Iterator[Any]:
-    """Every object that a chain can get at, itself included, each once; numbers, texts and arrays left out."""
+def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]:
+    """Every object that a chain can get at, itself included, each once; numbers, texts and arrays left out.
+
+    Does not look into objects of the ``closed`` classes.
+    """
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
     waiting = deque([chain])
     while waiting:
@@ -76,8 +79,24 @@ def reachable(chain: Any) -> Iterator[Any]:
             continue
         seen[id(item)] = item
         yield item
-        if not is_one(item, CLOSED):
+        if not is_one(item, CLOSED) and not is_one(item, closed):
             waiting += _inside(item)
+
+
+def apart(chain: Any, goals: Iterable[object]) -> list[Any]:
+    """What a chain can get at and from which none of these objects can be reached."""
+    parts = list(reachable(chain))
+    holders: dict[int, list[int]] = {}
+    for part in parts:
+        for held in () if is_one(part, CLOSED) else _inside(part):
+            holders.setdefault(id(held), []).append(id(part))
+    leading: set[int] = set()
+    waiting = [id(goal) for goal in goals]
+    while waiting:
+        if (found := waiting.pop()) not in leading:
+            leading.add(found)
+            waiting += holders.get(found, ())
+    return [part for part in parts if id(part) not in leading]
 
 
 def is_library(module: object) -> bool:

@@ -22,36 +22,31 @@ import contextlib
 import contextvars
 import copy
 import functools
-import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
 from langchain_core.caches import BaseCache
 from langchain_core.callbacks import (
-    AsyncCallbackHandler,
     AsyncCallbackManager,
     BaseCallbackHandler,
     BaseCallbackManager,
     CallbackManager,
 )  # fmt: skip
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langchain_core.stores import BaseStore
-from langchain_core.vectorstores import VectorStore
 from pydantic import BaseModel
 
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.private import OwnBucket, PrivateRecords, Released
+from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.private import OwnBucket, PrivateRecords
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
+from langchain_dpicl.private.sources import check_collections, is_of, name_of
 
 T = TypeVar("T")
 
@@ -74,12 +69,6 @@ name no longer refuses it, and only the comparison around the trial calls (`shar
 
 _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.CircuitBreaker", "pybreaker.CircuitBreaker")
 """By name, too. Successful calls do not change them, so no trial call shows that members share them."""
-
-COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
-_DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
-
-_BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
-"""They are not abstract, but code names them only to compare with."""
 
 
 def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
@@ -136,24 +125,9 @@ def seal(
     store, an example selector or a document store that ``public`` does not name; a function under
     ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
     """
-    known = {id(part) for part in reachable(public)}
     found = list(reachable(member))
-    collections = [part for part in found if _is_collection(part)]
-    allowed = [
-        part
-        for part in collections  # langchain_core has its own view of a vector store
-        if id(part) in known
-        or (type(part).__module__.startswith("langchain_core.") and id(getattr(part, "vectorstore", None)) in known)
-    ]
-    fine = {id(each) for part in allowed for each in (part, *type(part).__mro__)}
-    for part in collections:
-        if id(part) not in fine:
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {_name(part)}: every member would search the same documents there, so that one "
-                "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. If it holds "
-                "the private documents, use wrap_rag, or put them into an ExemplarStore"
-            )
-    if any(_is_of(part, (PrivateRecords,)) for part in found):
+    check_collections(found, public)
+    if any(is_of(part, (PrivateRecords,)) for part in found):
         raise UnsafeConfigurationError(
             "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
             "member gets its own as `examples`"
@@ -167,9 +141,9 @@ def seal(
                 f"private text by its {', '.join(shown)}: set it up without"
             )
         why = ""
-        if _is_of(part, _HANDLERS):
+        if is_of(part, _HANDLERS):
             why = ", which would see private text: set the chain up without callbacks, and give them to the release"
-        elif _is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
+        elif is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
             why = (
                 ": members would read there what other members wrote, and it would keep private text: set the chain up "
                 "without, and pass a conversation in as part of the input"
@@ -180,10 +154,10 @@ def seal(
                 "without"
             )
         if why:
-            raise UnsafeConfigurationError(f"the chain reaches a {_name(part)}{why}")
+            raise UnsafeConfigurationError(f"the chain reaches a {name_of(part)}{why}")
         if not is_cached(part):
             continue
-        name = getattr(part, "__name__", None) or _name(part)
+        name = getattr(part, "__name__", None) or name_of(part)
         if not any(each is part or each == name for each in allow_state):
             if not takes_nothing(part):
                 raise UnsafeConfigurationError(
@@ -210,41 +184,10 @@ def seal_public(
     for part in found:
         if is_one(part, OwnBucket) and id(part) not in in_prompts:
             raise UnsafeConfigurationError(
-                f"candidates must come from public text alone, and their chain reaches a {_name(part)}: what it finds "
-                "would be published without noise; write them without private examples"
+                f"candidates must come from public text alone, and their chain reaches a {name_of(part)}: what it "
+                "finds would be published without noise; write them without private examples"
             )
     return seal(chain, public=public, allow_state=allow_state)
-
-
-def check_public(public: object) -> tuple[object, ...]:
-    """The collections that a user calls public. Raises `InvalidParameter` for what is no collection, or is private."""
-    bound = "a list of retrievers, vector stores, example selectors and document stores with public documents alone"
-    if not isinstance(public, (list, tuple)):
-        raise InvalidParameter("public", type(public).__name__, bound)
-    for i, named in enumerate(public):
-        if isinstance(named, type) or not _is_collection(named):
-            raise InvalidParameter(f"public[{i}]", _name(named), bound)
-    return tuple(public)
-
-
-def _is_collection(part: Any) -> bool:
-    return _is_of(part, COLLECTIONS, _DOCSTORES) and not _is_of(part, (Released, OwnBucket))
-
-
-def _is_of(part: Any, kinds: tuple[type, ...], names: Iterable[str] = ()) -> bool:
-    """Whether a part is of one of these kinds (or full names), or a class that makes one.
-
-    Code names an abstract class only to compare with it.
-    """
-    if not is_one(part, type):
-        return is_one(part, kinds) or is_named(part, names)
-    full_names = (f"{kind.__module__}.{kind.__qualname__}" for kind in part.__mro__)
-    found = issubclass(part, kinds) or not set(names).isdisjoint(full_names)
-    return found and not inspect.isabstract(part) and part not in _BASES
-
-
-def _name(part: Any) -> str:
-    return part.__name__ if is_one(part, type) else type(part).__name__
 
 
 def _openings(part: Any) -> dict[str, Any]:

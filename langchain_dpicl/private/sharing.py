@@ -252,14 +252,17 @@ def other_words(values: Any) -> Any:
     return values
 
 
-def public_copy(chain: Any, allow_state: Sequence[object] = ()) -> tuple[Any, Sequence[object]]:
+def public_copy(
+    chain: Any, allow_state: Sequence[object] = (), instead: Sequence[tuple[object, object]] = ()
+) -> tuple[Any, Sequence[object]]:
     """A copy of a sealed chain for public calls, and what of ``allow_state`` is in it.
 
+    ``instead`` are pairs: an object of the chain, and what the copy has in its place.
     If a chain cannot be copied and holds nothing of the user's own that can be written, it may be the same one. Raises
     `UnsafeConfigurationError` if something else cannot be copied, or stays what private calls may write.
     """
     try:
-        copy, allowed = copied((chain, tuple(allow_state)))
+        copy, allowed = copied((chain, tuple(allow_state)), instead)
     except UnsafeConfigurationError:
         if Snapshot(chain).places:
             raise

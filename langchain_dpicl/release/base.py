@@ -12,13 +12,15 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import Field, create_model
+from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators import ReleasedKeywords
-from langchain_dpicl.budget import Budget, BudgetLine
+from langchain_dpicl.aggregators.base import T
+from langchain_dpicl.budget import Budget, BudgetLine, PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -28,6 +30,8 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
     UnsafeConfigurationError,
 )
+from langchain_dpicl.privacy.choice import best_rate
+from langchain_dpicl.privacy.mechanisms import PlanLine
 from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.transaction import Release
@@ -53,14 +57,26 @@ ABSTAINED = "This tool found no answer to this; the attempt counts. Trying again
 
 UNAVAILABLE = "The model behind this tool does not answer now. Trying again later may help."
 
-_SAID: dict[type[Exception], str] = {
+SAID: dict[type[Exception], str] = {
     PrivacyBudgetExceeded: SPENT,
     MembersAbstained: ABSTAINED,
     ModelUnavailable: UNAVAILABLE,
 }
 
 
-class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
+def said(error: Exception) -> str:
+    """What an agent reads of one of these errors."""
+    return next(text for kind, text in SAID.items() if isinstance(error, kind))
+
+
+class AnswerWithReceipt(TypedDict, Generic[T]):
+    """What a release gives with ``return_receipt=True``."""
+
+    answer: T
+    receipt: Receipt
+
+
+class AnyRelease(Released, Closed, Release, Runnable[Any, T], Generic[T]):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
@@ -71,6 +87,8 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
     selector: PoissonExampleSelector
     mechanism: str
     """The mechanism that its line counts."""
+    choices: tuple[str, ...] = ()
+    """The mechanisms among which a plan may choose; none: its ``mechanism``."""
     options: Mapping[str, float]
     """The mechanism's options that somebody chose."""
     query_key: str
@@ -94,18 +112,56 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
         explicit = self.selector.rate_is_explicit
         return {"rate_is_explicit": explicit, "owners": self.selector.owners, "options": self.options}
 
+    def _asked(self) -> tuple[str, float]:
+        """The mechanism and the rate of the budget's line: those that it has, or else the release's own."""
+        own = self.line_name if self.line_name in self.choices else self.mechanism  # a line may be named after it
+        known, selector = self.budget.asked(self.line_name, own), self.selector
+        mechanism = known.mechanism if known is not None and known.mechanism in self.choices else own
+        if known is not None:
+            return mechanism, known.rate if selector.rate is None else selector.rate
+        if isinstance(self.budget, PrivacyBudget):
+            epsilon, delta, count = self.budget.share(self.line_name, mechanism)
+            return mechanism, selector.let_plan_choose(partial(best_rate, epsilon, delta, count, selector.members))
+        if selector.rate is None:
+            raise InvalidParameter("rate", None, "given for PrivacyBudget.filtered, which has no plan to choose it")
+        return mechanism, selector.rate
+
+    def planned(self) -> str:
+        """The mechanism that the budget's line has, or would have if the plan were frozen now."""
+        return self._asked()[0]
+
+    def vet(self, line: PlanLine) -> None:
+        """Refuse a line of a plan that is not frozen yet: `InfeasiblePlan`."""
+
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use.
 
         It is looked up once, and again if the budget, the store or the selector's rate is another one.
         """
-        selector, terms = self.selector, self._terms()
-        asked = (self.budget, selector.store, self.line_name, selector.rate, terms)
-        if self._bound is None or self._bound[0] != asked:
-            self.budget.watch(selector.store)
-            more = {"parameter": self.noise, "name": self.line_name, "fingerprint": selector.store.fingerprint, **terms}
-            self._bound = asked, self.budget.line(self.mechanism, selector.rate, **more)
+        if self._bound is None or self._bound[0] != self._key():
+            self.budget.watch(self.store)
+            line = self.tried_line(fingerprint=self.store.fingerprint)
+            self._bound = self._key(), line
         return self._bound[1]
+
+    def tried_on(self, budget: Budget) -> Self:
+        """The same release on another budget, to see the plan that it would have."""
+        copied = copy.copy(self)
+        copied.budget, copied._bound = budget, None
+        return copied
+
+    def tried_line(self, **more: Any) -> BudgetLine:
+        """The line. Without a ``fingerprint`` the store remembers no such budget."""
+        asked = self._asked()  # it may count the owners, for the terms
+        more |= {"parameter": self.noise, "name": self.line_name, "vet": self.vet, **self._terms()}
+        return self.budget.line(*asked, **more)
+
+    def _key(self) -> tuple[object, ...]:
+        return self.budget, self.store, self.line_name, self.selector.rate, self._terms()
+
+    def declare(self) -> None:
+        """Describe the budget's line, charging and freezing nothing."""
+        self.budget.declare(self.line_name, *self._asked(), vet=self.vet, **self._terms())
 
     def _use_budget(self, stacklevel: int) -> None:
         """At the end of every constructor: check the budget with the selector's owners, and declare its line.
@@ -124,17 +180,17 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
         if owners is not None:
             warn_of_delta(budget, owners, stacklevel + 1)
         if self.line_name is not None:
-            budget.declare(self.line_name, self.mechanism, selector.rate, **self._terms())
+            self.declare()
 
     def _told(self, answer: Any, receipt: Any) -> Any:
         """What a caller gets."""
         return {"answer": answer, "receipt": receipt} if self.return_receipt else answer
 
-    def with_receipt(self) -> Self:
+    def with_receipt(self) -> AnyRelease[AnswerWithReceipt[T]]:
         """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
         copied = copy.copy(self)
         copied.return_receipt = True
-        return copied
+        return cast("AnyRelease[AnswerWithReceipt[T]]", copied)
 
     def as_tool(  # type: ignore[override]
         self, name: str, description: str, *, inputs: Mapping[str, str] | None = None
@@ -153,10 +209,16 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, Any]):
 
         Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
         """
-        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
-        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
-            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        handled = handled_by_fallbacks(exceptions_to_handle)
         return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
+
+
+def handled_by_fallbacks(given: tuple[type[BaseException], ...] | None) -> tuple[type[BaseException], ...]:
+    """What a fallback may stand in for; by default a model that is down. Raises if a spent budget is among it."""
+    handled = (ModelUnavailable,) if given is None else given
+    if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
+        raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+    return handled
 
 
 def warn_of_delta(budget: Budget, owners: int, stacklevel: int) -> None:
@@ -198,8 +260,9 @@ def as_tool(
     name, description
         What the agent reads.
     inputs
-        The tool's arguments, strings, with what each means: the keys of the release's input. Default: what the
-        release's selector is ``nearest_to``, else "input"; of a sampler its store's ``input_key``.
+        The tool's arguments, strings, with what each means: the keys of the release's input. Default: ``query`` alone,
+        which is asked under the release's own key (what its selector is ``nearest_to``, else "input"; of a sampler its
+        store's ``input_key``).
 
     The tool's message is the answer as text; of a release by itself its artifact is the receipt. A spent budget
     (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
@@ -215,7 +278,8 @@ def as_tool(
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
-    arguments = {found[0].query_key: "the question"} if inputs is None else dict(inputs)
+    arguments = {"query": "the question"} if inputs is None else dict(inputs)
+    keys = {"query": found[0].query_key} if inputs is None else {argument: argument for argument in arguments}
     for argument, meaning in arguments.items():
         named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
         if not named or not isinstance(meaning, str):
@@ -229,14 +293,15 @@ def as_tool(
 
     def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
-        given = {**dict(zip(arguments, alone, strict=False)), **values}
-        said = ""
+        named = {**dict(zip(arguments, alone, strict=False)), **values}
+        given = {keys[argument]: value for argument, value in named.items()}
+        failed = ""
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
-        except tuple(_SAID) as error:
-            said = next(text for kind, text in _SAID.items() if isinstance(error, kind))
-        if said:
-            raise ToolException(said)
+        except tuple(SAID) as error:
+            failed = said(error)
+        if failed:
+            raise ToolException(failed)
         receipt = None
         if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
             answer, receipt = answer["answer"], answer["receipt"]

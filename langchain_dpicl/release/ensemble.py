@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,17 +16,25 @@ from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
 from langchain_dpicl.private.copies import TimeLimit, Timeout
+from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
+from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts
+from langchain_dpicl.release.rehearsal import Rehearsing
+from langchain_dpicl.release.watched import WatchedExamples
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.selection.rules import Sought, text_searched
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
 
 R = TypeVar("R")
+
+PublicChain = tuple[Runnable[Any, Any], int, float | None]
+"""A chain that is asked before the charge, on public values: how often, and each call's seconds."""
 
 
 class Sealed(Runnable[Any, Any]):
@@ -46,8 +55,8 @@ class Aggregation(Sealed, Generic[R]):
         """The sealed release of both."""
 
 
-class PrivateEnsemble(Closed, Sealed):
-    """N parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
+class PrivateEnsemble(Rehearsing, Closed, Sealed):
+    """Parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
 
     Parameters
     ----------
@@ -56,7 +65,11 @@ class PrivateEnsemble(Closed, Sealed):
     member
         Any Runnable (or function, or mapping of Runnables). It gets the caller's input mapping plus ``examples``: a
         list of mappings, empty for an empty bucket, so that the zero-shot prompt is asked. N calls are made for every
-        release, whatever was sampled. A member that raises, or whose answer is not usable, abstains.
+        release, whatever was sampled. A member that raises, or whose answer is not usable, abstains; what it says to an
+        empty bucket counts nothing. None: there is no model, and a `LabelVote` counts the owners' own outputs.
+    count_empty
+        Let what the member says to an empty bucket count like every other answer: a public vote in the place of each.
+        Not with a selector of ``calls=``, whose guarantee rests on nothing standing in an absent owner's place.
     max_concurrency
         How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once: a
         request that waits in the server is on its call's clock. The embedded model needs no limit.
@@ -105,11 +118,20 @@ class PrivateEnsemble(Closed, Sealed):
         "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
     )
 
+    timeout: float | None = None
+    _searches = False
+    """Whether the member searches its bucket, so that the bucket carries vectors."""
+    _search: PublicChain | None = None
+    unproven = False
+    """Whether the member could share state between its calls, and has not shown yet that it does not."""
+    _named: frozenset[str] = frozenset()
+
     def __init__(
         self,
         selector: PoissonExampleSelector,
-        member: Any,
+        member: Any = None,
         *,
+        count_empty: bool = False,
         max_concurrency: int | None = None,
         timeout: Timeout = "auto",
         public: Sequence[object] = (),
@@ -124,43 +146,74 @@ class PrivateEnsemble(Closed, Sealed):
         if not isinstance(allow_state, (list, tuple)):
             raise InvalidParameter("allow_state", type(allow_state).__name__, "a list of objects or names")
         self.allow_state = tuple(allow_state)
+        self.count_empty = bool(count_empty)
+        if self.count_empty and (selector.calls is not None or member is None):
+            raise InvalidParameter("count_empty", True, "False without a member, and if every owner has its own call")
+        self.doubts = Doubts()
+        if member is None:
+            self.has_member = False
+            if timeout not in ("auto", None):
+                raise InvalidParameter("timeout", timeout, "not given without a member: nobody is called")
+            if selector.store.output_key is None:
+                raise InvalidParameter("member", None, "given if the store has no output_key, whose values could vote")
+        else:
+            self._take(member, timeout)
+        if selector.search_query is not None:
+            self._search = self.public_chain(selector.search_query, 1)
+
+    def _take(self, member: Any, timeout: Timeout) -> None:
+        """Seal a copy of the member, and take another for public calls."""
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
-        limit = TimeLimit(sealed, timeout)
-        self.check_sync, self.timeout = limit.check_sync, limit.seconds
-        self._member = limit.prepared
+        self._limit = limit = TimeLimit(sealed, timeout)
+        self._member, self.timeout = limit.prepared, limit.seconds
+        self._searches = boundary.searches(sealed)
         # Another copy, for public calls: private calls write nothing into it.
-        self.public_member: Runnable[Any, Any] = public_copy(self._member, self.allow_state)[0]
+        self.public_member, self._allowed = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
         self.unproven = bool(Snapshot(self._member, self.allow_state).places)
-        """Whether the member could share state between its calls, and has not shown yet that it does not."""
+        self.unread = not watched.names_examples(self._member)
         first = self._member
         while isinstance(first, RunnableSequence):
             first = first.first
-        self._needed = frozenset(getattr(first, "input_variables", ())) - {"examples"}
-        self.doubts = Doubts()
+        self._named = frozenset(getattr(first, "input_variables", ()))
+        self._needed = self._named - {"examples"}
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The keys that a request must have, as far as they are known."""
+        near = self.selector.nearest_to if self.selector.search_query is None else None
+        return self._needed | ({near} if near else frozenset())
 
     @property
     def variant(self) -> str:
-        """Further public settings of the ensemble that decide its answers: none here. Part of what replay compares."""
-        return ""
+        """Further public settings of the ensemble that decide its answers. Part of what replay compares."""
+        return " count_empty" if self.count_empty else ""
+
+    def check_sync(self) -> None:
+        """Refuse calls from threads if only asynchronous ones can be limited in time."""
+        if self.has_member:
+            self._limit.check_sync()
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
 
         A key that the member's prompt needs is asked for here: without it every member would abstain, and be charged.
+        If it is nearly ``examples``, which the prompt does not name, the mistake is the prompt's.
         """
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
         if "examples" in values:
             raise InvalidParameter("input", "examples", "a mapping without this key, which the ensemble fills")
         if missing := self._needed - values.keys():
+            if slip := watched.slip(missing, {"examples"} - self._named):
+                raise InvalidParameter("member", f"{{{slip[0]}}}", watched.slip_words(*slip))
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
         self.selector.check_query(values)
         with contextlib.suppress(Exception):
             return copy.deepcopy(dict(values))
         raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
 
-    def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> Flow[None]:
+    def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]:
         """Before the first charge: see whether two calls on public values and made-up examples leave anything behind.
 
         Costs nothing if the member's functions reach nothing that can be written. Raises `UnsafeConfigurationError` if
@@ -174,22 +227,39 @@ class PrivateEnsemble(Closed, Sealed):
         if self.unproven:
             yield Either(here, lambda: arun(self._trial(values, aggregator)))
 
-    def _trial(self, values: Mapping[str, Any], aggregator: Aggregator[Any]) -> Flow[None]:
+    def _made_up(self, number: int, answers: Sequence[str]) -> WatchedExamples:
+        """So many examples that no record of the store has a part in."""
+        store, made = self.selector.store, list[dict[str, Any]]()
+        for i in range(number):
+            made.append(MadeUp({store.input_key: other_words("a made-up example")}))
+            if store.output_key is not None:
+                made[i][store.output_key] = answers[(number + i) % len(answers)]
+        return WatchedExamples(made, store.input_key, store.output_key)
+
+    def check_reading(self) -> None:
+        """Before the first charge: warn, once, if the member looks at no example, so that a release is wasted on it.
+
+        It does not if nothing in the chain names ``examples``, and a trial with made-up ones has seen none read.
+        """
+        if self.unread:
+            self.unread = False
+            told = f"the member reads no example ({watched.READS_NOTHING}): its answers are public, and are charged"
+            warnings.warn(told, PrivacyWarning, stacklevel=2)
+
+    def _trial(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]:
         """Two calls on made-up examples. The first may set up what later ones use."""
         if not self.unproven:
             return
         chain, allowed = public_copy(self._member, self.allow_state)
-        store, other = self.selector.store, other_words(dict(values))
+        other = other_words(dict(values))
         answers = list(getattr(aggregator, "labels", ())) or ["a made-up answer", "another made-up answer"]
 
         def ask(values: Mapping[str, Any], number: int) -> Flow[type[BaseException] | None]:
             """Show the member so many examples. No record of the store has a part in them."""
-            made = Examples((), store.input_key, store.output_key)
-            for i in range(number):
-                made.append(MadeUp({store.input_key: other_words("a made-up example")}))
-                if store.output_key is not None:
-                    made[i][store.output_key] = answers[(number + i) % len(answers)]
-            return boundary.probe(chain, (values, made), self.timeout)
+            made = self._made_up(number, answers)
+            failure = yield from boundary.probe(chain, (values, made), self.timeout)
+            self.unread = self.unread and not made.read
+            return failure
 
         untouched = Snapshot(chain, allowed)
         failure = yield from ask(values, 1)
@@ -203,8 +273,8 @@ class PrivateEnsemble(Closed, Sealed):
             name = next((place.name for place in before.places.values()), "")
             raise ModelUnavailable(
                 f"the member fails on made-up examples ({failure.__module__}.{failure.__qualname__}), by which it has "
-                f"to show that its calls write nothing into {name}; nothing was charged. Invoke the member chain alone "
-                f"to see the whole error, or allow what it shares: allow_state=[{name!r}]"
+                f"to show that its calls write nothing into {name}; nothing was charged. `rehearse` shows the "
+                f"whole error. Or allow what it shares: allow_state=[{name!r}]"
             )
         self.unproven = False
 
@@ -221,13 +291,32 @@ class PrivateEnsemble(Closed, Sealed):
             raise ModelUnavailable(
                 "the member, or the reading of its answer, fails on the query without examples "
                 f"({failure.__module__}.{failure.__qualname__}); nothing was charged. "
-                "Invoke the member chain alone with examples=[] to see the whole error"
+                "`rehearse` shows the whole error"
             )
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
         store = self.selector.store
         return values, Examples((), store.input_key, store.output_key)
+
+    def public_chain(self, chain: Runnable[Any, Any] | None, count: int) -> PublicChain:
+        """A chain whose calls before the charge are public, or the member; how many, and each one's seconds."""
+        if chain is None:
+            if not self.has_member:
+                raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
+            return self.public_member, count, self.timeout
+        limit = TimeLimit(seal_public(chain, public=self.public, allow_state=self.allow_state), "auto")
+        copied, _ = public_copy(limit.prepared, self.allow_state)
+        return copied, count, None if limit.seconds is None else self.timeout
+
+    def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
+        """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""
+        if self._search is None:
+            text: str = values[str(self.selector.nearest_to)]
+            return text
+        chain, _, timeout = self._search
+        (made,) = yield self.calls(chain, [self.public_request(values)], timeout=timeout)
+        return text_searched(made)
 
     def calls(self, chain: Runnable[Any, Any], requests: Sequence[boundary.MemberRequest], **how: Any) -> Either:
         """Calls of the member or of another chain, ``max_concurrency`` at once: see `boundary.run_private`."""
@@ -238,18 +327,27 @@ class PrivateEnsemble(Closed, Sealed):
         values: Mapping[str, Any],
         rate: float,
         reader: boundary.OutputReader | None = None,
-        query: Vectors | None = None,
+        query: Vectors | Sought | None = None,
         among: Numbers | None = None,
     ) -> Flow[list[object | boundary.Abstention]]:
-        """Sample, call, and read each output. PRIVATE: the outputs are for an aggregator.
+        """Sample, call, and read each output that counts. PRIVATE, and so is their number: they are for an aggregator.
 
-        ``query`` is the embedding of the request's text. ``among`` are the owners who paid, if owners pay.
+        ``query`` is the embedding of the request's text, with its filter. ``among`` are the owners who paid, if owners
+        pay.
         """
-        buckets = yield partial(self.selector.sample, rate, query, among)
-        requests = [(values, bucket) for bucket in buckets]
+        buckets = yield partial(self.selector.sample, rate, query, among, self._searches)
         found: list[object | boundary.Abstention]
+        if not self.has_member:
+            found = yield partial(_own_outputs, buckets, reader)
+            return found
+        requests = [(values, bucket) for bucket in buckets]
+        requests += [self.public_request(values)] * (self.members - len(buckets))  # with own calls: padding
         found = yield self.calls(self._member, requests, reader=reader, timeout=self.timeout)
-        return found
+        if self.count_empty:
+            return found
+        if not getattr(reader, "takes_own_calls", True):
+            return [out if bucket else boundary.ABSTAIN for out, (_, bucket) in zip(found, requests, strict=True)]
+        return [output for output, (_, bucket) in zip(found, requests, strict=True) if bucket]
 
     def run(
         self, values: Mapping[str, Any], rate: float, reader: boundary.OutputReader | None = None
@@ -272,3 +370,16 @@ class PrivateEnsemble(Closed, Sealed):
 
     def __repr__(self) -> str:
         return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
+
+
+def _own_outputs(
+    buckets: Sequence[Examples], reader: boundary.OutputReader | None
+) -> list[object | boundary.Abstention]:
+    """What the first exemplar of each bucket has as its output: a vote without a model. Private."""
+    found: list[object | boundary.Abstention] = []
+    for bucket in filter(None, buckets):
+        found.append(boundary.ABSTAIN)
+        with contextlib.suppress(Exception):
+            output = bucket[0][str(bucket.output_key)]
+            found[-1] = output if reader is None else reader.encode(output)
+    return found

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
-from typing_extensions import TypedDict
+from pydantic import BaseModel, ConfigDict, RootModel
+from typing_extensions import TypeVar
 
-from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.budget import Budget, Receipt, Replayed
+from langchain_dpicl.aggregators import LabelVote, NoisyVote
+from langchain_dpicl.aggregators.base import Aggregator, T
+from langchain_dpicl.budget import Budget, BudgetLine, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
+from langchain_dpicl.privacy.choice import best_vote, refuse_noise
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, OWN_CALLS, PlanLine
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.copies import TimeLimit
-from langchain_dpicl.private.sealing import seal_public
-from langchain_dpicl.private.sharing import public_copy
-from langchain_dpicl.release.base import AnyRelease, Configs, check_budget
+from langchain_dpicl.release.base import AnswerWithReceipt, AnyRelease, Configs, check_budget
 from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
-from langchain_dpicl.release.transaction import Charged, Find, Request, charge, checked, give_up, settle, transact
-
-T = TypeVar("T")
+from langchain_dpicl.release.rehearsal import Rehearsal
+from langchain_dpicl.release.transaction import (
+    Charged,
+    Find,
+    Request,
+    charge,
+    checked,
+    give_up,
+    refuse_langserve,
+    settle,
+    transact,
+)
+from langchain_dpicl.selection.rules import Sought
 
 _PROOF_SECONDS = 60
 
 
-class AnswerWithReceipt(TypedDict):
-    """What a release gives with ``return_receipt=True``."""
-
-    answer: Any
-    receipt: Receipt
+Plain = TypeVar("Plain")
+"""What an aggregator releases, where the answer comes with a receipt."""
 
 
-class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
+class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     """An aggregator bound to a budget: the only way from private answers to a public one.
 
     Parameters
@@ -57,9 +65,42 @@ class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
 
     _refusal = "a DPAggregate runs only as part of `ensemble | DPAggregate(...)`, where the votes stay sealed"
 
+    @overload
     def __init__(
         self,
         aggregator: Aggregator[T],
+        budget: Budget,
+        *,
+        line: str | None = ...,
+        noise: float | None = ...,
+        return_receipt: Literal[False] = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DPAggregate[AnswerWithReceipt[Plain]],
+        aggregator: Aggregator[Plain],
+        budget: Budget,
+        *,
+        line: str | None = ...,
+        noise: float | None = ...,
+        return_receipt: Literal[True],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DPAggregate[Any],
+        aggregator: Aggregator[Any],
+        budget: Budget,
+        *,
+        line: str | None = ...,
+        noise: float | None = ...,
+        return_receipt: bool,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        aggregator: Aggregator[Any],
         budget: Budget,
         *,
         line: str | None = None,
@@ -72,14 +113,14 @@ class DPAggregate(Aggregation["SealedRelease"], Generic[T]):
         self.aggregator, self.budget, self.line, self.noise = aggregator, budget, line, noise
         self.return_receipt = bool(return_receipt)
 
-    def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease:
+    def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease[T]:
         return SealedRelease(ensemble, self)
 
     def __repr__(self) -> str:
         return f"DPAggregate({self.aggregator!r}, {self.budget!r})"
 
 
-class SealedRelease(AnyRelease):
+class SealedRelease(AnyRelease[T]):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
     Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
@@ -90,35 +131,86 @@ class SealedRelease(AnyRelease):
     and `MembersAbstained` when the model is down, `ReleaseFailed` for a fault on the private side (charged).
     """
 
-    def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[Any]) -> None:
+    def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[T]) -> None:
         self.ensemble, self.selector = ensemble, ensemble.selector
         self.aggregator, self.budget = aggregate.aggregator, aggregate.budget
         self.line_name, self.noise, self.return_receipt = aggregate.line, aggregate.noise, aggregate.return_receipt
-        self.mechanism, self.options = self.aggregator.mechanism, self.aggregator.options
+        self._check_fit()
+        self.mechanism, self.choices = self.aggregator.mechanism, self.aggregator.choices
+        self.options = dict(self.aggregator.options)
+        if self.mechanism in MECHANISMS and OWN_CALLS in MECHANISMS[self.mechanism].options:
+            self.options[OWN_CALLS] = float(self.selector.own_calls)  # also 0: a line's noise is for one of the two
         self.query_key, self.name = self.selector.nearest_to or "input", "SealedRelease"
-        if self.budget.tickets and self.selector.threshold is None:
-            bound = "given if the budget has tickets=True (-1 makes every owner eligible)"
+        if self.budget.tickets and not self.selector.gated:
+            bound = "given if the budget has tickets=True (-1 makes every owner eligible), or a filter"
             raise InvalidParameter("threshold", None, bound)
         self._randomness: Randomness = SecureRandomness()
         self._candidates: tuple[Runnable[Any, Any], int, float | None] | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
-            sealed = seal_public(calls[0], public=ensemble.public, allow_state=ensemble.allow_state)
-            limit = TimeLimit(sealed, "auto")
-            chain, _ = public_copy(limit.prepared, ensemble.allow_state)
-            self._candidates = chain, calls[1], None if limit.seconds is None else ensemble.timeout
+            self._candidates = ensemble.public_chain(*calls)
         gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
-        self._variant = f"{self.aggregator.variant} members={ensemble.members}{ensemble.variant}{gate}"
+        gate += "" if self.selector.search_query is None else " search_query"
+        own = "" if self.selector.calls is None else f" calls={self.selector.calls!r}"
+        self._variant = f"{self.aggregator.variant} members={ensemble.members}{own}{ensemble.variant}{gate}"
         self._use_budget(stacklevel=5)
+
+    def _check_fit(self) -> None:
+        """Refuse an aggregator that does not go with this ensemble."""
+        aggregator, has_member = self.aggregator, self.ensemble.has_member
+        if isinstance(aggregator, LabelVote) == has_member:
+            bound = "a LabelVote without a member, another aggregator with one"
+            raise InvalidParameter("aggregator", type(aggregator).__name__, bound)
+        if self.selector.own_calls and not aggregator.takes_own_calls:
+            bound = "members=, or calls= with max_calls=: its promise is proved for outputs that are replaced alone"
+            raise InvalidParameter("calls", self.selector.calls, f"{bound} ({type(aggregator).__name__})")
+        if not has_member and self.budget.on_exhausted == "zero_shot":
+            raise InvalidParameter("on_exhausted", "zero_shot", '"raise" without a member: nobody could answer')
+
+    def _bound_to(self, line: BudgetLine) -> Aggregator[Any]:
+        """The aggregator under the plan's line."""
+        return self.aggregator.under(line.mechanism, self.selector.crowd(line.rate, line.plan_line.owners))
+
+    def _asked(self) -> tuple[str, float]:
+        """A plan that is not frozen yet chooses a vote's mechanism, at the rate that it will have."""
+        mechanism, rate = super()._asked()
+        budget, vote = self.budget, self.aggregator
+        if len(self.choices) < 2 or self.line_name in self.choices or not isinstance(budget, PrivacyBudget):
+            return mechanism, rate
+        if isinstance(vote, NoisyVote) and budget.asked(self.line_name, mechanism) is None:
+            crowd = self.selector.crowd(rate, self.selector.owners)
+            mechanism = best_vote(*budget.share(self.line_name, mechanism), rate, crowd, len(vote.labels), vote.lead)
+        return mechanism, rate
+
+    def vet(self, line: PlanLine) -> None:
+        """Refuse a plan that is all noise."""
+        crowd = self.selector.crowd(line.rate, line.owners)
+        overturned = self.aggregator.under(line.mechanism, crowd).overturned(line.parameter)
+        refuse_noise(line, overturned or 0.0, crowd, self.budget.tickets)
 
     @property
     def InputType(self) -> Any:
         """A mapping of names to values: what the member chain needs, less ``examples``."""
         return dict[str, Any]
 
+    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        """Any mapping but one that fills in the examples itself; its schema names the keys that it must have."""
+        needed = self.ensemble.needs
+        shape: dict[str, Any] = {"type": "object", "propertyNames": {"not": {"const": "examples"}}}
+        if needed:
+            texts = {self.selector.nearest_to: {"type": "string"}}
+            shape |= {"required": sorted(needed), "properties": {key: texts.get(key, {}) for key in sorted(needed)}}
+        return self._schema({**shape, "title": f"{self.name}Input"})
+
+    def _schema(self, shape: dict[str, Any]) -> type[BaseModel]:
+        body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
+        kind: Any = RootModel[self.InputType]  # type: ignore[name-defined]
+        return type(str(shape["title"]), (kind,), body)
+
     @property
     def OutputType(self) -> Any:
         """The release's type, or the answer with its receipt."""
-        return AnswerWithReceipt if self.return_receipt else self.aggregator.release_type
+        answer: Any = self.aggregator.release_type
+        return AnswerWithReceipt[answer] if self.return_receipt else answer
 
     def __repr__(self) -> str:
         return f"SealedRelease({self.ensemble!r}, {self.aggregator!r})"
@@ -128,13 +220,15 @@ class SealedRelease(AnyRelease):
     def check(self, values: Any) -> Request:
         """The member's own checks, and the line of the plan."""
         asked = self.ensemble.check_request(values)
-        request = self.request(asked, self.line(), asked, self._variant, asked)
+        request = self.request(asked, self.line(), asked, self._variant, asked, self.selector.rules)
         self.ensemble.doubts.asked(request.caller)
         return request
 
     def _doubtful(self, request: Request) -> bool:
         """Whether the caller has doubt about the members: from a release or, if releases do not tell, from time."""
-        tells = self.aggregator.tells(self.ensemble.members, request.line.parameter)
+        if not self.ensemble.has_member:
+            return False
+        tells = self._bound_to(request.line).tells(self.ensemble.members, request.line.parameter)
         return self.ensemble.doubts.of(request.caller).is_due(math.inf if tells else _PROOF_SECONDS)
 
     def calls_public(self, request: Request) -> bool:
@@ -143,22 +237,23 @@ class SealedRelease(AnyRelease):
         return asks or self.ensemble.unproven or self._doubtful(request)
 
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
-        """The aggregator for this query, and the query's embedding."""
+        """The aggregator for this query, and what the selector looks for: its embedding and filter."""
         values, vector, answers = request.asked, None, ()
         if self.selector.nearest_to is not None:
-            text = values[self.selector.nearest_to]
+            text = yield from self.ensemble.search_text(values)
             vector = yield Either(partial(self.store.embed_query, text), partial(self.store.aembed_query, text))
         if self._candidates is not None:
             chain, count, timeout = self._candidates
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
-        aggregator = self.aggregator.prepare(values, request.line.options, answers)
+        aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
         yield from self.ensemble.check_sharing(values, aggregator)
+        self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)
-        return aggregator, vector
+        return aggregator, Sought(vector, request.wanted) if self.selector.rules else vector
 
     def eligible(self, ready: Any) -> Find | None:
-        """Finds the owners near enough to the query."""
+        """Finds the owners near enough to the query, with an exemplar that passes its filter."""
         return None if ready is None or ready[1] is None else partial(self.selector.eligible, ready[1])
 
     def work(self, charged: Charged) -> Flow[Any]:
@@ -199,13 +294,21 @@ class SealedRelease(AnyRelease):
 
         return zero_shot() if self.budget.on_exhausted == "zero_shot" else None
 
+    def rehearse(self, public_examples: Sequence[Any], question: Any) -> Rehearsal:
+        """Run the member on public stand-ins, and read its outputs, at no cost: see `PrivateEnsemble.rehearse`."""
+        return self.ensemble.rehearse(public_examples, question, self.aggregator)
+
+    async def arehearse(self, public_examples: Sequence[Any], question: Any) -> Rehearsal:
+        """`rehearse`, asynchronously."""
+        return await self.ensemble.arehearse(public_examples, question, self.aggregator)
+
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
-    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release."""
         return self._call_with_config(self._release, input, config)
 
-    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release. A cancelled call keeps its charge."""
         return await self._acall_with_config(self._arelease, input, config)
 
@@ -219,7 +322,7 @@ class SealedRelease(AnyRelease):
 
     def batch(
         self, inputs: list[dict[str, Any]], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
-    ) -> list[Any]:
+    ) -> list[T]:
         """n releases, charged together before the first member is called: all n, or none and `PrivacyBudgetExceeded`.
 
         Equal inputs are released once, and those that the ledger can answer cost nothing (unless ``replay=False``).
@@ -232,7 +335,7 @@ class SealedRelease(AnyRelease):
 
     async def abatch(
         self, inputs: list[dict[str, Any]], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
-    ) -> list[Any]:
+    ) -> list[T]:
         """`batch`, asynchronously."""
         if return_exceptions or not inputs:
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
@@ -243,6 +346,7 @@ class SealedRelease(AnyRelease):
         """All are checked, all are charged or none, and each is answered in a run of its own."""
         configs = get_config_list(config, len(inputs))
         at_once = ensure_config(configs[0]).get("max_concurrency")
+        refuse_langserve(configs[0])
         requests = [checked(self, values) for values in inputs]
         try:
             entries = yield from charge(self, requests, at_once)

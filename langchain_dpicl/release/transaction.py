@@ -22,13 +22,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from langchain_core.runnables.config import RunnableConfig, ensure_config
+
 from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import Flow, together
-from langchain_dpicl.errors import DPICLError, InvalidParameter, LedgerError, PrivacyBudgetExceeded
+from langchain_dpicl.errors import (
+    DPICLError,
+    InvalidParameter,
+    LedgerError,
+    PrivacyBudgetExceeded,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
+from langchain_dpicl.selection.rules import Rules
 from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store.filters import MetadataFilter
 
 Find = Callable[[], Numbers]
 """Finds the owners who are eligible for a query. Private."""
@@ -60,6 +70,15 @@ def acting_principal() -> str | None:
     return _principal.get()
 
 
+def refuse_langserve(config: RunnableConfig | None = None) -> None:
+    """Refuse a request by LangServe's own routes, which name no caller, and check neither size nor config."""
+    if acting_principal() is None and "__langserve_version" in ensure_config(config).get("metadata", {}):
+        raise UnsafeConfigurationError(
+            "langserve.add_routes would charge everybody's requests to nobody; nothing was charged. Serve it with "
+            "langchain_dpicl.serving.add_dp_routes(app, chain, path, principal_from=...), for the same clients"
+        )
+
+
 @dataclass(frozen=True)
 class Request:
     """A checked request, and how the ledger knows it again. Public."""
@@ -69,6 +88,8 @@ class Request:
     principal: str | None
     id: str | None
     text: str
+    wanted: MetadataFilter | None = None
+    """What exemplars have to pass, if the request or its caller restricts them."""
 
     @property
     def caller(self) -> str:
@@ -104,14 +125,25 @@ class Release(ABC):
     def check(self, values: Any) -> Request:
         """The request, checked: see `request`. Raises `InvalidParameter`, and what the budget's line raises."""
 
-    def request(self, asked: Any, line: BudgetLine, content: Mapping[str, Any], variant: str, text: Any) -> Request:
-        """A request by the acting principal. ``content`` and ``variant`` decide which requests are equal; ``text`` is
-        what receipts keep if the deployer keeps queries."""
+    def request(
+        self,
+        asked: Any,
+        line: BudgetLine,
+        content: Mapping[str, Any],
+        variant: str,
+        text: Any,
+        rules: Rules | None = None,
+    ) -> Request:
+        """A request by the acting principal. ``content``, ``variant`` and the filter that the ``rules`` make of
+        ``asked`` decide which requests are equal; ``text`` is what receipts keep if the deployer keeps queries."""
+        refuse_langserve()
         principal, known = acting_principal(), None
+        wanted = None if rules is None else rules.wanted(asked, principal)
+        variant += "" if wanted is None else f" filter={wanted}"
         if self.budget.replay or self.budget.keep_queries:
             known = line.query_id(content, variant, principal)
         kept = json.dumps(text, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
-        return Request(asked, line, principal, known, kept)
+        return Request(asked, line, principal, known, kept, wanted)
 
     @abstractmethod
     def calls_public(self, request: Request) -> bool:

@@ -18,30 +18,35 @@ from langchain_core.runnables import (
     RunnableSequence,
     RunnableWithFallbacks,
 )
-from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregators import Aggregator
+from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.budget import Budget
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.private.boundary import check_public, searches
 from langchain_dpicl.private.copies import Timeout
 from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
-from langchain_dpicl.retrieval.retrievers import bucket_documents, limit_of, on_buckets
+from langchain_dpicl.retrieval.rewriting import rewriting_of
+from langchain_dpicl.retrieval.searches import filter_in, filter_of, narrowed, on_stand_in, searches_in
 from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection.rules import OfPrincipal, OfRequest
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors
+from langchain_dpicl.store.standin import DOCUMENTS, bucket_here, documents_of
 
-DOCUMENTS = 4
-"""Documents that a member gets, unless told otherwise: as many as a LangChain retriever gives."""
+CALLS = 20
+"""Calls of one owner each on average, unless told otherwise."""
 
-CHOICE, RATE = 8, 0.1
-"""The most owners in a bucket for each document of a member, and the rate from which noise grows as fast as it."""
+ELIGIBLE = 0.2
+"""What share of the owners a question is taken to find eligible, unless told otherwise."""
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
@@ -58,12 +63,18 @@ def wrap_rag(
     aggregator: Aggregator[Any],
     budget: Budget,
     *,
-    members: int = 10,
+    calls: float | None = None,
+    pad_to: int | None = None,
+    max_calls: int | None = None,
+    members: int | None = None,
     rate: float | None = None,
     shots: int | None = None,
     documents: int | None = None,
     threshold: float | Callable[[Vectors], float] | None = RELEVANT,
-    eligible: int | None = None,
+    eligible: float | None = None,
+    filter: OfRequest = None,
+    visible_to: OfPrincipal = None,
+    search_query: Any = None,
     asks: Form | None = None,
     question_key: str = "question",
     documents_key: str | None = None,
@@ -73,39 +84,55 @@ def wrap_rag(
     return_receipt: bool = False,
     max_concurrency: int | None = None,
     timeout: Timeout = "auto",
+    public: Sequence[object] = (),
     allow_state: Sequence[object] = (),
-) -> PrivateRAG:
-    """A retrieval chain made private: N copies of it answer, each from documents of its own owners, in one release.
+) -> PrivateRAG[Any]:
+    """A retrieval chain made private: copies of it answer, each from documents of its own owners, in one release.
 
     Parameters
     ----------
     chain
-        The chain as it stands, retriever included; it stays as it is. In the member, a copy, EVERY retriever is
-        replaced by one that gives the member's own documents as LangChain documents, nearest first, whatever it is
-        asked. Of retrievers within a retriever (an ensemble, a compressor, many queries) the outermost is replaced.
-        The aggregator must be able to read its answer, as a rule a text: ``chain.pick("answer")`` for a mapping.
+        The chain as it stands, of any shape (LCEL, an agent with a retriever's tool or middleware, a graph); it stays
+        as it is. In the member, a copy, ``store.as_vectorstore()`` takes the place of the source's collection, so each
+        search reads the member's own documents, with its own ``k``, search type, filter and threshold, and retrievers
+        around it (a compressor, an ensemble, many queries) keep their meaning. The aggregator must be able to read its
+        answer, as a rule a text: ``chain.pick("answer")`` for a mapping.
     source
         The private documents: an `ExemplarStore` (or one in PostgreSQL), or a collection that
-        `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k``.
+        `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k`` and
+        a filter. A store stands for the one vector store that the chain searches.
     aggregator, budget, line, noise, return_receipt
         As for `DPAggregate`.
+    calls, pad_to, max_calls
+        As for `PoissonExampleSelector`: each sampled owner has a copy of its own, and so many have one on average.
+        Default: 20 calls, padded to 35.
     members
-        N, the number of copies.
+        N, the number of copies whose documents owners share, instead of calls: for answers that take the documents of
+        several owners.
     rate, shots
-        As for `PoissonExampleSelector`. Default: as many owners as fill every member's ``documents``, of those whom a
-        question finds ``eligible``. Without ``eligible``: a rate of 1/10, beyond which the noise grows as fast as it,
-        but between 1 and 8 owners in a bucket for each of the ``documents``, so that a member finds near ones. The
-        budget's plan keeps the rate from its first release on, however the collection changes. A higher rate finds
-        nearer documents for more noise. At rate=1 every document lies in a bucket and nothing is amplified: for the
-        largest collections, or many members.
+        As for `PoissonExampleSelector`; ``shots`` with ``members`` alone. Default: ``calls`` divided by the number of
+        ``eligible`` owners; with ``members`` the plan chooses. The budget's plan keeps the rate from its first release
+        on, however the collection changes. A higher rate takes more owners, for more noise. At rate=1 nothing is
+        amplified: for the largest collections.
     documents
-        The most documents that a member gets. Default: the ``k`` of the retrievers that it replaces, else 4.
+        The most documents in a member's bucket. Default: the largest ``k`` of the chain's searches (``fetch_k`` of
+        MMR, 20 unless given), else 4. Say it if a function asks for more, or several queries should find more.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
         take part in an answer. With a budget of ``tickets=True`` an owner pays only for these questions. The default
         suits all-MiniLM-L6-v2; `suggest_threshold` finds another embedding model's. None for no gate.
     eligible
-        As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate.
+        As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate. Default:
+        a fifth of the owners when the plan is made (at least twice the calls, at most all): a guess, and safe for
+        privacy if it is wrong. A better one buys more: where twice as many are eligible there are twice the calls, for
+        no less noise; where only half of them are, half.
+    filter, visible_to
+        As for `PoissonExampleSelector`: which documents count for a request, and for its caller. A filter of the
+        ``source``'s search settings counts beside it, and so do those of the chain's searches, if each has one.
+    search_query
+        As for `PoissonExampleSelector`: what makes the text that documents are near to, such as one question of a
+        chat's history. Default: the chain's own rewriting if a model makes the text for its retriever, as in
+        `create_history_aware_retriever`; needed if the chain rewrites where that cannot be found.
     asks
         What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
         prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed for others, such as a function.
@@ -115,7 +142,7 @@ def wrap_rag(
         For a chain without a retriever: the key under which its input gets the list of LangChain documents.
     owner_key
         The metadata entry that names the owner, if ``source`` is a collection. Without it each document is its own.
-    max_concurrency, timeout, allow_state
+    max_concurrency, timeout, public, allow_state
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
@@ -124,64 +151,82 @@ def wrap_rag(
     caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
     of n charges n together.
 
+    A chat's history is part of the request, and stays outside: ``RunnableWithMessageHistory(release, ...)`` keeps the
+    questions and the released answers.
+
     The ledger's replay knows a chain by these settings alone. Give two different chains two lines, two budgets or
     ``replay=False``: on one line the second would answer an equal question with the first one's release.
 
-    Promise. All documents of an owner lie in one bucket, drawn by the owner's own coins, and a member searches its own
-    bucket alone. So without an owner one member's input differs, and the aggregator's promise for one member's output
-    holds here. An owner's own documents, the question and the public threshold decide whether the owner takes part.
+    Promise. All documents of an owner lie in one call's bucket, drawn by the owner's own coins, and a copy searches its
+    own bucket alone. So without an owner one call is missing (with ``members``: one member's input differs), and the
+    aggregator's promise for one output holds here. An owner's own documents, the question and the public threshold
+    decide whether the owner takes part.
 
     Raises
     ------
     UnsafeConfigurationError
-        The chain reaches documents that could not be replaced, in a function, a tool or an object: a retriever, a
-        vector store, a document, a LangChain or LangGraph store, a function that names the class of a retriever or of
-        a vector store. (Not seen: collections of other kinds, such as a database's client or a list of texts, and what
-        a function computes.) Or a memory or a chat history, through which members would read what others wrote. Or a
-        retriever of the chain or the source has search settings that the release would not carry out
-        (``search_kwargs`` other than ``k``, a ``search_type``, a filter, bound arguments): a filter may be what keeps
-        one reader from another's documents.
+        The chain reaches documents elsewhere: a second vector store, a retriever without one, a ranking or a memory
+        beside it (BM25, TF-IDF, time-weighted), a document, a LangChain or LangGraph store, the class of any of these;
+        or the collection where a copy cannot replace it, such as a global that a class's method names, or a method
+        that the stand-in lacks. (Not seen: collections of other kinds, such as a database's client or a list of texts,
+        and what a function computes.) Or a memory or a chat history, through which members would read what others
+        wrote. Or the source's retriever has search settings beside ``k`` and a filter.
     InvalidParameter
-        A chain without a retriever and without ``documents_key``; ``asks`` is needed or is not what the chain takes; a
-        chain that is a release already.
+        A search setting of the chain that the stand-in would not carry out: a filter may be what keeps one reader from
+        another's documents. A chain without a search and without ``documents_key``; ``asks`` is needed or is not what
+        the chain takes; a chain that is a release already.
     """
     if isinstance(chain, AnyRelease):
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
+    public = check_public(public)
+    fixed = None
+    collection: Any = None
     if isinstance(source, PrivateStore):
         if owner_key is not None:
             raise InvalidParameter("owner_key", owner_key, "None if the source is a store, which knows its owners")
         store = source
     else:
-        collection: object = source
+        collection = source
         if isinstance(source, VectorStoreRetriever):
-            limit_of(source, "the source")  # how many documents a question finds is the chain's to say
+            fixed = filter_of(source.search_kwargs)
+            held = set(source.search_kwargs) - ({"k", "filter"} if fixed else {"k"})
+            if lost := sorted(held | ({"search_type"} if source.search_type != "similarity" else set())):
+                raise UnsafeConfigurationError(
+                    f"the source's {type(source).__name__} searches with {', '.join(lost)}, which is the chain's to "
+                    "say: give wrap_rag the collection, and filter= for the documents that count"
+                )
             collection = source.vectorstore
         if not isinstance(collection, VectorStore):
             raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
-    replaced, limits = on_buckets(chain, documents_key)
-    if documents is None and len(limits) > 1:
-        raise InvalidParameter("documents", None, f"given if retrievers have different k: {sorted(limits)}")
-    documents = checks.whole("documents", next(iter(limits), DOCUMENTS) if documents is None else documents)
-    members = checks.whole("members", members, at_least=2)
-    by_owners = rate is None and eligible is None  # all of them are eligible, at most: the rate is as without a gate
-    if rate is None and shots is None and not by_owners:
-        shots = documents
+    replaced, allow_state = on_stand_in(coerce_to_runnable(chain), store, collection, public, allow_state)
+    if searches(replaced) == (documents_key is not None):
+        bound = "given if the chain has no search of its own" if documents_key is None else "None if the chain searches"
+        raise InvalidParameter("documents_key", documents_key, bound)
+    shown = searches_in(replaced)
+    if documents is None:
+        documents = max((search.documents for search in shown), default=DOCUMENTS)
+    documents = checks.whole("documents", documents)
+    filters = narrowed(filter, fixed, filter_in(replaced, shown))
+    if eligible is None and (threshold is not None or filters is not None or visible_to is not None):
+        eligible = ELIGIBLE
     selector = PoissonExampleSelector(
         store,
         members,
-        rate=1.0 if by_owners else rate,
-        shots=None if by_owners else shots,
+        calls=CALLS if members is None and calls is None else calls,
+        pad_to=pad_to,
+        max_calls=max_calls,
+        rate=rate,
+        shots=shots,
         max_exemplars=documents,
         exemplars_per_owner=documents,  # one owner's documents may be the nearest: they lie in one bucket anyway
         threshold=threshold,
         eligible=eligible,
         nearest_to=question_key,
+        filter=filters,
+        visible_to=visible_to,
+        search_query=rewriting_of(replaced) if search_query is None else search_query,
     )
-    if by_owners:
-        owners = store.owner_count
-        wanted = max(documents, min(CHOICE * documents, int(RATE * owners / members)))
-        selector.choose_rate(max(1, min(wanted, owners // members)) if shots is None else shots)
     if asks not in (None, "text", "mapping"):
         raise InvalidParameter("asks", asks, '"text" or "mapping"')
     known = form_of(replaced) if documents_key is None else "mapping"
@@ -195,21 +240,23 @@ def wrap_rag(
         if form == "text":
             return values[question_key]
         asked = {key: value for key, value in values.items() if key != "examples"}
-        return asked if documents_key is None else {**asked, documents_key: bucket_documents()}
+        return asked if documents_key is None else {**asked, documents_key: documents_of(bucket_here())}
 
-    settings = {"max_concurrency": max_concurrency, "timeout": timeout, "allow_state": allow_state}
+    settings = {
+        "max_concurrency": max_concurrency, "timeout": timeout, "public": public, "allow_state": allow_state
+    }  # fmt: skip
     member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
     ensemble = AskedEnsemble(selector, member, form, question_key, documents_key, needed, **settings)
     return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
 
 
-class PrivateRAG(SealedRelease):
+class PrivateRAG(SealedRelease[T]):
     """The release that `wrap_rag` makes: it takes a text, or a mapping with it.
 
     ``asks`` is what the wrapped chain takes, "text" or "mapping".
     """
 
-    def __init__(self, ensemble: AskedEnsemble, aggregate: DPAggregate[Any]) -> None:
+    def __init__(self, ensemble: AskedEnsemble, aggregate: DPAggregate[T]) -> None:
         super().__init__(ensemble, aggregate)
         self.name = "PrivateRAG"
         self.asks = ensemble.asks
@@ -219,11 +266,11 @@ class PrivateRAG(SealedRelease):
         """A question, or a mapping with it."""
         return str | dict[str, Any]
 
-    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release."""
         return super().invoke(input, config, **kwargs)  # type: ignore[arg-type]
 
-    async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release. A cancelled call keeps its charge."""
         return await super().ainvoke(input, config, **kwargs)  # type: ignore[arg-type]
 

@@ -8,9 +8,17 @@ from one bucket to another. What is near to a query is looked for within a bucke
 from one bucket to another, and costs no privacy. (The nearest of the whole store, then split, would: without one owner
 another would move up into it.)
 
-The relevance gate keeps this. Whether an owner may flip its coin at all depends on its own exemplars, the query and a
-public threshold, so for a given query the owners that the gate lets through are sampled exactly as above, and all
-others have no part in the release whatever their data. The number that it lets through is private like all the rest.
+One owner per call. With ``calls=`` every sampled owner has a bucket, and so a call, of its own. An owner more or less
+is then one output more or less, and no other output changes: aggregators need less noise for that. It takes that
+nothing else stands in an absent owner's place, so calls that only pad their number reach no aggregator; that one owner
+has one call, whatever it holds; that a call is told nothing of the others; and that their number has no cap. With a cap
+(``max_calls``) the owners with the smallest priorities are called, each priority drawn by the owner's own coins. One
+owner more may displace one other, so one output is REPLACED, and the plan accounts for that.
+
+The relevance gate and filters keep this. Whether an owner may flip its coin at all depends on its own exemplars, the
+query, a public threshold and a public filter, so for a given query the owners that they let through are sampled exactly
+as above, and all others have no part in the release whatever their data. How many they let through is private like all
+the rest.
 """
 
 from __future__ import annotations
@@ -19,68 +27,60 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Any, NoReturn
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.choice import FULLEST, Crowd, calls_made
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import Closed, OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.private.bucket import Examples as Examples
+from langchain_dpicl.selection.rules import OfPrincipal, OfRequests, Rules, Sought, search_query_of, text_searched
+from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
 from langchain_dpicl.store.records import Vectors
 
-
-class Examples(list[dict[str, Any]]):
-    """One member's exemplars, as mappings. Private: ``repr`` and ``str`` show their number alone.
-
-    A prompt template's ``{examples}`` shows input and output as text, one ``Key: value`` line each, with a blank line
-    between exemplars.
-    """
-
-    def __init__(self, items: Iterable[dict[str, Any]] = (), input_key: str = "input", output_key: str | None = None):
-        super().__init__(items)
-        self.input_key = input_key
-        self.output_key = output_key
-
-    def __format__(self, spec: str) -> str:
-        return "\n\n".join(
-            "\n".join(f"{key.capitalize()}: {exemplar[key]}" for key in (self.input_key, self.output_key) if key)
-            for exemplar in self
-        )
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} private examples>"
-
-    __str__ = __repr__
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("private examples are not pickled or copied")
+_BUCKET = round(2 * FULLEST)
+"""Owners whom a bucket holds at most if the plan chooses the rate."""
 
 
 class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
-    """Poisson sampling of owners into the buckets of N members.
+    """Poisson sampling of owners, into the buckets of N members or with a call for each of them.
 
     Parameters
     ----------
     store
         The private exemplars.
     members
-        N, the number of parallel calls; at least 2.
+        N, the number of parallel calls whose buckets owners share; at least 2. Give this, or ``calls``.
+    calls
+        One owner per call, and so many calls on average: q = calls / number of owners now (with a ``threshold``: /
+        ``eligible``), at most 1. The better choice wherever one owner's exemplars are enough for an answer: the same
+        privacy takes less noise.
+    pad_to
+        With ``calls``: every release makes at least so many calls. Those beyond the sampled owners have no example, and
+        their answers are thrown away; only a release that took more tells that by its time. Default: what a Poisson
+        number of this mean exceeds once in a thousand releases.
+    max_calls
+        With ``calls``: at most so many calls, and padding up to exactly this, for a known cost. The plan then needs the
+        noise of shared buckets.
     shots, rate
-        Give one. ``rate`` is q, an owner's chance to take part in one release. ``shots`` is the expected number of
-        owners per member, and then q = members * shots / number of owners now (with a ``threshold``: / ``eligible``, at
-        most 1). The budget's plan keeps this q, and this number of owners, from its first release on: however the store
-        grows or shrinks, and wherever the chain is built again. More members with fewer shots give a better signal at
-        the same q.
+        ``rate`` is q, an owner's chance to take part in one release. ``shots`` is the expected number of owners per
+        member, and then q = members * shots / number of owners now (with a ``threshold``: / ``eligible``, at most 1).
+        Without either the plan chooses q, for the largest expected margin over noise. The budget's plan keeps its q,
+        and this number of owners, from its first release on: however the store grows or shrinks, and wherever the chain
+        is built again. More members with fewer shots give a better signal at the same q.
     max_exemplars
         A public cap on a bucket's size, so that prompts fit the model's context; the owners' own random priorities
         decide who stays. Default: twice the expected size, at least 4 more than it, computed from ``shots`` or from
-        ``rate`` and ``eligible``. Required if ``rate`` is given without ``eligible``: the cap acts on every member,
-        so it is never computed from the number of owners in the store, which one owner changes.
+        ``rate`` and ``eligible``; ``exemplars_per_owner`` with ``calls``, 8 times that if the plan chooses the rate.
+        Required if ``rate`` is given without ``eligible``: the cap acts on every member, so it is never computed from
+        the number of owners in the store, which one owner changes.
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
     threshold
@@ -91,19 +91,33 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         ledger which it is. With a budget of ``tickets=True`` an owner pays for the queries that it was eligible for,
         and for no others.
     eligible
-        With a threshold: how many owners are eligible for a typical query. A PUBLIC estimate, by which ``shots``
-        becomes a rate; never the number that a query of yours has found.
+        With a threshold or a filter: how many owners are eligible for a typical query. A PUBLIC estimate, by which
+        ``shots`` or ``calls`` become a rate; never the number that a query of yours has found. Below 1: the share of
+        the owners when the plan is made, but at least twice the calls (or members) and at most all.
     nearest_to
         The request's key under which the query stands, a text; with a ``threshold`` "input" unless told otherwise.
         Then, within each bucket, the ``max_exemplars`` (required here, unless ``eligible`` is given) that are most
         similar to the query stay, the most similar first, and of an owner's exemplars the most similar ones enter;
         equal ones in the owners' random order.
+    filter
+        Which exemplars count, by their metadata: a mapping such as ``{"team": "a", "year": {"$gte": 2020}}`` (see
+        `langchain_dpicl.store.filters`; anything else is refused, never dropped), or a function of the request that
+        gives one, or None; of several in a tuple all. An owner is eligible if ONE exemplar passes it, and the threshold
+        if there is one; its call sees only exemplars that pass it. Public, and part of what the ledger takes for an
+        equal question. A filter alone is a gate, for a budget of tickets too.
+    visible_to
+        What a caller may see: a function of the principal (`acting_for`) that gives such a filter, or None for all. It
+        counts beside ``filter``. Without a principal, or if a function fails, a request is refused at no cost.
+    search_query
+        Makes the text to be near to, if that is not what stands under ``nearest_to``: a Runnable or a function of the
+        request, such as a model that makes one question of a chat's history. A public call before the charge; if it
+        fails, or gives no text, that is `ModelUnavailable` at no cost.
 
     With ``nearest_to``, a sampled bucket of a few exemplars has nothing near to offer, so take a higher ``rate`` than
     without: it finds better exemplars and amplifies less. At rate=1 all owners are split at random into N private
     collections that are each searched whole, and nothing is amplified. The query's embedding is public, made before the
-    charge by the store's model. A vector counts as its exemplar's own data: a model that embeds a text a little
-    differently beside other texts should have embedded each on its own.
+    charge by the store's model. A vector counts as its exemplar's own data: see `ExemplarStore.from_records` for models
+    that embed a text a little differently beside other texts.
 
     Sampled buckets are private; they are meant for `PrivateEnsemble` alone. As a LangChain ``BaseExampleSelector``, for
     instance in a ``FewShotPromptTemplate`` within the member chain, `select_examples` gives that member's own bucket.
@@ -112,54 +126,75 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     def __init__(
         self,
         store: PrivateStore,
-        members: int,
+        members: int | None = None,
         *,
+        calls: float | None = None,
+        pad_to: int | None = None,
+        max_calls: int | None = None,
         shots: int | None = None,
         rate: float | None = None,
         max_exemplars: int | None = None,
         exemplars_per_owner: int = 1,
         threshold: float | Callable[[Vectors], float] | None = None,
-        eligible: int | None = None,
+        eligible: float | None = None,
         nearest_to: str | None = None,
+        filter: OfRequests = None,
+        visible_to: OfPrincipal = None,
+        search_query: Any = None,
     ) -> None:
         if not isinstance(store, PrivateStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         self.store = store
-        self.members = checks.whole("members", members, at_least=2)
+        self.calls = None if calls is None else checks.real("calls", calls, at_least=1.0, at_most=1e6)
+        """How many calls of one owner each a release has on average; None for shared buckets."""
+        self.max_calls = max_calls
+        self.members = calls_made(members, calls, pad_to, max_calls)
+        """N, or how many calls a release makes at least (exactly, with ``max_calls``)."""
         self.exemplars_per_owner = checks.whole("exemplars_per_owner", exemplars_per_owner)
-        if (shots is None) == (rate is None):
-            raise InvalidParameter("shots" if shots is not None else "rate", shots, "exactly one of shots and rate")
+        if shots is not None and (rate is not None or calls is not None):
+            raise InvalidParameter("shots", shots, "None with rate or calls")
         if threshold is not None:
             threshold = threshold if callable(threshold) else _threshold(threshold)
             nearest_to = "input" if nearest_to is None else nearest_to
+        self.threshold, self.rules = threshold, Rules(filter, visible_to, store.owner_key)
+        if eligible is not None and not self.gated:
+            bound = "None without a threshold or a filter: every owner is eligible"
+            raise InvalidParameter("eligible", eligible, bound)
+        crowd = self._share = None
+        if isinstance(eligible, float) and 0.0 < eligible < 1.0:
+            self._share = eligible
         elif eligible is not None:
-            raise InvalidParameter("eligible", eligible, "None without a threshold: every owner is eligible")
-        self.threshold = threshold
-        crowd = None if eligible is None else checks.whole("eligible", eligible)
+            crowd = checks.whole("eligible", eligible)
+        self._eligible = crowd
+        if self.gated and eligible is None and rate is None:
+            bound = "given with shots or calls if there is a threshold or a filter, or give rate"
+            raise InvalidParameter("eligible", None, bound)
         self.rate_is_explicit = rate is not None
         self.owners: int | None = None
         """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
-        self.expected_owners: int | None = None  # of one sample, if that was asked for: as public as ``shots``
+        self.expected_owners: float | None = self.calls  # of one sample, if that was asked for: as public as ``shots``
+        self.rate: float | None = None if rate is None else checks.probability("rate", rate)
+        """q as proposed for a plan that is not frozen yet; None if the plan chooses it."""
         self._shots = 0
         expected: Fraction | None = None  # exemplars in a bucket
         if shots is not None:
             self._shots = checks.whole("shots", shots)
-            if threshold is not None and crowd is None:
-                raise InvalidParameter("eligible", None, "given with shots if there is a threshold, or give rate")
             asked = self.members * shots
             self.expected_owners = asked if crowd is None else min(crowd, asked)
             expected = Fraction(self.expected_owners, self.members)
-            if crowd is None:
-                self.choose_rate(shots)
-            else:
-                self.rate = self.expected_owners / crowd
-        else:
-            self.rate = checks.probability("rate", rate)
-            if crowd is not None:
-                expected = Fraction(repr(self.rate)) * crowd / self.members
+            self._propose(asked)
+        elif calls is not None:
+            max_exemplars = self.exemplars_per_owner if max_exemplars is None else max_exemplars
+            if self.rate is None:
+                self._propose(calls)
+        elif rate is None:
+            max_exemplars = _BUCKET * self.exemplars_per_owner if max_exemplars is None else max_exemplars
+        elif crowd is not None:
+            expected = Fraction(repr(self.rate)) * crowd / self.members
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
             raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
         self.nearest_to = nearest_to
+        self.search_query = search_query_of(search_query, nearest_to)
         if max_exemplars is None:  # max(2 e, e + 4) for e expected exemplars, rounded up
             if nearest_to is not None and threshold is None:
                 raise InvalidParameter("max_exemplars", None, "given if nearest_to is: how many a member gets")
@@ -171,16 +206,44 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
 
-    def choose_rate(self, shots: int) -> None:
-        """Propose the rate at which a member sees so many of the owners that the store holds now, on average.
+    @property
+    def gated(self) -> bool:
+        """Whether a query and public rules decide which owners are eligible for it."""
+        return self.threshold is not None or bool(self.rules)
 
-        A proposal for a plan that is not frozen yet, which keeps the rate and the number of owners. Nothing else may
-        be computed from either.
+    @property
+    def own_calls(self) -> bool:
+        """Whether an owner more or less is one output more or less."""
+        return self.calls is not None and self.max_calls is None
+
+    def _typical(self, owners: int) -> int:
+        """How many of so many owners may be sampled for a typical query."""
+        if self._eligible is not None:
+            return self._eligible
+        least = math.ceil(2 * (self.calls or self.members))
+        return owners if self._share is None else min(owners, max(least, math.ceil(self._share * owners)))
+
+    def _count(self) -> int:
+        """How many may be sampled for a typical query now: for a plan that is not frozen yet, and nothing else."""
+        if self._eligible is None:
+            self.owners = self.store.owner_count
+        return max(1, self._typical(self.owners or 0))
+
+    def _propose(self, sampled: float) -> None:
+        """The rate at which so many owners are sampled on average."""
+        self.rate = min(1.0, sampled / self._count())
+
+    def let_plan_choose(self, choose: Callable[[int], float]) -> float:
+        """The rate that was asked for, or else the one that a plan's function finds for the owners who may be sampled.
+
+        The selector does not keep it: on another budget, another plan chooses.
         """
-        self._shots = checks.whole("shots", shots)
-        self.owners = self.store.owner_count
-        self.rate_is_explicit = False
-        self.rate = min(1.0, self.members * shots / max(1, self.owners))
+        return choose(self._count()) if self.rate is None else self.rate
+
+    def crowd(self, rate: float, owners: int | None) -> Crowd:
+        """The public numbers of one release's outputs at a plan's rate, chosen for so many owners (None: unknown)."""
+        owners = self._eligible if owners is None else self._typical(owners)
+        return Crowd.of(self.members, rate, owners, self.calls, self.max_calls is not None)
 
     def check_owners(self) -> None:
         """Refuse a store with too few owners to sample as asked: `InvalidParameter`, or `InvalidRecords` for none.
@@ -190,13 +253,13 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         """
         if self.store.owner_count == 0:
             raise InvalidRecords("the store is empty: there is nobody to sample")
-        if self.owners is not None and self.members * self._shots > self.owners:
+        if self._shots and self.owners is not None and self.members * self._shots > self.owners:
             bound = f"members * shots must not exceed the number of owners ({self.owners})"
             raise InvalidParameter("shots", self._shots, bound)
 
     def check_query(self, values: Mapping[str, Any]) -> None:
         """Refuse a request without a text to be near to. Raises `InvalidParameter`; never shows the input."""
-        if self.nearest_to is None:
+        if self.nearest_to is None or self.search_query is not None:
             return
         text = values.get(self.nearest_to)
         if not isinstance(text, str):
@@ -205,42 +268,73 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             bound = f"a text that is not empty as {self.nearest_to!r}"
             raise InvalidParameter("input", f"{len(text)} characters", bound)
 
-    def embed_query(self, values: Mapping[str, Any]) -> Vectors | None:
-        """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does."""
-        return None if self.nearest_to is None else self.store.embed_query(values[self.nearest_to])
+    def embed_query(self, values: Mapping[str, Any], principal: str | None = None) -> Vectors | Sought | None:
+        """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does.
 
-    def eligible(self, query: Vectors) -> Numbers:
-        """The owners whom the gate lets through for a query. Private."""
-        if self.threshold is None:
+        With a ``filter`` or ``visible_to``, what they make of the request and its caller stands beside the vector.
+        """
+        wanted = self.rules.wanted(values, principal)
+        vector = None
+        if self.nearest_to is not None:
+            made = None if self.search_query is None else self.search_query.invoke(dict(values))
+            vector = self.store.embed_query(values[self.nearest_to] if made is None else text_searched(made))
+        return Sought(vector, wanted) if self.rules else vector
+
+    def eligible(self, query: Vectors | Sought | None) -> Numbers:
+        """The owners whom gate and filter let through for what `embed_query` gave. Private."""
+        if not self.gated:
             raise InvalidParameter("threshold", None, "given: without one nobody is let through, or kept out")
         with self.store.reading() as view:
-            return view.eligible(query, self._threshold_for(query))
+            return self._let_through(view, self._sought(query))
 
-    def _threshold_for(self, query: Vectors) -> float:
-        return _threshold(self.threshold(query) if callable(self.threshold) else self.threshold)
+    def _sought(self, query: Vectors | Sought | None) -> Sought:
+        sought = query if isinstance(query, Sought) else Sought(query, None)
+        if (sought.vector is None) != (self.nearest_to is None) or bool(self.rules) != isinstance(query, Sought):
+            raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
+        return sought
+
+    def _let_through(self, view: StoreView, sought: Sought) -> Numbers:
+        if self.threshold is None or sought.vector is None:
+            return view.numbers if sought.wanted is None else view.eligible(None, -1.0, sought.wanted)
+        threshold = self.threshold(sought.vector) if callable(self.threshold) else self.threshold
+        return view.eligible(sought.vector, _threshold(threshold), sought.wanted)
 
     def sample(
-        self, rate: float | None = None, query: Vectors | None = None, among: Numbers | None = None
+        self,
+        rate: float | None = None,
+        query: Vectors | Sought | None = None,
+        among: Numbers | None = None,
+        with_vectors: bool = False,
     ) -> list[Examples]:
-        """N buckets, some perhaps empty, for one release. Private. Cost grows with the number of owners sampled.
+        """N buckets, some perhaps empty, or with ``calls`` one for each sampled owner. Private.
+
+        Cost grows with the number of owners sampled.
 
         ``rate`` is the plan's q if a budget has fixed it; default: the selector's own. ``query`` is what `embed_query`
-        gave. ``among`` are the owners who may flip a coin, if a budget has asked `eligible` already.
+        gave. ``among`` are the owners who may flip a coin, if a budget has asked `eligible` already. ``with_vectors``:
+        buckets carry their exemplars' vectors, for members that search them.
         """
-        if (query is None) != (self.nearest_to is None):
-            raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
-        draw = self._randomness
+        sought, draw = self._sought(query), self._randomness
         rate = self.rate if rate is None else rate
+        if rate is None:
+            raise InvalidParameter("rate", None, "the plan's, which chooses it")
         with self.store.reading() as view:
-            if among is None and self.threshold is not None and query is not None:
-                among = view.eligible(query, self._threshold_for(query))
-            among = view.numbers if among is None else among
+            among = self._let_through(view, sought) if among is None else among
             chosen = among[draw.coin_positions(len(among), rate)]
-            member_of = draw.integers(self.members, len(chosen))
             priority = draw.uniforms(len(chosen))
+            if self.calls is None:
+                buckets_made = self.members
+                member_of = draw.integers(self.members, len(chosen))
+            else:
+                first = np.argsort(priority)[: self.max_calls]
+                chosen, priority = chosen[first], priority[first]
+                buckets_made, member_of = len(chosen), np.arange(len(chosen))
             rows, position = view.rows_of(chosen)
+            if sought.wanted is not None:
+                passing = view.passing(rows, sought.wanted)
+                rows, position = rows[passing], position[passing]
             order_within = draw.uniforms(len(rows))
-            far = np.zeros(len(rows), np.float32) if query is None else -view.similarity(rows, query)
+            far = np.zeros(len(rows), np.float32) if sought.vector is None else -view.similarity(rows, sought.vector)
             if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
                 # Of one owner's rows the nearest, else the first in its own random order.
                 order = np.lexsort((order_within, far, position))
@@ -250,9 +344,10 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             order = np.lexsort((order_within, priority[position], far, member_of[position]))
             order = order[_first_of_each(member_of[position[order]], self.max_exemplars)]
             exemplars = view.read(rows[order])
-        buckets = [Examples((), self.store.input_key, self.store.output_key) for _ in range(self.members)]
-        for exemplar, member in zip(exemplars, member_of[position[order]].tolist(), strict=True):
-            buckets[member].append(exemplar)
+            vectors: Iterable[Vectors | None] = view.vectors(rows[order]) if with_vectors else repeat(None)
+        buckets = [Examples((), self.store.input_key, self.store.output_key) for _ in range(buckets_made)]
+        for member, exemplar, vector in zip(member_of[position[order]].tolist(), exemplars, vectors, strict=False):
+            buckets[member].add(exemplar, vector)
         return buckets
 
     def add_example(self, example: dict[str, str]) -> Any:
@@ -271,18 +366,23 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             stacklevel=2,
         )
         self.check_query(input_variables)
-        return list(self.sample(query=self.embed_query(input_variables))[0])
+        return list(next(iter(self.sample(query=self.embed_query(input_variables))), []))
 
     @property
     def shown_rate(self) -> str:
         """The rate for a ``repr``; empty if it would show the number of owners that the store holds now."""
-        return f", rate={self.rate:.6g}" if self.owners is None else ""
+        return f", rate={self.rate:.6g}" if self.owners is None and self.rate is not None else ""
 
     def __repr__(self) -> str:
         near = "" if self.nearest_to is None else f", nearest_to={self.nearest_to!r}"
         near += "" if self.threshold is None else f", threshold={self.threshold!r}"
         own = f"{self.shown_rate}, max_exemplars={self.max_exemplars}{near}"
-        return f"PoissonExampleSelector(members={self.members}{own})"
+        shape = (
+            f"members={self.members}"
+            if self.calls is None
+            else f"calls={self.calls:g}, {'max_calls' if self.max_calls else 'pad_to'}={self.members}"
+        )
+        return f"PoissonExampleSelector({shape}{own})"
 
 
 def _threshold(value: object) -> float:

@@ -173,14 +173,12 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
             else:
                 folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-plan-"))
                 target = budget.epsilon, budget.delta, budget.releases, f"sqlite:///{folder}/plan.db", budget.name
-                budget = opened.enter_context(contextlib.closing(PrivacyBudget(*target, tickets=tickets)))
-                terms = [dict[str, Any](owners=each.selector.owners, options=each.options) for each in releases]
-                asked = list(zip(releases, terms, strict=True))
-                for each, more in asked:
-                    budget.declare(each.line_name, each.mechanism, each.selector.rate, **more)
-                bound = [  # not by `release.line`: the store must not remember a temporary ledger
-                    budget.line(each.mechanism, each.selector.rate, name=each.line_name, **more) for each, more in asked
-                ]
+                more: dict[str, Any] = {"tickets": tickets, "accept_noise": budget.accept_noise}
+                budget = opened.enter_context(contextlib.closing(PrivacyBudget(*target, **more)))
+                tried = [each.tried_on(budget) for each in releases]
+                for each in tried:
+                    each.declare()
+                bound = [each.tried_line() for each in tried]
             for line in bound:
                 spent = line.spent() if is_shared else None  # else each principal has a counter
                 lines[line.name] = {

@@ -97,11 +97,31 @@ class ModelSection(_Section):
     """Seconds that one call may take before its member abstains."""
 
 
-class VoteSection(_Section):
-    """Labels."""
+class LabelVoteSection(_Section):
+    """Labels, by a vote of the sampled owners' own. No model is asked."""
 
-    kind: Literal["vote", "scores"]
+    kind: Literal["label_vote"]
     labels: list[str]
+    prior: dict[str, float] | None = None
+    """Public probabilities of the labels."""
+    details: bool = False
+    """Whether an answer is a label, its confidence and the noisy counts."""
+    lead: float | None = None
+    mechanism: Literal["vote", "vote-em", "scores"] | None = None
+    """Default: the plan chooses."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the file says of the vote, beside its labels."""
+        return self.model_dump(include={"prior", "details", "lead", "mechanism"}, exclude_none=True)
+
+
+class VoteSection(LabelVoteSection):
+    """Labels, by a vote of the members' answers."""
+
+    kind: Literal["vote", "scores"]  # type: ignore[assignment]
+    prior: Literal["zero_shot"] | dict[str, float] | None = None  # type: ignore[assignment]
+    """Or the model's answer without examples."""
     instruction: str | None = None
     content_free: str | list[str] | None = None
 
@@ -134,15 +154,25 @@ class PTRSection(_TextSection):
     k: int | tuple[int, int] = (15, 30)
 
 
-class SelectorSection(_Section):
-    """Members and shots, or a rate; and the relevance gate."""
+_Kinds = VoteSection | LabelVoteSection | EmbeddingSection | JointSection | PTRSection
 
-    members: int = 20
+
+class SelectorSection(_Section):
+    """Members whose examples owners share, or calls of one owner each; the rate; and the relevance gate."""
+
+    members: int | None = None
+    """20 without calls."""
+    calls: float | None = None
+    """How many owners have a call of their own on average."""
+    pad_to: int | None = None
+    max_calls: int | None = None
+    count_empty: bool = False
+    """Whether the answers of members without examples count."""
     shots: int | None = None
-    """2 if neither shots nor rate is given."""
     rate: float | None = None
+    """The plan chooses it if neither rate, shots nor calls is given."""
     max_exemplars: int | None = None
-    """How many examples a member gets at most. Required with rate, unless eligible is given."""
+    """How many examples a member gets at most. Required with rate and members, unless eligible is given."""
     threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
     """The least similarity of an owner's best example to a question, for the owner to take part. Public."""
     eligible: Count | None = None
@@ -177,6 +207,8 @@ class BudgetSection(_Section):
     keep_queries: bool = False
     on_exhausted: Literal["raise", "zero_shot"] = "raise"
     soft_limit: float | None = None
+    accept_noise: bool = False
+    """Whether a plan is kept whose noise overturns even answers on which all agree."""
 
     @model_validator(mode="after")
     def _check(self) -> BudgetSection:
@@ -214,9 +246,7 @@ class Configuration(_Section):
     head: HeadSection | None = None
     store: StoreSection | None = None
     model: ModelSection = ModelSection()
-    release: (
-        Annotated[VoteSection | EmbeddingSection | JointSection | PTRSection, Field(discriminator="kind")] | None
-    ) = None
+    release: Annotated[_Kinds, Field(discriminator="kind")] | None = None
     selector: SelectorSection = SelectorSection()
     budget: BudgetSection | None = None
     keys: dict[str, str] = Field(default_factory=dict)
@@ -238,6 +268,8 @@ class Configuration(_Section):
                 raise ValueError("leave out server.input_key: the head's file has it")
             if limits := self.model.model_fields_set & {"max_concurrency", "timeout"}:
                 raise ValueError(f"leave out model.{min(limits)}: no member is called beside a head")
+        if getattr(self.release, "kind", None) == "label_vote" and "model" in self.model_fields_set:
+            raise ValueError("leave out model: a label_vote asks none")
         if self.budget is not None and self.budget.tickets and self.selector.threshold is None:
             raise ValueError(
                 "budget.tickets needs selector.threshold and selector.eligible (-1 makes every owner eligible)"
@@ -262,9 +294,9 @@ class Configuration(_Section):
             records = read_records(self.folder / str(self.store.data))
             keys = self.store.model_dump(include={"input_key", "output_key", "owner_key"})
             store = ExemplarStore.from_records(records, local_embeddings(), progress=False, **keys)
-        selected = self.selector.model_dump(exclude_none=True)
-        if self.selector.rate is None:
-            selected.setdefault("shots", 2)
+        selected = self.selector.model_dump(exclude_none=True, exclude={"count_empty"})
+        if self.selector.calls is None:
+            selected.setdefault("members", 20)
         if self.selector.threshold is not None:
             selected["nearest_to"] = store.input_key
         selector = PoissonExampleSelector(store, **selected)
@@ -273,7 +305,8 @@ class Configuration(_Section):
             promised[name] = self._place(promised[name])
         budget = PrivacyBudget(**promised)
         member, aggregator = self._mechanism(store.input_key, store.output_key or "output")
-        ensemble = PrivateEnsemble(selector, member, **self.model.model_dump(include={"max_concurrency", "timeout"}))
+        how = self.model.model_dump(include={"max_concurrency", "timeout"}) | {"count_empty": self.selector.count_empty}
+        ensemble = PrivateEnsemble(selector, member, **how)
         release = ensemble | DPAggregate(aggregator, budget, return_receipt=True)
         fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
         return release.with_types(input_type=create_model("Question", __config__=ConfigDict(extra="forbid"), **fields))
@@ -303,16 +336,18 @@ class Configuration(_Section):
         path = given.removeprefix("sqlite:///")
         return given if path == given or path.startswith((":", "file:")) else f"sqlite:///{self.folder / path}"
 
-    def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any], Any]:
-        """Return the member and the aggregator."""
-        from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote
+    def _mechanism(self, input_key: str, output_key: str) -> tuple[Runnable[Any, Any] | None, Any]:
+        """Return the member, if there is one, and the aggregator."""
+        from langchain_dpicl.aggregators import EmbeddingMean, Keywords, LabelVote, NoisyVote
         from langchain_dpicl.local import local_embeddings
 
         choice, release = self._choice, self.release
         if isinstance(release, VoteSection):
             given = release.model_dump(include={"instruction", "content_free"}, exclude_none=True)
             member = label_member(choice, release.labels, input_key, **given)
-            return member, NoisyVote(release.labels, scores=release.kind == "scores")
+            return member, NoisyVote(release.labels, scores=release.kind == "scores", **release.about)
+        if isinstance(release, LabelVoteSection):
+            return None, LabelVote(release.labels, **release.about)
         assert release is not None
 
         wording = Wording(input_key, output_key, release.instruction)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
-from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+from pydantic import BaseModel, Field, RootModel, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -65,12 +65,6 @@ def add_endpoints(
     may_end_early = all(release.comes_in_pieces for release in releases)
     space = "_".join(re.findall(r"\w+", path))
     Input: Any = _described(runnable.get_input_schema, f"{space}_Input")
-    root = Input.model_fields.get("root")
-    if root is not None and root.annotation == dict[str, Any]:
-        # A sealed release without an input type takes every mapping but one that fills in the examples itself.
-        shape: Any = {"propertyNames": {"not": {"const": "examples"}}}
-        body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
-        Input = type(f"{space}_Input", (RootModel[dict[str, Any]],), body)
     Output = _described(runnable.get_output_schema, f"{space}_Output")
     One: Any = create_model(f"{space}_Request", input=(Input, ...))
     Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=limits.max_batch)))
@@ -236,4 +230,7 @@ def _described(schema: Callable[[], Any], name: str) -> type[BaseModel]:
         model.model_json_schema()
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
         return create_model(name, __base__=RootModel[Any])
+    if issubclass(model, RootModel) and "model_json_schema" not in vars(model):
+        # A release's own: it gets a name of its own among the application's schemas.
+        return type(name, (model,), {"__module__": __name__})
     return model

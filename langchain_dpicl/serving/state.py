@@ -133,12 +133,12 @@ def unit_of(mechanism: str | None) -> str:
 
 def _state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
     """Return the state of the one budget of these releases."""
-    budget, mechanism = releases[0].budget, releases[0].mechanism
+    budget = releases[0].budget
     states, spent = budget.lines(principal), budget.epsilon_spent(principal)
     lines: dict[str, LineBudget] = {}
     if isinstance(budget, PrivacyBudget):
         if isinstance(budget.releases, int) and not budget.is_frozen:  # its one line has the mechanism's name
-            left = None if budget.tickets else budget.releases
+            left, mechanism = None if budget.tickets else budget.releases, releases[0].planned()
             states = {mechanism: {"count": budget.releases, "spent": 0, "remaining": left, "mechanism": mechanism}}
         for name, state in states.items():
             lines[name] = {

@@ -31,14 +31,19 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
+from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
+    from langchain_dpicl.store.parents import MemberDocstore
+    from langchain_dpicl.store.standin import MemberVectorStore
+
 Numbers = NDArray[np.int64]
 
 Watcher = Callable[[Sequence[int]], None]
+DocumentWatcher = Callable[[Sequence[str]], None]
 MarkWatcher = Callable[[bytes], None]
 PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
 
@@ -95,6 +100,27 @@ class OpenedBudget:
     name: str
 
 
+@dataclass(frozen=True, repr=False)
+class Held:
+    """A record as a store holds it. Private: its id as a document, its packed content, and its owner's key.
+
+    The id is the one that it came with, or ``#`` and its number if it came without.
+    """
+
+    document: str
+    content: bytes
+    owner: str
+
+
+@dataclass(frozen=True, repr=False)
+class Arrival:
+    """Checked records, each with its id as a document and its vector. Private."""
+
+    batch: Batch
+    matrix: Vectors
+    documents: Sequence[str]
+
+
 class StoreView(ABC):
     """One moment of a store: all that is read through it belongs together. Private."""
 
@@ -102,13 +128,18 @@ class StoreView(ABC):
     """The owners' numbers, ascending: one coin for each gives every owner one. Nobody may have some of them."""
 
     @abstractmethod
-    def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        """The numbers, ascending, of all owners with an exemplar whose similarity to the query reaches the threshold.
+    def eligible(self, query: Vectors | None, threshold: float, wanted: MetadataFilter | None = None) -> Numbers:
+        """The numbers, ascending, of all owners with an exemplar whose similarity to the query reaches the threshold
+        and that passes the filter: one exemplar for both. Without a query, that passes the filter.
 
-        Exact: whether an owner is among them is a function of its own vectors and the query alone. (The nearest k, or
-        an approximate index whose cells or links depend on the data, would not be: there one owner's presence decides
-        on another.)
+        Exact: whether an owner is among them is a function of its own exemplars, the query and the filter alone. (The
+        nearest k, or an approximate index whose cells or links depend on the data, would not be: there one owner's
+        presence decides on another.)
         """
+
+    @abstractmethod
+    def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
+        """Which of these rows' exemplars pass a filter. One that cannot be read does not."""
 
     @abstractmethod
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
@@ -130,6 +161,14 @@ class StoreView(ABC):
         """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
 
     @abstractmethod
+    def records(self, rows: Numbers) -> list[Held]:
+        """These rows as the store holds them, owners included: for maintenance, never for a member."""
+
+    @abstractmethod
+    def rows_with(self, documents: Sequence[str]) -> Numbers:
+        """The rows of these documents, as far as there are any."""
+
+    @abstractmethod
     def ids_of(self, rows: Numbers) -> list[int]:
         """The stable ids of these rows."""
 
@@ -147,6 +186,7 @@ class PrivateStore(PrivateRecords, ABC):
         self.input_key, self.output_key, self.owner_key = keys
         self.dimension = dimension
         self._watchers: list[Watcher] = []
+        self._document_watchers: list[DocumentWatcher] = []
         self._owner_watchers: list[tuple[bytes, MarkWatcher | None, PrintWatcher | None]] = []
 
     @property
@@ -207,9 +247,14 @@ class PrivateStore(PrivateRecords, ABC):
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`."""
 
     def on_forget(self, watcher: Watcher) -> None:
-        """Call ``watcher(ids)`` with the ids of the exemplars that went: at the end of every `forget`, and when a
-        reading finds that another process has forgotten. The store keeps the watcher."""
+        """Call ``watcher(ids)`` with the ids of the exemplars that went: at the end of every `forget` and of every
+        change by `maintenance` that removed some, and when a reading finds that another process has removed some. The
+        store keeps the watcher."""
         self._watchers.append(watcher)
+
+    def _hear(self, ids: Sequence[int]) -> None:
+        for watcher in self._watchers if len(ids) else []:
+            watcher(ids)
 
     def on_owner_forgotten(
         self, key: bytes, marks: MarkWatcher | None = None, prints: PrintWatcher | None = None
@@ -223,7 +268,9 @@ class PrivateStore(PrivateRecords, ABC):
         """
         self._owner_watchers.append((key, marks, prints))
 
-    def _tell(self, ids: list[int], identity: bytes | None, is_named: bool, parts: list[bytes]) -> None:
+    def _tell(
+        self, ids: list[int], documents: list[str], identity: bytes | None, is_named: bool, parts: list[bytes]
+    ) -> None:
         """Call the watchers about an owner that went.
 
         ``identity`` is hashed to its marks: its key (``is_named``), or the content of the exemplar that it was; None if
@@ -231,6 +278,7 @@ class PrivateStore(PrivateRecords, ABC):
         those that others have too.
         """
         told: list[Callable[[], object]] = [partial(watcher, ids) for watcher in self._watchers]
+        told += [partial(watcher, documents) for watcher in self._document_watchers]
         for key, marks, prints in self._owner_watchers:
             if marks is not None and identity is not None:
                 told.append(partial(marks, owner_mark(key, identity, named=is_named)))
@@ -305,6 +353,22 @@ class PrivateStore(PrivateRecords, ABC):
     async def aembed_query(self, text: str) -> Vectors:
         """`embed_query`, without blocking the event loop."""
         return await aembed_query(self.embeddings, text, self.dimension)
+
+    def as_vectorstore(self) -> MemberVectorStore:
+        """A LangChain vector store to build an app over: within a member of a `PrivateEnsemble` each search reads that
+        member's own exemplars, and outside of one it raises `UnsafeConfigurationError`. See `MemberVectorStore`.
+        """
+        from langchain_dpicl.store.standin import MemberVectorStore
+
+        return MemberVectorStore(self.embeddings, self.input_key, self.dimension)
+
+    def as_docstore(self, id_key: str = "doc_id") -> MemberDocstore:
+        """A LangChain document store that gives a member the whole documents of its own bucket's chunks, for a
+        ``ParentDocumentRetriever`` over `as_vectorstore`. The store's records must come from `split_with_parents`.
+        """
+        from langchain_dpicl.store.parents import MemberDocstore
+
+        return MemberDocstore(self.input_key, id_key)
 
     def __repr__(self) -> str:
         try:

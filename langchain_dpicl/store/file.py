@@ -2,7 +2,8 @@
 
 The format is one ``.npz`` archive without pickle: a plain zip of NumPy arrays (``numpy.load(path, allow_pickle=False)``
 opens it): ``header`` (JSON with the format's name, version, keys, the state of the store that was saved, and SHA-256
-sums), ``vectors``, ``ids``, ``owner_of``, ``owners``, ``owner_ends``, ``lives``, ``texts``, ``text_ends``.
+sums), ``vectors``, ``ids``, ``owner_of``, ``owners``, ``owner_ends``, ``lives``, ``texts``, ``text_ends``;
+``documents`` and ``document_ends``, the rows' ids as documents, which older files lack.
 
 An owner's life is a random number from 0 to 2^63 - 1 that it gets when it enters the store. An owner that is forgotten
 and comes again has another one, so processes that share a file recognise an owner by its life, not by its name.
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.durable import lock, replacing, sync_folder
 from langchain_dpicl.errors import StoreFileChanged, StoreFileError
 from langchain_dpicl.store.base import OpenedBudget
-from langchain_dpicl.store.memory import Arena, Contents, FileState, OwnerKeys
+from langchain_dpicl.store.contents import Arena, Contents, FileState, OwnerKeys
 from langchain_dpicl.store.records import RecordKeys, decoded, encoded
 
 _FORMAT = {"format": "langchain-dpicl store", "version": 2}
@@ -51,6 +52,7 @@ def write(file: IO[bytes], contents: Contents) -> FileState:
     arrays: dict[str, NDArray[Any]] = {name: vars(contents)[name] for name in ("vectors", "ids", "owner_of", "lives")}
     arrays["owners"], arrays["owner_ends"] = owners.buffer()
     arrays["texts"], arrays["text_ends"] = contents.texts.buffer()
+    arrays["documents"], arrays["document_ends"] = contents.documents.buffer()
     generation = contents.state.generation + 1
     records = _digest_arrays(arrays)
     state = replace(contents.state, generation=generation, edition=secrets.token_hex(16), records=records)
@@ -99,6 +101,8 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
         owners = Arena(bytearray(arrays["owners"].data), arrays["owner_ends"])
         contents.owner_keys = OwnerKeys(decoded(owners[i]) for i in range(len(owners)))
         contents.texts = Arena(bytearray(arrays["texts"].data), arrays["text_ends"])
+        ends = arrays.get("document_ends", np.zeros(len(contents.ids), np.int64))
+        contents.documents = Arena(bytearray(arrays.get("documents", np.empty(0, np.uint8)).data), ends)
         arrays["owners"][:] = arrays["texts"][:] = 0  # the arenas have copies of their own
     return contents
 
@@ -114,6 +118,18 @@ def _digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data if array.size else b"")
     return digest.hexdigest()
+
+
+def are_among(
+    ids: NDArray[np.int64], lives: NDArray[np.int64], of_ids: NDArray[np.int64], of_lives: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which rows (their ids, their owners' lives) are among other rows."""
+    if not len(of_ids):
+        return np.zeros(len(ids), np.bool_)
+    order = np.argsort(of_ids)
+    place = order[np.minimum(np.searchsorted(of_ids, ids, sorter=order), len(order) - 1)]
+    found: NDArray[np.bool_] = (of_ids[place] == ids) & (of_lives[place] == lives)
+    return found
 
 
 class SharedFile:
@@ -133,12 +149,7 @@ class SharedFile:
 
     def knows(self, ids: NDArray[np.int64], lives: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows (their ids, their owners' lives) were in the generation that is known."""
-        if not len(self.ids):
-            return np.zeros(len(ids), np.bool_)
-        order = np.argsort(self.ids)
-        place = order[np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)]
-        known: NDArray[np.bool_] = (self.ids[place] == ids) & (self.row_lives[place] == lives)
-        return known
+        return are_among(ids, lives, self.ids, self.row_lives)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -159,24 +170,28 @@ class SharedFile:
         seen, known = self._stat(), self.state
         if seen is None or seen == self._seen or known is None:
             return None
-        found = read(self.path, with_rows=False).state
+        found = self.read(with_rows=False).state
         if found.edition == known.edition:  # copied or touched
-            self._seen = seen
+            self._seen = self._looked_at
             return None
         self._check_follows(found, known)
         if found.records == known.records:
-            self._looked_at = seen
             return found, None
         contents = self.read()
         self._check_follows(contents.state, known)  # another may have replaced it by then
         return contents.state, contents
 
-    def read(self) -> Contents:
+    def read(self, *, with_rows: bool = True) -> Contents:
         """The file's contents. Call `know` when they are taken over."""
-        while True:  # `stat` and reading must see one file
-            self._looked_at = self._stat()
-            contents = read(self.path)
+        while True:  # `stat` and reading must see one file: a writer replaces it, and then overwrites the old one
+            contents, problem, self._looked_at = None, "", self._stat()
+            try:
+                contents = read(self.path, with_rows=with_rows)
+            except StoreFileError as error:
+                problem = str(error)
             if self._looked_at == self._stat():
+                if contents is None:
+                    raise StoreFileError(problem)
                 return contents
 
     def know(self, state: FileState, contents: Contents | None) -> None:

@@ -7,132 +7,26 @@ are small integers ("slots"), in order of first appearance. A row is a place in 
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidRecords, UnsafeConfigurationError
-from langchain_dpicl.store.base import HiddenOwners, Numbers, OpenedBudget, Owners, PrivateStore, StoreView, owner_mark
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, encoded, unpack
+from langchain_dpicl.errors import InvalidRecords
+from langchain_dpicl.store.base import Arrival, Held, Numbers, OpenedBudget, Owners, StoreView, owner_mark
+from langchain_dpicl.store.contents import Contents, OwnerSlots
+from langchain_dpicl.store.filters import Column, MetadataFilter, columns_of
+from langchain_dpicl.store.maintenance import LiveStore
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, Vectors, decoded, encoded, unpack
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 _BLOCK = 1024  # rows at a time: they stay in the processor's cache between the product and the sum
-
-
-class Arena:
-    """An append-only list of byte strings, held in one buffer of the exact size.
-
-    Python's own strings cannot be overwritten and cost some fifty bytes each beyond their content. Here an entry costs
-    its content and eight bytes, and `wipe` replaces everything with zeros in place.
-    """
-
-    __slots__ = ("_data", "_ends")
-
-    def __init__(self, data: bytearray | None = None, ends: NDArray[np.int64] | None = None) -> None:
-        self._data = bytearray() if data is None else data
-        self._ends: NDArray[np.int64] = np.empty(0, np.int64) if ends is None else ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, i: int) -> bytes:
-        return bytes(self._data[int(self._ends[i - 1]) if i else 0 : int(self._ends[i])])
-
-    def extend(self, items: Sequence[bytes | memoryview]) -> None:
-        """Append items. The old buffer is overwritten before it is dropped, so no copy of it lingers."""
-        start = len(self._data)
-        ends = start + np.cumsum(np.fromiter((len(item) for item in items), np.int64, len(items)))
-        grown = bytearray(int(ends[-1]) if len(ends) else start)
-        grown[:start] = self._data
-        for item, end in zip(items, ends.tolist(), strict=True):
-            grown[end - len(item) : end] = item
-        self._replace(grown, np.concatenate([self._ends, ends]))
-
-    def equal_to(self, item: bytes) -> list[int]:
-        """The positions of entries with exactly this content."""
-        alike = np.flatnonzero(np.diff(self._ends, prepend=0) == len(item))
-        return [i for i in alike.tolist() if self[i] == item]
-
-    def keep(self, rows: NDArray[np.int64]) -> Arena:
-        """A new arena of these entries alone."""
-        kept, data = Arena(), memoryview(self._data)
-        starts = self._ends[rows] - np.diff(self._ends, prepend=0)[rows]
-        kept.extend([data[i:end] for i, end in zip(starts.tolist(), self._ends[rows].tolist(), strict=True)])
-        return kept
-
-    def wipe(self) -> None:
-        """Overwrite everything with zeros and be empty."""
-        self._replace(bytearray(), np.empty(0, np.int64))
-
-    def _replace(self, data: bytearray, ends: NDArray[np.int64]) -> None:
-        self._data[:] = bytes(len(self._data))
-        self._data, self._ends = data, ends
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("private texts are not pickled or copied")
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held: the buffer and the ends."""
-        return len(self._data) + self._ends.nbytes
-
-    def buffer(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The whole content and the end of every entry, as views (for saving)."""
-        return np.frombuffer(self._data, np.uint8), self._ends
-
-
-class OwnerKeys(HiddenOwners, list[str]):
-    """The keys by slot, as a store keeps them."""
-
-
-class OwnerSlots(HiddenOwners, dict[str, int]):
-    """The slot of each key."""
-
-
-@dataclass(frozen=True)
-class FileState:
-    """Which store a file holds, and which of its generations. Public.
-
-    ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
-    ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
-    in ``budgets`` and ``releases`` alone: the budgets that were opened on the store, and what was released once of it.
-    """
-
-    lineage: str = field(default_factory=lambda: secrets.token_hex(16))
-    generation: int = 0
-    edition: str = ""
-    records: str = ""
-    budgets: tuple[OpenedBudget, ...] = ()
-    releases: tuple[str, ...] = ()
-
-
-@dataclass(repr=False)
-class Contents:
-    """The contents of a store or its file: rows with their owners' slots, and by slot the owners' keys and lives."""
-
-    keys: RecordKeys
-    dimension: int
-    vectors: Vectors
-    next_id: int = 0
-    ids: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
-    owner_of: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    owner_keys: OwnerKeys = field(default_factory=OwnerKeys)
-    lives: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
-    texts: Arena = field(default_factory=Arena)
-    state: FileState = field(default_factory=FileState)
-
-    def row_lives(self) -> Numbers:
-        """The life of each row's owner."""
-        return self.lives[self.owner_of]
+_MOST_COLUMNS = 16  # of metadata in memory: callers name them
 
 
 def rounding(dimension: int) -> float:
@@ -159,7 +53,7 @@ def inner_products(vectors: Vectors, rows: Numbers, query: Vectors) -> Vectors:
     return found
 
 
-class MemoryStore(PrivateStore, StoreView):
+class MemoryStore(LiveStore, StoreView):
     """A store that is its own view: nobody changes it while a thread holds its ``lock``.
 
     A `reading` holds the lock. Take it yourself to call several methods of the view on the store.
@@ -186,7 +80,7 @@ class MemoryStore(PrivateStore, StoreView):
         given[:] = 0.0
 
     def _grow(self, matrix: Vectors) -> None:
-        """Put further vectors into the index. New owners, at the end, get a number, and a life unless they have one."""
+        """Put further vectors into the index. New owners, at the end, get a number."""
         import faiss
 
         held, count = self._held, len(self._held.owner_keys)
@@ -196,30 +90,15 @@ class MemoryStore(PrivateStore, StoreView):
         new = np.arange(self._next_number, self._next_number + count - len(self.numbers), dtype=np.int64)
         self.numbers = np.append(self.numbers, new)
         self._next_number += len(new)
-        lives = np.frombuffer(secrets.token_bytes(8 * (count - len(held.lives))), np.int64)
-        held.lives = np.append(held.lives, lives & np.int64(2**63 - 1))
         self._by_owner: tuple[Numbers, Numbers] | None = None
-
-    def _without(self, slots: Numbers) -> Contents:
-        """All but these owners, as a copy."""
-        held = self._held
-        stays = np.ones(len(held.owner_keys), np.bool_)
-        stays[slots] = False
-        keep = np.flatnonzero(stays[held.owner_of])
-        return replace(
-            held,
-            vectors=np.ascontiguousarray(held.vectors[keep]),
-            ids=held.ids[keep],
-            owner_of=(np.cumsum(stays) - 1)[held.owner_of[keep]].astype(np.int32),
-            owner_keys=OwnerKeys(itertools.compress(held.owner_keys, stays)),
-            lives=held.lives[stays],
-            texts=held.texts.keep(keep),
-        )
+        self._columns: dict[str, Column] = {}
+        self._row_of: dict[bytes, int] | None = None
 
     def _become(self, rest: Contents) -> None:
         """Hold the rest of this store from now on. The old texts and vectors are overwritten."""
         self._held.vectors[:] = 0.0
         self._held.texts.wipe()
+        self._held.documents.wipe()
         self.numbers = self.numbers[np.isin(self._held.lives, rest.lives)]
         self._adopt(rest)
 
@@ -230,23 +109,37 @@ class MemoryStore(PrivateStore, StoreView):
             ids = np.arange(first, first + len(matrix)) if batch.ids is None else batch.ids
             if batch.ids is not None and np.isin(ids, self._held.ids).any():
                 raise InvalidRecords(NOT_UNIQUE)
-            self._enter(batch.contents, batch.names(ids), matrix, ids)
+            self._enter(batch.contents, batch.names(ids), matrix, ids, [b""] * len(ids))
             self._has_unsaved = True
         return [int(i) for i in ids]
 
     def _enter(
-        self, contents: Sequence[bytes], names: Sequence[str], matrix: Vectors, ids: Numbers
+        self, contents: Sequence[bytes], names: Sequence[str], matrix: Vectors, ids: Numbers, documents: Sequence[bytes]
     ) -> NDArray[np.int32]:
         """Append rows; the slots of their owners. New owners get one at the end."""
-        held, slot_of = self._held, self._owner_slots
-        slots = np.array([slot_of.setdefault(name, len(slot_of)) for name in names], np.int32)
-        held.owner_keys.extend(itertools.islice(slot_of, len(held.owner_keys), None))
-        held.texts.extend(contents)
-        held.ids = np.concatenate([held.ids, ids])
-        held.owner_of = np.concatenate([held.owner_of, slots])
-        held.next_id = max(held.next_id, int(ids.max()) + 1)
+        row_of, count = self._row_of, len(self)
+        slots = self._held.enter(contents, names, ids, documents, self._owner_slots)
         self._grow(matrix)
+        if row_of is not None:
+            row_of.update((encoded(self._document(row)), row) for row in range(count, len(self)))
+            self._row_of = row_of
         return slots
+
+    def _changed(self, arrival: Arrival | None, gone: Sequence[str]) -> tuple[list[int], Contents]:
+        """The ids of the rows that a change (see `LiveStore`) removes, and the contents after it, a copy."""
+        arriving = () if arrival is None else arrival.documents
+        held, rows = self._held, self.rows_with([*gone, *arriving])
+        whole = [slot for slot in np.unique(held.owner_of[rows]) if not self._is_named(held.owner_keys[slot])]
+        rows = np.union1d(rows, np.flatnonzero(np.isin(held.owner_of, whole)))
+        if arrival is None:
+            return self.ids_of(rows), held.without(rows)
+        new = np.arange(held.next_id, held.next_id + len(arriving))
+        names = arrival.batch.names(new)
+        contents = held.without(rows, set(names))
+        slots = OwnerSlots((key, i) for i, key in enumerate(contents.owner_keys))
+        contents.enter(arrival.batch.contents, names, new, [encoded(each) for each in arriving], slots)
+        contents.vectors = np.concatenate([contents.vectors, arrival.matrix])
+        return self.ids_of(rows), contents
 
     # -- reading (the private side) -----------------------------------------------------------------------------------
 
@@ -277,17 +170,34 @@ class MemoryStore(PrivateStore, StoreView):
             finally:
                 self._readings -= 1
 
-    def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        """The numbers of all owners with an exemplar whose similarity to the query reaches the threshold.
+    def eligible(self, query: Vectors | None, threshold: float, wanted: MetadataFilter | None = None) -> Numbers:
+        """The numbers of all owners with an exemplar whose similarity to the query reaches the threshold, and that
+        passes the filter.
 
         A FAISS range search finds all rows that come within rounding of it, and `similarity`, which computes each from
         its own row alone, decides. So whether an owner is eligible depends on its own vectors and the query.
         """
-        least = float(np.float32(threshold - rounding(self.dimension)))
-        _, _, rows = self._index.range_search(query.reshape(1, -1), least)
-        near = rows[self.similarity(rows, query) >= threshold]
+        if query is None:
+            near = np.arange(len(self))
+        else:
+            least = float(np.float32(threshold - rounding(self.dimension)))
+            _, _, rows = self._index.range_search(query.reshape(1, -1), least)
+            near = rows[self.similarity(rows, query) >= threshold]
+        if wanted is not None:
+            near = near[self.passing(near, wanted)]
         found: Numbers = self.numbers[np.unique(self._held.owner_of[near])]
         return found
+
+    def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
+        """Which of these rows pass. The first filter on a key reads all records; its values stay in memory until the
+        store changes."""
+        missing = wanted.keys - self._columns.keys()
+        if missing:
+            if len(self._columns) + len(missing) > _MOST_COLUMNS:
+                self._columns = {key: self._columns[key] for key in wanted.keys & self._columns.keys()}
+            records = map(unpack, map(self._held.texts.__getitem__, range(len(self))))
+            self._columns |= columns_of(records, missing)
+        return wanted.passing(self._columns)[rows]
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         if self._by_owner is None:  # all rows, owner by owner, and their owners' numbers
@@ -311,6 +221,21 @@ class MemoryStore(PrivateStore, StoreView):
     def ids_of(self, rows: Numbers) -> list[int]:
         return [int(i) for i in self._held.ids[rows]]
 
+    def records(self, rows: Numbers) -> list[Held]:
+        held = self._held
+        return [
+            Held(self._document(row), held.texts[row], held.owner_keys[held.owner_of[row]]) for row in rows.tolist()
+        ]
+
+    def _document(self, row: int) -> str:
+        return decoded(self._held.documents[row]) or f"#{self._held.ids[row]}"
+
+    def rows_with(self, documents: Sequence[str]) -> Numbers:
+        if self._row_of is None:
+            self._row_of = {encoded(self._document(row)): row for row in range(len(self))}
+        found = [row for each in documents if (row := self._row_of.get(encoded(each))) is not None]
+        return np.array(found, np.int64)
+
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
         marks = [b""] * len(owners)
         rows, position = self.rows_of(owners)
@@ -326,6 +251,17 @@ class MemoryStore(PrivateStore, StoreView):
         is_named = self._is_named(name)
         return encoded(name) if is_named else self._held.texts[row], is_named
 
+    def _parting(self, rows: Numbers, rest: Contents) -> tuple[list[int], list[str], bytes | None, bool, list[bytes]]:
+        """What `_tell` is to tell of an owner, all of whose rows these are, when the rest stays."""
+        found, is_named = self._identity(rows[0])
+        equal = [] if is_named else rest.texts.equal_to(found)
+        has_equal = any(not self._is_named(rest.owner_keys[rest.owner_of[row]]) for row in equal)
+        contents = [self._held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
+        parts = [found] if is_named else []
+        parts += [content for content in contents if not rest.texts.equal_to(content)]
+        documents = [self._document(row) for row in rows.tolist()]
+        return self.ids_of(rows), documents, None if has_equal else found, is_named, parts
+
     def _is_named(self, name: str) -> bool:
         """Whether a caller gave this key. Otherwise the store made it up for an exemplar without an owner."""
         return self.owner_key is not None or not name.startswith("#")
@@ -336,11 +272,21 @@ class MemoryStore(PrivateStore, StoreView):
             if self.owner_key is None:
                 yield from map(self._held.texts.__getitem__, range(len(self)))
 
+    @property
+    def budgets(self) -> tuple[OpenedBudget, ...]:
+        return self._held.state.budgets
+
+    @property
+    def released_once(self) -> tuple[str, ...]:
+        return self._held.state.releases
+
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held: the vectors, and everything else (an estimate of Python's own objects included)."""
         with self.lock:
             per_key = 8 + 24 * 1.75 + 28  # list slot, dictionary entry at its usual load, integer value
             keys = sum(49 + per_key + len(key) for key in self._held.owner_keys)
             arrays = [self._held.ids, self._held.owner_of, self._held.lives, self.numbers, *(self._by_owner or ())]
-            rest = self._held.texts.nbytes + sum(array.nbytes for array in arrays)
+            rest = self._held.texts.nbytes + self._held.documents.nbytes + sum(array.nbytes for array in arrays)
+            for column in self._columns.values():
+                rest += column.ranks.nbytes + sum(64 * len(values) for _, values in column.kinds.values())
             return {"vectors": 4 * self.dimension * len(self._held.ids), "other": int(rest + keys)}

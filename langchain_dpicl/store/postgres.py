@@ -16,8 +16,9 @@ depended on one would depend, through its lists or links, on other owners' data.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,10 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidRecords, StoreError
 from langchain_dpicl.store import tables
-from langchain_dpicl.store.base import Numbers, OpenedBudget, Owners, PrivateStore, StoreView, owner_mark
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, unpack
+from langchain_dpicl.store.base import Arrival, Held, Numbers, OpenedBudget, Owners, StoreView, owner_mark
+from langchain_dpicl.store.filters import MetadataFilter, columns_of
+from langchain_dpicl.store.maintenance import LiveStore
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, embed, encoded, unpack
 from langchain_dpicl.store.tables import Collection
 
 if TYPE_CHECKING:
@@ -50,12 +53,25 @@ class PostgresView(StoreView):
         self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
 
-    def eligible(self, query: Vectors, threshold: float) -> Numbers:
-        wanted = (
-            f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
-            f"FROM {self._collection.exemplars} WHERE {self._product} >= %s) AS near"
-        )
-        return self._packed(">i8", wanted, query.tolist(), float(np.float32(threshold))).astype(np.int64)
+    def eligible(self, query: Vectors | None, threshold: float, wanted: MetadataFilter | None = None) -> Numbers:
+        near, values = "TRUE", list[object]()
+        if query is not None:
+            near, values = f"{self._product} >= %s", [query.tolist(), float(np.float32(threshold))]
+        if wanted is None:
+            owners = (
+                f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
+                f"FROM {self._collection.exemplars} WHERE {near}) AS near"
+            )
+            return self._packed(">i8", owners, *values).astype(np.int64)
+        pairs = f"SELECT string_agg(int8send(id) || int8send(owner), ''::bytea) FROM {self._collection.exemplars}"
+        found = self._packed(">i8", f"{pairs} WHERE {near}", *values).astype(np.int64).reshape(-1, 2)
+        return np.unique(found[self.passing(found[:, 0].copy(), wanted), 1])
+
+    def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
+        """Read here: PostgreSQL's JSON refuses texts that Python's takes, and one record would fail the others."""
+        parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+        records = itertools.chain.from_iterable(map(self.read, parts))
+        return wanted.passing(columns_of(records, wanted.keys))
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         """Their exemplars' ids and the positions, by position, then id."""
@@ -84,6 +100,17 @@ class PostgresView(StoreView):
         found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", tables.as_array(rows))
         _check_all(len(found), rows)
         return [unpack(content) for (content,) in found]
+
+    def records(self, rows: Numbers) -> list[Held]:
+        query = f"SELECT document, id, content, name {self._at_rows} JOIN {self._collection.owners} ON number = owner"
+        found = self._ask(f"{query} ORDER BY position", tables.as_array(rows))
+        _check_all(len(found), rows)
+        return [Held(tables.document_of(row[0], row[1]), row[2], decoded(row[3])) for row in found]
+
+    def rows_with(self, documents: Sequence[str]) -> Numbers:
+        asked = [encoded(each) for each in documents]
+        query = f"SELECT id FROM {self._collection.exemplars} WHERE {tables.rows_with('%b::bytea[]')} ORDER BY id"
+        return np.array([row for (row,) in self._ask(query, asked, asked)], np.int64)
 
     def ids_of(self, rows: Numbers) -> list[int]:
         """They are the rows."""
@@ -125,7 +152,7 @@ def _connected(url: str, name: str) -> Iterator[Connections]:
         raise
 
 
-class PostgresExemplarStore(PrivateStore):
+class PostgresExemplarStore(LiveStore):
     """Private exemplars with their owners, in a database that many workers share.
 
     Make a collection with `from_records`, and `open` it in every worker. Needs PostgreSQL 12 or later with pgvector,
@@ -169,9 +196,38 @@ class PostgresExemplarStore(PrivateStore):
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)
+        return cls._made(url, name, embeddings, keys, batch, lambda: batch.embed(embeddings, vectors, None, progress))
+
+    @classmethod
+    def empty(
+        cls,
+        embeddings: Embeddings,
+        url: str,
+        *,
+        name: str = "exemplars",
+        input_key: str = "text",
+        output_key: str | None = None,
+        owner_key: str | None = None,
+    ) -> PostgresExemplarStore:
+        """Make a collection without exemplars, to be filled by `add`, `maintenance` or `sync_from`, as `from_records`
+        makes one. The model embeds one public word."""
+        keys = RecordKeys(input_key, output_key, owner_key)
+        batch = check_records([], keys, None)
+        return cls._made(url, name, embeddings, keys, batch, lambda: embed(embeddings, ["word"], False)[:0])
+
+    @classmethod
+    def _made(
+        cls,
+        url: str,
+        name: str,
+        embeddings: Embeddings,
+        keys: RecordKeys,
+        batch: Batch,
+        embedded: Callable[[], Vectors],
+    ) -> PostgresExemplarStore:
         with _connected(url, name) as connections:
             connections.run(tables.check_free, name)  # before anything is embedded
-            matrix = batch.embed(embeddings, vectors, None, progress)
+            matrix = embedded()
             dimension = matrix.shape[1]
             if dimension > tables.MOST_DIMENSIONS:
                 raise InvalidRecords(f"embeddings have {dimension} dimensions, pgvector holds {tables.MOST_DIMENSIONS}")
@@ -211,6 +267,18 @@ class PostgresExemplarStore(PrivateStore):
 
     def _insert(self, batch: Batch, matrix: Vectors) -> list[int]:
         return self._connections.run(tables.insert, self._collection, batch, matrix)
+
+    def _prepare(self) -> None:
+        self._connections.run(tables.add_documents, self._collection)
+
+    def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
+        entry, ids = self._connections.run(tables.change, self._collection, arrival, gone)
+        if ids:
+            try:
+                self._heard(entry)
+                self._hear(ids)
+            finally:
+                self._tidy()
 
     @property
     def owners(self) -> Owners:
@@ -281,13 +349,17 @@ class PostgresExemplarStore(PrivateStore):
         """
         entry, gone = self._connections.run(tables.delete, self._collection, str(owner))
         try:
-            with self._lock:
-                if self._seen == entry - 1:
-                    self._seen = entry
+            self._heard(entry)
             self._tell(*gone)
         finally:
             self._tidy()
         return len(gone[0])
+
+    def _heard(self, entry: int) -> None:
+        """This removal is told of here, so a reading need not tell of it."""
+        with self._lock:
+            if self._seen == entry - 1:
+                self._seen = entry
 
     def _tidy(self) -> None:
         self._connections.tidy(self._collection.owners, self._collection.exemplars)

@@ -1,4 +1,4 @@
-"""Records on their way in: from users' files, LangChain documents and vector stores; checked, packed and embedded.
+"""Records on their way in: from users' files and LangChain documents; checked, packed and embedded.
 
 Every refusal names a position and a key, nothing else. Queries, which are public, are embedded here too.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import datetime
 import gzip
 import io
 import json
+import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +29,6 @@ from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavai
 if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
-    from langchain_core.vectorstores import VectorStore
 
 Vectors = NDArray[np.float32]
 
@@ -33,14 +36,6 @@ NOT_UNIQUE = "ids must be unique: one occurs twice, or is in the store already"
 
 _EMBED_BATCH = 512
 _DEEPEST = 64  # levels of metadata: JSON that is written near to Python's recursion limit cannot be read further down
-_TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
-
-_READABLE = {
-    ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"),
-    ("langchain_community.vectorstores.faiss", "FAISS"),
-    ("langchain_community.vectorstores.sklearn", "SKLearnVectorStore"),
-}
-"""The class's home and name: langchain-community need not be installed."""
 
 
 class RecordKeys(NamedTuple):
@@ -97,7 +92,7 @@ def check_records(
         if keys.owner_key is not None:
             owner = record.get(keys.owner_key)
             # The text of anything else (a list, a number with a fraction) would make several of one owner.
-            is_owner = isinstance(owner, (str, int, np.integer)) and not isinstance(owner, bool)
+            is_owner = isinstance(owner, (str, int, np.integer, uuid.UUID)) and not isinstance(owner, bool)
             if not is_owner or not str(owner).strip():
                 raise InvalidRecords(
                     f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
@@ -107,7 +102,7 @@ def check_records(
         packed = None
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             if not _is_deeper(fields, _DEEPEST):
-                packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+                packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=as_json))
         if packed is None:
             raise InvalidRecords(
                 f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
@@ -128,10 +123,30 @@ def check_records(
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    if not isinstance(value, (dict, list, tuple)):
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def as_json(value: object) -> object:
+    """A common value of metadata as JSON has it, for ``json.dumps(default=)``. `TypeError` for any other.
+
+    A date or time as its ISO text; a UUID, a path or a decimal number as its text; a number of NumPy's as Python's; an
+    enumeration's member as its value; a set as the list of its elements in the order of their JSON, since an exemplar
+    without an owner is known by its content.
+    """
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (uuid.UUID, PurePath, Decimal)):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=lambda each: json.dumps(each, default=as_json))
+    raise TypeError
 
 
 def encoded(text: str) -> bytes:
@@ -217,7 +232,7 @@ def records_of(documents: Iterable[Document], input_key: str, owner_key: str | N
         for key, value in document.metadata.items():
             is_kept = False
             with contextlib.suppress(TypeError, ValueError, RecursionError):
-                is_kept = isinstance(key, str) and (key == owner_key or bool(json.dumps(value)))
+                is_kept = isinstance(key, str) and (key == owner_key or bool(json.dumps(value, default=as_json)))
             if not is_kept:
                 raise InvalidRecords(f"document {i} has metadata under {key!r} that JSON cannot represent")
         if input_key in document.metadata:
@@ -226,48 +241,6 @@ def records_of(documents: Iterable[Document], input_key: str, owner_key: str | N
             )
         records.append({input_key: document.page_content, **document.metadata})
     return records
-
-
-def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
-    """All documents that a vector store holds, and their vectors in the same order.
-
-    Raises `StoreError` for one that cannot be read whole. Its own errors may quote a document, so they do not get out.
-    """
-    from langchain_core.vectorstores import VectorStore
-
-    if not isinstance(vectorstore, VectorStore):
-        raise InvalidParameter("vectorstore", type(vectorstore).__name__, "a LangChain VectorStore")
-    name = type(vectorstore).__name__
-    kind = next((c.__name__ for c in type(vectorstore).__mro__ if (c.__module__, c.__name__) in _READABLE), None)
-    if kind is None:
-        raise StoreError(f"a {name} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
-    found, fault = attempt(_read, kind, vectorstore)
-    if fault:
-        raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
-    if found is None:
-        raise StoreError("the FAISS index and its documents do not belong together: their numbers differ")
-    documents, vectors = found
-    return documents, vectors
-
-
-def _read(kind: str, store: Any) -> tuple[list[Document], Vectors] | None:
-    """The documents and vectors of such a vector store; None if FAISS's index and documents differ."""
-    from langchain_core.documents import Document
-
-    if kind == "InMemoryVectorStore":
-        held = list(store.store.values())
-        documents = [Document(page_content=entry["text"], metadata=entry["metadata"]) for entry in held]
-        return documents, np.asarray([entry["vector"] for entry in held], np.float32)
-    if kind == "SKLearnVectorStore":
-        pairs = zip(store._texts, store._metadatas, strict=True)
-        # It writes each text's own id into the metadata when it searches; here they are as they were given.
-        documents = [Document(page_content=text, metadata=dict(metadata)) for text, metadata in pairs]
-        return documents, np.asarray(store._embeddings, np.float32)
-    count, ids = store.index.ntotal, store.index_to_docstore_id
-    if sorted(ids) != list(range(count)):
-        return None
-    documents = [store.docstore.search(ids[i]) for i in range(count)]
-    return documents, np.asarray(store.index.reconstruct_n(0, count) if count else [], np.float32)
 
 
 # -- their vectors, and those of queries -------------------------------------------------------------------------------

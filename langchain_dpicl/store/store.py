@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store.base import OpenedBudget
-from langchain_dpicl.store.file import SharedFile
-from langchain_dpicl.store.memory import Contents, MemoryStore
-from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, contents_of, records_of
+from langchain_dpicl.store.base import Arrival, OpenedBudget
+from langchain_dpicl.store.contents import Contents
+from langchain_dpicl.store.file import SharedFile, are_among
+from langchain_dpicl.store.memory import MemoryStore
+from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, embed, records_of
+from langchain_dpicl.store.sources import contents_of
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -54,10 +57,11 @@ class ExemplarStore(MemoryStore):
         """Build a store from mappings.
 
         ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``vectors`` (rows of
-        float32) replaces the embedding of the inputs. The model gets many inputs at once, and may give one other last
-        bits beside others: if an owner's vectors must not depend on other owners at all, embed each input by a
-        call of its own and give ``vectors``. Raises `InvalidRecords`, which names a record's position, never its text:
-        empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
+        float32) replaces the embedding of the inputs. The model gets many inputs at once. `local_embeddings` encodes
+        each of them alone. A model that encodes them in batches may give an input other last bits beside others, and
+        then an owner's vectors depend on other owners: embed each input by a call of its own, and give ``vectors``.
+        A remote model then gets a request for each input. Raises `InvalidRecords`, which names a record's position,
+        never its text: empty input, a missing or empty key, an embedding with NaN or infinity, a repeated id.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)
@@ -133,24 +137,41 @@ class ExemplarStore(MemoryStore):
         output_key: str | None = None,
         owner_key: str | None = None,
     ) -> ExemplarStore:
-        """Copy a collection as it stands: texts, metadata and vectors. Nothing is embedded again.
+        """Copy a collection as it stands: texts, metadata, ids and vectors. Nothing is embedded again.
 
-        For LangChain's ``InMemoryVectorStore``, and langchain-community's ``FAISS`` and ``SKLearnVectorStore``; raises
-        `StoreError` for any other, whose documents `from_documents` takes. ``embeddings``, which embeds queries,
+        For LangChain's ``InMemoryVectorStore``, langchain-community's ``FAISS`` and ``SKLearnVectorStore``,
+        langchain-chroma's ``Chroma``, langchain-qdrant's ``QdrantVectorStore`` and langchain-postgres's ``PGVector``;
+        raises `StoreError` for any other, whose documents `from_documents` takes. ``embeddings``, which embeds queries,
         defaults to the collection's own model and must be the one that made its vectors. The rest as in
-        `from_documents`.
-
-        The store compares by cosine. A collection that was searched by cosine, or that holds vectors of norm 1, ranks
-        as it did, by inner product and by Euclidean distance alike; another may rank differently. Later changes to the
-        collection do not reach the store, and `forget` does not reach the collection.
+        `from_documents`. The store compares by cosine. A collection that was searched by cosine, or that holds vectors
+        of norm 1, ranks as it did, by inner product and by Euclidean distance alike; another may rank differently.
+        Later changes to the collection reach the store with `sync_from`; `forget` does not reach the collection.
         """
         documents, vectors = contents_of(vectorstore)
         own = vectorstore.embeddings if embeddings is None else embeddings
         if own is None:
             raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
-        return cls.from_documents(
-            documents, own, input_key=input_key, output_key=output_key, owner_key=owner_key, vectors=vectors
-        )
+        keys = RecordKeys(input_key, output_key, owner_key)
+        batch = check_records(records_of(documents, input_key, owner_key), keys, None, may_be_empty=False)
+        matrix = batch.embed(own, vectors, None, False)
+        store = cls(own, Contents(keys, matrix.shape[1], matrix[:0]))
+        store._change(Arrival(batch, matrix, [str(document.id) for document in documents]), ())
+        return store
+
+    @classmethod
+    def empty(
+        cls,
+        embeddings: Embeddings,
+        *,
+        input_key: str = "text",
+        output_key: str | None = None,
+        owner_key: str | None = None,
+    ) -> ExemplarStore:
+        """A store without exemplars, to be filled by `add` or `maintenance`. The model embeds one public word."""
+        keys = RecordKeys(input_key, output_key, owner_key)
+        check_records([], keys, None)
+        none = embed(embeddings, ["word"], False)[:0]
+        return cls(embeddings, Contents(keys, none.shape[1], none))
 
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went.
@@ -169,32 +190,47 @@ class ExemplarStore(MemoryStore):
         Raises `UnknownOwner`; `StoreFileError` if a file cannot be written: then call it again.
         """
         with self.lock:
-            for attempts_left in reversed(range(_ATTEMPTS)):
-                self.refresh()
+            rows = np.empty(0, np.int64)
+
+            def others() -> Contents:
+                nonlocal rows
                 slot = self._owner_slots.get(str(owner))
                 if slot is None:
                     raise UnknownOwner("the store holds no such owner")
-                rest = self._without(np.array([slot]))
-                try:  # files first: forgetting can be repeated if one of them cannot be written
-                    for file in self._files.values():
-                        if file.path.exists():
-                            file.write(rest, scrub=True)
-                    break
-                except StoreFileChanged:  # by another process, just now
-                    if not attempts_left:
-                        raise
-            held, rows = self._held, np.flatnonzero(self._held.owner_of == slot)
-            ids = self.ids_of(rows)
-            found, is_named = self._identity(rows[0])
-            contents = [held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
+                rows = np.flatnonzero(self._held.owner_of == slot)
+                return self._held.without(rows)
+
+            rest = self._written(others)
+            parting = self._parting(rows, rest)
             self._become(rest)
-            self._saved()
-            equal = [] if is_named else rest.texts.equal_to(found)
-            has_equal = any(not self._is_named(rest.owner_keys[rest.owner_of[row]]) for row in equal)
-            parts = [found] if is_named else []
-            parts += [content for content in contents if not rest.texts.equal_to(content)]
-            self._tell(ids, None if has_equal else found, is_named, parts)
-        return len(ids)
+            self._tell(*parting)
+        return len(rows)
+
+    def _written(self, remake: Callable[[], Contents]) -> Contents:
+        """What ``remake`` makes of the store, in its files already: a change is made again if one cannot be written."""
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            self.refresh()
+            contents = remake()
+            try:
+                for file in filter(lambda each: each.path.exists(), self._files.values()):
+                    file.write(contents, scrub=True)
+                break
+            except StoreFileChanged:  # by another process, just now
+                if not attempts_left:
+                    raise
+        self._saved(contents)
+        return contents
+
+    def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
+        ids: list[int] = []  # of what goes
+
+        def changed() -> Contents:
+            ids[:], contents = self._changed(arrival, gone)
+            return contents
+
+        with self.lock:
+            self._become(self._written(changed))
+            self._hear(ids)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -214,11 +250,11 @@ class ExemplarStore(MemoryStore):
             file = self._files.get(target) or SharedFile(target)
             file.write(self._held)
             self._files[target] = file
-            self._saved()
+            self._saved(self._held)
 
-    def _saved(self) -> None:
+    def _saved(self, contents: Contents) -> None:
         generations = [file.state.generation for file in self._files.values() if file.state is not None]
-        self._held.state = replace(self._held.state, generation=max([self._held.state.generation, *generations]))
+        contents.state = replace(contents.state, generation=max([contents.state.generation, *generations]))
         self._has_unsaved = False
 
     @classmethod
@@ -271,14 +307,14 @@ class ExemplarStore(MemoryStore):
                 )
                 file.know(state, found)
                 changed = True
-                for watcher in self._watchers if gone else []:
-                    watcher(gone)
+                self._hear(gone)
         return changed
 
     def _take_over(self, found: Contents, file: SharedFile) -> list[int] | None:
-        """Forget and add here what a file has lost and gained. The ids of the exemplars that went; None if an owner
+        """Remove and add here what a file has lost and gained. The ids of the exemplars that went; None if an owner
         came into two files of this store separately."""
         held, lives = self._held, found.row_lives()
+        row_lives = held.row_lives()
         went = np.isin(held.lives, file.row_lives) & ~np.isin(held.lives, found.lives)
         new = ~file.knows(found.ids, lives)
         new &= ~np.isin(lives, file.row_lives) | np.isin(lives, held.lives)  # not of owners that were forgotten here
@@ -291,12 +327,15 @@ class ExemplarStore(MemoryStore):
                 continue
             if any((other.row_lives == held.lives[slot]).any() for other in self._files.values()):
                 return None
-        gone: list[int] = held.ids[went[held.owner_of]].tolist()
-        twice = np.isin(held.ids, found.ids[rows]) & ~went[held.owner_of]
+        lost = file.knows(held.ids, row_lives) & ~are_among(held.ids, row_lives, found.ids, lives)
+        lost |= went[held.owner_of]
+        gone: list[int] = held.ids[lost].tolist()
+        twice = np.isin(held.ids, found.ids[rows]) & ~lost
         next_id = max(held.next_id, found.next_id)
         if gone or twice.any():
             moved = held.ids[twice]
-            rest = self._without(np.flatnonzero(went))
+            stay = np.isin(held.lives, lives)  # also those whose exemplars were all replaced
+            rest = held.without(np.flatnonzero(lost), set(itertools.compress(held.owner_keys, stay)))
             for row in np.flatnonzero(np.isin(rest.ids, moved)):  # two processes gave one id away: the file's stands
                 slot = rest.owner_of[row]
                 if not self._is_named(rest.owner_keys[slot]):
@@ -307,16 +346,14 @@ class ExemplarStore(MemoryStore):
             self._become(rest)
         if len(rows):
             contents = [found.texts[row] for row in rows.tolist()]
-            slots = self._enter(contents, names, np.ascontiguousarray(found.vectors[rows]), found.ids[rows])
+            vectors, documents = np.ascontiguousarray(found.vectors[rows]), [found.documents[i] for i in rows.tolist()]
+            slots = self._enter(contents, names, vectors, found.ids[rows], documents)
             self._held.lives[slots] = found.lives[owners]
         self._held.next_id = max(self._held.next_id, next_id)
         found.texts.wipe()
+        found.documents.wipe()
         found.vectors[:] = 0.0
         return gone
-
-    @property
-    def budgets(self) -> tuple[OpenedBudget, ...]:
-        return self._held.state.budgets
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store; the others that were, here or in another process.
@@ -332,10 +369,6 @@ class ExemplarStore(MemoryStore):
             if len(others) == len(known):
                 self._remember(budgets=(*known, budget))
         return others
-
-    @property
-    def released_once(self) -> tuple[str, ...]:
-        return self._held.state.releases
 
     def remember_release(self, release: str) -> None:
         """Remember what is about to be released once of this store. It is in the files as a budget is."""
@@ -359,7 +392,7 @@ class ExemplarStore(MemoryStore):
                     except StoreFileChanged:  # another process was faster: write its news and these
                         if not self.refresh():
                             raise
-        self._saved()
+        self._saved(self._held)
 
     @property
     def lineage(self) -> str | None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Numbers, OpenedBudget
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, encoded
+from langchain_dpicl.store.base import Arrival, Numbers, OpenedBudget
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.sql import Connection
@@ -110,6 +110,7 @@ def make(
             ALTER INDEX {owners}_name ALTER COLUMN 1 SET STATISTICS 0;
             """
         )
+        add_documents(connection, made)
         if dimension <= _BESIDE_THE_TEXT:
             connection.execute(f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
         connection.execute(
@@ -120,6 +121,25 @@ def make(
         raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
     insert(connection, made, batch, matrix)
     return made
+
+
+def add_documents(connection: Connection, collection: Collection) -> None:
+    """Make the column of exemplars' ids as documents, which collections of older versions lack."""
+    if not _has_documents(connection, collection):
+        exemplars = collection.exemplars
+        connection.execute(
+            f"""
+            ALTER TABLE {exemplars} ADD COLUMN IF NOT EXISTS document bytea;
+            ALTER TABLE {exemplars} ALTER COLUMN document SET STATISTICS 0;
+            CREATE UNIQUE INDEX IF NOT EXISTS {exemplars}_document ON {exemplars} (sha256(document))
+                WHERE document IS NOT NULL;
+            ALTER INDEX {exemplars}_document ALTER COLUMN 1 SET STATISTICS 0;
+            """
+        )
+
+
+def _has_documents(connection: Connection, collection: Collection) -> bool:
+    return _exists(connection, f"{collection.exemplars}_document")
 
 
 def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) -> tuple[OpenedBudget, ...]:
@@ -178,8 +198,13 @@ def _hold(connection: Connection, collection: Collection) -> tuple[int, int, int
     return int(row[0]), int(row[1]), int(row[2])
 
 
-def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vectors) -> list[int]:
-    """Add exemplars with their owners; their ids. Raises `InvalidRecords` for an id that is there already."""
+def insert(
+    connection: Connection, into: Collection, batch: Batch, matrix: Vectors, documents: Sequence[bytes] | None = None
+) -> list[int]:
+    """Add exemplars with their owners, and with their ids as documents if given; their ids.
+
+    Raises `InvalidRecords` for an id that is there already.
+    """
     next_id, next_number, _ = _hold(connection, into)
     ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
     taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
@@ -199,15 +224,15 @@ def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vecto
     owners = ((numbers[name], encoded(name), digests.get(name)) for name in new)
     _copy(connection, f"{into.owners} (number, name, digest)", ["int8", "bytea", "bytea"], owners)
     head = struct.pack(">HH", matrix.shape[1], 0)
-    exemplars = (
-        (number, numbers[name], content, head + vector.astype(">f4").tobytes())  # the vector as pgvector receives it
-        for number, name, content, vector in zip(ids.tolist(), names, batch.contents, matrix, strict=True)
-    )
-    columns = f"{into.exemplars} (id, owner, content, embedding)"
-    _copy(connection, columns, ["int8", "int8", "bytea", "bytea"], exemplars)
+    columns, types = "id, owner, content, embedding", ["int8", "int8", "bytea", "bytea"]
+    vectors = (head + vector.astype(">f4").tobytes() for vector in matrix)  # as pgvector receives them
+    rows = [ids.tolist(), (numbers[name] for name in names), batch.contents, vectors]
+    if documents is not None:
+        columns, types, rows = f"{columns}, document", [*types, "bytea"], [*rows, documents]
+    _copy(connection, f"{into.exemplars} ({columns})", types, zip(*rows, strict=True))
     connection.execute(
         "UPDATE dpicl_collections SET next_id = greatest(next_id, %s), next_number = %s WHERE name = %s",
-        [int(ids.max()) + 1, next_number + len(new), into.name],
+        [int(ids.max(initial=-1)) + 1, next_number + len(new), into.name],
     )
     return [int(i) for i in ids]
 
@@ -219,9 +244,52 @@ def _copy(connection: Connection, target: str, types: Sequence[str], rows: Itera
             copy.write_row(row)
 
 
+def change(
+    connection: Connection, collection: Collection, arrival: Arrival | None, gone: Sequence[str]
+) -> tuple[int, list[int]]:
+    """Remove these documents and those that arrivals replace, and add the arrivals (see `LiveStore`).
+
+    The count of removals, and the ids of the exemplars that went.
+    """
+    entry = _hold(connection, collection)[2]
+    arriving = [] if arrival is None else [encoded(each) for each in arrival.documents]
+    leaving = [*map(encoded, gone), *arriving]
+    exemplars, owners = collection.exemplars, collection.owners
+    with_them = f"SELECT owner FROM {exemplars} JOIN {owners} ON number = owner WHERE digest IS NOT NULL"
+    where = rows_with("%(documents)b::bytea[]")
+    deleted = connection.execute(
+        f"DELETE FROM {exemplars} WHERE {where} OR owner IN ({with_them} AND {where}) RETURNING id, owner",
+        {"documents": leaving},
+    ).fetchall()
+    if arrival is not None:
+        insert(connection, collection, arrival.batch, arrival.matrix, arriving)
+    if deleted:
+        left = f"NOT EXISTS (SELECT FROM {exemplars} WHERE owner = number)"
+        query = f"DELETE FROM {owners} WHERE number = ANY(%s) AND {left}"
+        connection.execute(query, [list({owner for _, owner in deleted})])
+        entry += 1
+        _count_removal(connection, collection, entry, sorted(id for id, _ in deleted))
+    return entry, sorted(int(id) for id, _ in deleted)
+
+
+def rows_with(documents: str) -> str:
+    """The condition for the rows of these documents: a parameter's place, as ``bytea[]``."""
+    return (
+        f"((document IS NOT NULL AND sha256(document) IN (SELECT sha256(d) FROM unnest({documents}) d)) OR "
+        f"(document IS NULL AND id IN (SELECT substr(encode(d, 'escape'), 2)::bigint FROM unnest({documents}) d "
+        "WHERE encode(d, 'escape') ~ '^#(0|[1-9][0-9]{0,17})$')))"
+    )
+
+
+def _count_removal(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
+    """Tell other workers of exemplars that went."""
+    connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, list(ids)])
+    connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [entry, collection.name])
+
+
 def delete(
     connection: Connection, collection: Collection, owner: str
-) -> tuple[int, tuple[list[int], bytes | None, bool, list[bytes]]]:
+) -> tuple[int, tuple[list[int], list[str], bytes | None, bool, list[bytes]]]:
     """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._tell` tells the watchers.
 
     Raises `UnknownOwner`.
@@ -232,15 +300,16 @@ def delete(
     if row is None:
         raise UnknownOwner("the store holds no such owner")
     number, name, digest = row
+    document = "document" if _has_documents(connection, collection) else "NULL::bytea"
     deleted = connection.cursor(binary=True).execute(
-        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content", [number]
+        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content, {document}", [number]
     )
-    exemplars = sorted(deleted.fetchall())
+    exemplars = sorted(deleted.fetchall(), key=lambda row: row[0])
     ids = [int(row[0]) for row in exemplars]
+    documents = [document_of(row[2], row[0]) for row in exemplars]
     contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
     connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
-    connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, ids])
-    connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [entry, collection.name])
+    _count_removal(connection, collection, entry, ids)
     parts = [bytes(name)] if digest is None else []
     if collection.keys.owner_key is None:
         same = f"SELECT DISTINCT content FROM {collection.exemplars} WHERE content = ANY(%b::bytea[])"
@@ -251,7 +320,12 @@ def delete(
         query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
         has_equal = bool(connection.execute(query, [digest]).fetchall())
         identity = None if has_equal else next(each for each in contents if _digest_of(each) == digest)
-    return entry, (ids, identity, digest is None, parts)
+    return entry, (ids, documents, identity, digest is None, parts)
+
+
+def document_of(document: bytes | None, id: int) -> str:
+    """An exemplar's id as a document."""
+    return f"#{id}" if document is None else decoded(bytes(document))
 
 
 def as_array(numbers: Numbers) -> str:

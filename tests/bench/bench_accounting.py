@@ -7,8 +7,12 @@
 - the noise that each allows
 - one certified epsilon, and `spent` after the first call; the slowest step of `spent` where owners take part rarely
 - how far the grid costs epsilon, from closed forms
-- the range of joint EM at epsilon 1, 3 and 8 (q = 400/14732, 100 releases, delta 5e-5), and a plan of 10^4 releases
-- how many releases a filter admits if its order is that for the line
+- what the same promise buys, before and now, with the ratio. Joint EM's range at epsilon 1, 3 and 8 (q = 400/14732, 100
+  releases, delta 5e-5): by its profile's losses, and by adaptive composition. The releases that a filter of (3, 1e-5)
+  admits: by the divergences that the papers have at the order for small steps, and by exact ones at the order for the
+  line. How often noise overturns a vote (q = 40/6920, 1,000 releases, epsilon 3, delta 1e-5)
+  whose winner is 2 or 4 votes ahead: Gaussian with shared buckets, and the other kinds
+- a joint EM plan of 10^4 releases
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -23,6 +28,8 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from langchain_dpicl.privacy import (
     BoundedRange,
@@ -34,6 +41,10 @@ from langchain_dpicl.privacy import (
     PrivacyPlan,
     RenyiFilter,
 )
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
+from langchain_dpicl.privacy.profile import Composed, Profile
+from langchain_dpicl.privacy.renyi import to_epsilon
+from langchain_dpicl.privacy.votes import VoteNoise
 
 RATE, COUNT, EPSILON, DELTA = 40 / 6920, 10_000, 3.0, 1e-4
 VOTE = {"vote": LineRequest("vote", RATE, COUNT)}
@@ -43,7 +54,7 @@ MIXED = {
     "keywords": LineRequest("joint-em", 0.01, 5_000),
     "ptr": LineRequest("ptr", 0.01, 4_000, options={"delta0": 1e-10}),
 }
-FILTERED = [
+FILTERED: list[tuple[str, BoundedRange | DiscreteGaussian, float, int]] = [
     ("joint EM of 1.59", BoundedRange(1.59), 400 / 14732, 700),
     ("joint EM of 3.04", BoundedRange(3.04), 400 / 14732, 80),
     ("vote of 1.5 at .05", DiscreteGaussian(1.5), 0.05, 55),
@@ -98,14 +109,80 @@ def dp_accounting_calibration() -> float:
     return float(found)
 
 
-def solve_range(accountant: Any, epsilon: float) -> float:
-    """The eps0 that an accountant allows a joint exponential mechanism: q = 400/14732, 100 releases, delta 5e-5."""
+def by_losses(profile: Profile) -> Profile:
+    """The same, of which the accountant knows the losses of the profile alone."""
+    return Composed((profile,))
+
+
+def solve_range(account: Callable[[Profile], Profile], epsilon: float) -> float:
+    """The eps0 that epsilon allows a joint exponential mechanism: q = 400/14732, 100 releases, delta 5e-5."""
     low, high = 0.01, 20.0
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
-        cost = accountant.epsilon([Line(BoundedRange(middle), 400 / 14732, 100)], 5e-5)
+        cost = PLDAccountant().epsilon([Line(account(BoundedRange(middle)), 400 / 14732, 100)], 5e-5)
         low, high = (middle, high) if cost <= epsilon else (low, middle)
     return low
+
+
+def admitted_before(profile: BoundedRange | DiscreteGaussian, rate: float) -> int:
+    """The releases that a filter of (3, 1e-5) admitted: at one order, by the divergences that the papers have.
+
+    The order is that for small steps, 1 + 2 log(1/delta) / epsilon. A Gaussian has the divergence order |move|^2 / (2
+    sigma^2), eps0-bounded range min(order eps0^2 / 2, that of two losses +-eps0). They are amplified by Zhu and Wang
+    2019, theorem 5.
+    """
+    order = round(1.0 + 2.0 * math.log(1e5) / 3.0)
+
+    def divergence(a: int) -> float:
+        if isinstance(profile, DiscreteGaussian):
+            return a * sum(move**2 for move in profile.moves) / (2.0 * profile.sigma**2)
+        eps0 = profile.eps0
+        two = math.log(math.cosh((a - 0.5) * eps0) / math.cosh(0.5 * eps0)) / (a - 1)
+        return min(a * eps0**2 / 2.0, two)
+
+    total = (1.0 - rate) ** (order - 1) * (order * rate - rate + 1.0)
+    for a in range(2, order + 1):
+        times = 1.0 if a == 2 else 3.0
+        part = math.comb(order, a) * (1.0 - rate) ** (order - a) * rate**a
+        total += times * part * math.exp((a - 1) * divergence(a))
+    budget = 3.0 - float(to_epsilon(np.array(order), np.array(0.0), 1e-5))
+    return math.floor(budget * (order - 1) / math.log(total))
+
+
+def admitted(profile: Profile, rate: float) -> int:
+    """The releases that a filter of (3, 1e-5) admits at the order for the line."""
+    line = Line(profile, rate, 1)
+    return RenyiFilter(3.0, 1e-5, (RenyiFilter(3.0, 1e-5).order_for(line),)).left(line)
+
+
+def flips(mechanism: str, own_calls: float, margin: int) -> float:
+    """How often noise overturns a winner who is so many votes ahead."""
+    request = LineRequest(mechanism, RATE, 1000, options={OWN_CALLS: own_calls})
+    line = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": request}).lines["vote"]
+    return VoteNoise(mechanism, line.parameter, line.own_calls).flip(margin, 2)
+
+
+def bought() -> dict[str, float]:
+    """What the same promise buys, before and now."""
+    figures: dict[str, float] = {}
+
+    def compare(name: str, before: float, now: float, target: str, times: float) -> None:
+        figures[f"{name}, before"], figures[f"{name}, now{target}"] = before, now
+        figures[f"{name}, times better"] = times
+
+    for epsilon, least in ((1.0, 1.75), (3.0, 3.22), (8.0, 4.83)):
+        old, new = solve_range(by_losses, epsilon), solve_range(lambda profile: profile, epsilon)
+        compare(f"joint EM at epsilon {epsilon:g}, eps0", old, new, f" (at least {least:g})", new / old)
+    for name, profile, rate, least in FILTERED:
+        old, new = admitted_before(profile, rate), admitted(profile, rate)
+        compare(f"filter, {name}, releases", old, new, f" (at least {least:g})", new / old)
+    shared = {margin: flips("vote", 0.0, margin) for margin in (2, 4)}
+    kinds = {"exponential": ("vote-em", 0.0), "Gaussian, own calls": ("vote", 1.0)}
+    for name, kind in (kinds | {"exponential, own calls": ("vote-em", 1.0)}).items():
+        for margin, old in shared.items():
+            new = flips(*kind, margin)
+            compare(f"vote {margin} ahead, {name}, flips", old, new, "", old / new)
+    return figures
 
 
 def grid_cost() -> float:
@@ -154,7 +231,7 @@ def measure(repeats: int, fast: bool) -> dict[str, Any]:
         "vote plan, warm, seconds": warm,
         "vote plan, noise multiplier": sigma / math.sqrt(2.0),
         "vote plan, share of epsilon used": plan.certified_epsilon / EPSILON,
-        "mixed plan of 4 lines and 1e5 releases, seconds": mixed,
+        "mixed plan of 4 lines and 1e5 releases, seconds (at most 2)": mixed,
         "mixed plan, share of epsilon used": mixed_plan.certified_epsilon / 3.0,
         "one certified epsilon, seconds": one,
         "spent, first call, seconds": first_spent,
@@ -163,13 +240,7 @@ def measure(repeats: int, fast: bool) -> dict[str, Any]:
     }
     for rate in (1e-4, 1e-5, 1e-6):
         figures[f"spent, slowest call at rate {rate:g}, CPU seconds (at most 0.5)"] = slowest_step(rate)
-    for epsilon, least in ((1.0, 1.75), (3.0, 3.22), (8.0, 4.83)):
-        figures[f"joint EM at epsilon {epsilon:g}, eps0 (at least {least:g})"] = solve_range(PLDAccountant(), epsilon)
-    for name, profile, rate, least in FILTERED:
-        line = Line(profile, rate, 1)
-        order = RenyiFilter(3.0, 1e-5).order_for(line)
-        admitted = RenyiFilter(3.0, 1e-5, (order,)).left(line)
-        figures[f"filter at (3, 1e-5), {name}, releases (at least {least})"] = admitted
+    figures |= bought()
     ten_thousand = {"keywords": LineRequest("joint-em", RATE, COUNT)}
     seconds, _ = timed(lambda: PrivacyPlan.solve(epsilon=EPSILON, delta=DELTA, lines=ten_thousand))
     figures["joint EM plan of 1e4 releases, seconds (at most 10)"] = seconds
@@ -182,6 +253,12 @@ def measure(repeats: int, fast: bool) -> dict[str, Any]:
         figures["times faster than prv-accountant (at least 10)"] = figures["prv-accountant, seconds"] / cold_seconds
         figures["times faster than dp-accounting (at least 20)"] = figures["dp-accounting, seconds"] / cold_seconds
     return figures
+
+
+def missed(name: str, value: float) -> bool:
+    """Whether a figure misses the target that its name states."""
+    target = re.search(r"\(at (least|most) ([0-9.]+)\)$", name)
+    return target is not None and (value < float(target[2]) if target[1] == "least" else value > float(target[2]))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -198,15 +275,7 @@ def main(argv: list[str] | None = None) -> int:
         width = max(len(name) for name in figures)
         for name, value in figures.items():
             print(f"{name:<{width}}  {value:.4g}")
-    good = figures["mixed plan of 4 lines and 1e5 releases, seconds"] < 2.0
-    good = good and figures.get("times faster than prv-accountant (at least 10)", 10.0) >= 10.0
-    good = good and figures.get("times faster than dp-accounting (at least 20)", 20.0) >= 20.0
-    good = good and all(value <= 0.5 for name, value in figures.items() if "at most 0.5" in name)
-    for name, value in figures.items():
-        if name.startswith(("joint EM at", "filter")):
-            good = good and value >= float(name[:-1].split()[-1])
-    good = good and figures["joint EM plan of 1e4 releases, seconds (at most 10)"] <= 10.0
-    return 0 if good else 1
+    return int(any(missed(name, value) for name, value in figures.items()))
 
 
 if __name__ == "__main__":

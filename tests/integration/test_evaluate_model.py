@@ -69,7 +69,8 @@ def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFi
     assert set(found) >= {("head", None), ("head", 1.0), ("head", 8.0)}, "on the embedded model's vectors"
     assert [choice["epsilon"] for choice in results["choices"]] == [1.0, 8.0]
     assert all(0 <= s["values"]["accuracy"]["mean"] <= 100 and s["queries"] == 3 for s in results["scores"])
-    assert found["vote", 1.0]["facts"]["sigma"] > found["vote", 8.0]["facts"]["sigma"]
+    sharpness = [found["vote", epsilon]["facts"]["eps0"] for epsilon in (1.0, 8.0)]
+    assert sharpness[0] < sharpness[1], "the exponential vote is less noisy with more epsilon"
     made = {"labels-4x1.jsonl", "vectors.npz", "table.md", "accuracy.png", "cost.png"}
     assert {path.name for path in folder.iterdir()} >= made
     kept = (folder / "labels-4x1.jsonl").read_bytes()

@@ -14,16 +14,23 @@ import runpy
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from replies import PUBLIC_REPLIES, PUBLIC_WORDS
+from scipy.special import logsumexp
+from scipy.stats import binom
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
 from langchain_dpicl.local import LocalEmbeddings
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy.mechanisms import PlanLine
+from langchain_dpicl.privacy.votes import VoteNoise
 from langchain_dpicl.release.base import SPENT
 from langchain_dpicl.store.records import read_records
 
@@ -90,6 +97,52 @@ def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
     shown = (ROOT / "README.md").read_text()
     code = (ROOT / "examples" / "quickstart.py").read_text().split('"""\n\n', 1)[1]
     assert code.strip() in shown, "the README shows this very file"
+
+
+README_VOTES = {"Flask": 95, "Porch": 9, "Ledger": 6}
+"""The votes on the quickstart's question of all 110 customers with a message near to it, each by the embedded model."""
+
+
+def chance_of_the_first(votes: Mapping[str, int], line: PlanLine, calls: int) -> float:
+    """How likely the quickstart's release is the first of these labels: exactly, over all coins and all noise.
+
+    Each customer's vote counts with the plan's rate, by a coin of its own: the counts are independent binomials. Given
+    the counts c, a label comes with the weight exp(r c) among those of all labels and of "the members abstain".
+    """
+    assert (line.mechanism, line.own_calls) == ("vote-em", True)
+    noise = VoteNoise(line.mechanism, line.parameter, line.own_calls)
+    law, scores = np.ones(()), []
+    for count in np.ix_(*(np.arange(number + 1) for number in votes.values())):
+        law = law * binom.pmf(count, count.size - 1, line.rate)
+        scores.append(noise.rate * count)
+    abstain = np.full(law.shape, -noise.rate * noise.abstention_count(calls, len(votes)))
+    total = logsumexp(np.stack([*(score + 0.0 * abstain for score in scores), abstain]), axis=0)
+    return float((law * np.exp(scores[0] - total)).sum())
+
+
+def test_the_quickstarts_answer_is_right_with_probability_99_percent() -> None:
+    request = LineRequest("vote-em", 20 / 160, 100, options={"own_calls": 1.0})
+    line = PrivacyPlan.solve(epsilon=3, delta=1e-5, lines={"vote": request}).lines["vote"]
+    assert chance_of_the_first(README_VOTES, line, 35) >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_these_are_the_votes_of_the_model_and_the_plan_of_the_quickstart(
+    embedded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a rate of 1 every customer whom the gate lets through has a call: the votes without coins and noise."""
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    code, question = (ROOT / "examples" / "quickstart.py").read_text().split("print(route.invoke(")
+    exec(code, made)
+    query = ast.literal_eval(question.partition("))")[0])
+    buckets = made["selector"].sample(1.0, made["selector"].embed_query(query))
+    votes = Counter(made["member"].invoke({**query, "examples": bucket}) for bucket in buckets)
+    line = made["route"].line().plan_line
+    assert (line.rate, line.count) == (20 / 160, 100)
+    assert chance_of_the_first({label: votes[label] for label in README_VOTES}, line, 35) >= 0.99
+    assert sum(abs(votes[label] - README_VOTES[label]) for label in README_VOTES) <= 4, "other kernels move few votes"
 
 
 def test_a_head_is_released_once_and_answers_without_a_charge(run: Run) -> None:
@@ -164,9 +217,39 @@ def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_r
     name, desk, receipt = wrapped.split()
     assert name == "wrap_rag:"
     assert desk in DEMO_LABELS
-    assert receipt == "rag:vote:1"
-    assert retrieved == f"DPRetriever: {desk} rag:vote:1", "the question is replayed: its document is the same release"
+    assert receipt == "rag:vote-em:1"
+    assert retrieved == f"DPRetriever: {desk} rag:vote-em:1", "the question is replayed: one release, one document"
     assert "spent=1" in budget
+
+
+@pytest.mark.slow
+def test_a_graph_searches_one_patients_messages_in_each_call(run: Run) -> None:
+    naive, private, budget = run("graph_rag.py")
+    assert naive.startswith("not private: ")
+    assert private in [f"private: {label}" for label in DEMO_LABELS]
+    assert "spent=1" in budget
+
+
+@pytest.mark.slow
+def test_an_agent_is_rehearsed_on_public_messages_and_searches_with_its_tool(run: Run) -> None:
+    first, *rehearsed, answered, budget = run("agent_rag.py")
+    assert first == "rehearsal passed; nothing was charged, no private record was read"
+    assert any("I lost my glasses." in line for line in rehearsed)
+    label, truth = answered.split(" is right: ")
+    assert {label, truth} <= set(DEMO_LABELS)
+    assert "spent=1" in budget
+
+
+def test_a_store_follows_a_collection_in_chroma(run: Run) -> None:
+    before, changes, after, budget = run("sync_chroma.py")
+    count, owners = (int(word) for word in before.split() if word.isdigit())
+    changed = ast.literal_eval(changes)
+    assert (changed["num_added"], changed["num_updated"]) == (1, 1)
+    assert changed["num_deleted"] >= 1
+    assert changed["num_skipped"] == count - changed["num_deleted"] - 1
+    assert [int(word) for word in after.split() if word.isdigit()] == [count + 1 - changed["num_deleted"], owners]
+    assert {before.rsplit(maxsplit=1)[1], after.rsplit(maxsplit=1)[1]} <= set(DEMO_LABELS)
+    assert "spent=2" in budget
 
 
 @pytest.mark.slow

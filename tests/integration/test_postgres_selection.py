@@ -18,6 +18,7 @@ from scipy import stats
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
+from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.memory import rounding
 from langchain_dpicl.store.postgres import PostgresView
 
@@ -280,6 +281,28 @@ def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypa
     assert "Order By" not in plan
 
 
+def test_filters_let_through_whom_they_let_through_in_memory(collection: Any, records: Any, store_of: Any) -> None:
+    """Texts that PostgreSQL's JSON refuses included."""
+    values = ["a", "b", "\x00", "\ud800", 1, 1.0, 2.5, True, None, float("nan"), 10**30, ["a"]]
+    rows = [{**row, "x": values[i % 12], **({} if i % 5 else {"y": i})} for i, row in enumerate(records(40, 3))]
+    server, memory = collection(rows), store_of(rows)
+    query = memory.embed_query("q")
+    filters: list[Any] = [{"x": value} for value in ("a", "\x00", "\ud800", 1, 2.5, True)]
+    filters += [{"x": {name: value}} for name in ("$ne", "$gt", "$lte") for value in ("a", 1)]
+    filters += [{"$or": [{"x": {"$in": ["a", 1]}}, {"y": {"$gte": 50}}]}, {"x": {"$ne": "b"}, "y": {"$lt": 90}}]
+    for given in filters:
+        wanted = MetadataFilter.parse(given)
+        with server.reading() as one, memory.reading() as other:
+            assert one.passing(np.arange(120), wanted).tolist() == other.passing(np.arange(120), wanted).tolist()
+            for about in ((None, -1.0), (query, 0.1)):
+                found = one.eligible(*about, wanted).tolist()
+                assert found == other.eligible(*about, wanted).tolist()
+                assert about[0] is not None or 0 < len(found) < 40, given
+        selector = PoissonExampleSelector(server, calls=2, rate=1.0, exemplars_per_owner=9, filter=given)
+        buckets = selector.sample(query=selector.embed_query({}))
+        assert all(wanted.passes(each) for bucket in buckets for each in bucket)
+
+
 def test_the_gate_and_the_similarity_agree_to_the_last_bit(collection: Any, records: Any) -> None:
     """At a threshold that is a row's own similarity the row is in, and one step above it is out: as on FAISS."""
     rows, vectors = of_spread_vectors(records, 9, owners=60)
@@ -336,7 +359,10 @@ def test_a_sealed_chain_answers_from_it(
         return "Negative"
 
     selector = PoissonExampleSelector(store, 3, max_exemplars=12, **options)
-    sealed = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of())
+    vote = NoisyVote(
+        ["Positive", "Negative"], mechanism="vote"
+    )  # hears two of three members who fail: nobody asks first
+    sealed = PrivateEnsemble(selector, member) | DPAggregate(vote, budget_of())
     assert sealed.invoke({"input": "question"}) == "Negative"
     expected = {f"{i}.0" for i in range(12) if i % 2 == 0 or "threshold" not in options}
     assert len(seen) == 3
@@ -378,7 +404,7 @@ def test_workers_share_the_tickets_of_their_owners_until_they_are_forgotten(
     def seal(store: PostgresExemplarStore) -> Any:
         selector = PoissonExampleSelector(store, 3, rate=1.0, max_exemplars=9, threshold=0.5)
         budget = budget_of(releases=2, ledger=ledger_url, tickets=True)
-        return PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["x", "y"]), budget)
+        return PrivateEnsemble(selector, member, count_empty=True) | DPAggregate(NoisyVote(["x", "y"]), budget)
 
     def ask(chain: Any) -> list[str]:
         shown.clear()

@@ -116,7 +116,7 @@ def test_vectors_of_more_dimensions_than_pgvector_holds_are_refused(shared_store
     [
         ([{"input": "x", "output": "y"}], {}),
         ([{"input": "", "output": "y", "owner": "o"}], {}),
-        ([{"input": "x", "output": "y", "owner": "o", "bad": {1}}], {}),
+        ([{"input": "x", "output": "y", "owner": "o", "bad": b"x"}], {}),
         ([{"input": "x", "output": "y", "owner": "o"}], {"ids": [2]}),
         ([{"input": "x", "output": "y", "owner": "o"}] * 2, {"ids": [50, 50]}),
         ([{"input": "x", "output": "y", "owner": "o"}] * 2, {"ids": [50]}),

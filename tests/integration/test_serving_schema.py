@@ -43,7 +43,8 @@ def test_schemathesis_finds_nothing(return_receipt: bool, tmp_path: Path) -> Non
     rows = [{"input": f"text {i}", "output": "Positive"} for i in range(8)]
     store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=8), progress=False)
     selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
-    budget = PrivacyBudget(1000, 1e-5, 5000, f"sqlite:///{tmp_path / 'budget.db'}", replay=False)
+    ledger = f"sqlite:///{tmp_path / 'budget.db'}"
+    budget = PrivacyBudget(1000, 1e-5, 5000, ledger, replay=False, accept_noise=True)
     ensemble = PrivateEnsemble(selector, RunnableLambda(lambda _: "Positive"))
     labels = NoisyVote(["Positive", "Negative"], scores=not return_receipt)
     release = ensemble | DPAggregate(labels, budget, return_receipt=return_receipt)

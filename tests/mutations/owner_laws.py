@@ -6,7 +6,7 @@ The members are as bad as they can be: each answers from its bucket alone, by a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from exact import Branching, Law, check_profile, law, mixture
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from numpy.typing import NDArray
 
-from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector
+from langchain_dpicl import ExemplarStore, NoisyVote, PoissonExampleSelector, PrivateEnsemble
 from langchain_dpicl.privacy import MECHANISMS, Randomness
 from langchain_dpicl.privacy.profile import DIRECTIONS
 from langchain_dpicl.private.boundary import ABSTAIN
@@ -83,6 +83,53 @@ def check_selector(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) 
         without = release_law(kind, others, rule, rate, by_default)
         for direction, pair in zip(DIRECTIONS, ((everyone, without), (without, everyone)), strict=True):
             check_profile([pair], profile, direction)
+
+
+def counts_law(ensemble: PrivateEnsemble, rate: float) -> dict[Hashable, float]:
+    """The law of the votes that come out of an ensemble's calls, abstentions last: the code's own."""
+    vote, selector = NoisyVote(LABELS), ensemble.selector
+
+    def run(randomness: Branching) -> tuple[int, ...]:
+        selector._randomness = randomness
+        return tuple(vote.counts(ensemble.run({"input": "q"}, rate, vote)).tolist())
+
+    return law(run)
+
+
+def check_calls(
+    rule: Rule,
+    owners: Owners,
+    rate: float,
+    how: Mapping[str, Any],
+    selector_kind: SelectorKind = PoissonExampleSelector,
+    ensemble_kind: type[PrivateEnsemble] = PrivateEnsemble,
+) -> None:
+    """AssertionError where some owner, who has a call of its own, shows in a vote by more than the selector's profile
+    says: every coin and priority, every draw of both votes, with and without the owner, both directions."""
+
+    def says(given: Mapping[str, Any]) -> str | None:
+        return rule(frozenset(example["input"].split()[0] for example in given["examples"]))
+
+    def counted(owners: Owners) -> tuple[PoissonExampleSelector, dict[Hashable, float]]:
+        selector = selector_kind(store_of(owners), rate=rate, **how)
+        return selector, counts_law(ensemble_kind(selector, says), rate)
+
+    selector, everyone = counted(owners)
+    others = [counted(tuple(owner for owner in owners if owner != left_out))[1] for left_out in owners]
+    for mechanism, parameter in (("vote-em", 1.5), ("vote", SIGMA)):
+        vote = NoisyVote(LABELS).under(mechanism, selector.crowd(rate, None))
+        assert vote.crowd is not None
+        profile = MECHANISMS[mechanism].profile(parameter, own_calls=float(vote.crowd.own_calls)).subsample(rate)
+
+        @lru_cache
+        def drawn(counts: Any, vote: NoisyVote = vote, parameter: float = parameter) -> Law:
+            crowd = vote._crowd(())
+            return law(lambda randomness: str(vote.draw(np.array(counts), crowd, parameter, randomness)))
+
+        released = [mixture((weight, drawn(counts)) for counts, weight in each.items()) for each in (everyone, *others)]
+        for without in released[1:]:
+            for direction, pair in zip(DIRECTIONS, ((released[0], without), (without, released[0])), strict=True):
+                check_profile([pair], profile, direction)
 
 
 class Redrawing(PoissonExampleSelector):

@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl import EmbeddingMean
-from langchain_dpicl.aggregators import gaussian
+from langchain_dpicl.aggregators import means
 from langchain_dpicl.privacy import MECHANISMS, Gaussian, Mechanism, Randomness, lattice_multiplier
 from langchain_dpicl.private.boundary import ABSTAIN
 
@@ -82,7 +82,7 @@ def shifted_delta(move: NDArray[np.int64], sigma: float, epsilon: float) -> floa
 def check(mean: EmbeddingMean, mechanism: Mechanism, parameter: float = 0.5) -> None:
     """Exact enumeration: for every pair of answers that one member may give in turn, the two noisy sums' true delta is
     at most what the mechanism's profile says."""
-    mean.prepare({}, {})
+    mean = mean.prepare({}, {})
     said = {text: mean.encode(text) for text in ANSWERS}
     others = [said["north"], said["east"], ABSTAIN]
     profile = mechanism.profile(parameter, **mean.options)
@@ -112,7 +112,7 @@ def half_the_sensitivity() -> tuple[EmbeddingMean, Mechanism]:
 def test_1_esa_noise_for_sensitivity_1_is_caught(
     mutant: Callable[[], tuple[EmbeddingMean, Mechanism]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gaussian, "STEPS", STEPS)
+    monkeypatch.setattr(means, "STEPS", STEPS)
     check(*product())
     with pytest.raises(AssertionError, match="is claimed"):
         check(*mutant())

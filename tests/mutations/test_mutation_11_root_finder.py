@@ -18,6 +18,7 @@ from langchain_dpicl.privacy import (
     ProposeTestRelease,
     mechanisms,
     profile,
+    solving,
 )
 
 Patch = pytest.MonkeyPatch
@@ -48,7 +49,7 @@ def check_plan() -> None:
 
 def test_11_a_search_that_stops_on_the_wrong_side_is_caught(monkeypatch: Patch) -> None:
     check_plan()
-    monkeypatch.setattr(mechanisms, "PLDAccountant", NearEnough)
+    monkeypatch.setattr(solving, "PLDAccountant", NearEnough)
     with pytest.raises(AssertionError, match="is claimed"):
         check_plan()
 

@@ -50,7 +50,7 @@ def moved(make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: A
         selector = PoissonExampleSelector(store, MEMBERS, rate=1.0, max_exemplars=10)
         selector._randomness = owner_keyed(store, salt)
         try:
-            ensemble = PrivateEnsemble(selector, make(data), max_concurrency=1)
+            ensemble = PrivateEnsemble(selector, make(data), count_empty=True, max_concurrency=1)
         except UnsafeConfigurationError:
             return 0
         budget = budget_of()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from langchain_dpicl.aggregators.gaussian import STEPS, EmbeddingMean, NoisyVote
+from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote
+from langchain_dpicl.aggregators.means import STEPS
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.privacy.noise import (
+from langchain_dpicl.privacy.choice import Crowd
+from langchain_dpicl.privacy.votes import (
     FALSE_RATE,
     TOLD,
+    VoteNoise,
     abstention_threshold,
     tail_reach,
     tells_abstention,
@@ -95,6 +99,17 @@ def test_few_members_under_much_noise_do_not_tell() -> None:
     assert [tells_abstention(20, sigma, 2) for sigma in (0.1, 1.0, 2.0)] == [True, True, False]
     vote = NoisyVote(["a", "b"])
     assert (vote.tells(20, 9.6), vote.tells(120, 9.6)) == (False, True)
+
+
+def test_only_outputs_that_are_expected_to_count_can_tell(embeddings: object) -> None:
+    """Calls are padded, and buckets may be empty: where all fail, fewer abstentions than N are counted."""
+    for mechanism, parameter, crowd in (("vote", 1.0, Crowd(35, 20.0, True)), ("vote-em", 2.0, Crowd(35, 26.4))):
+        vote = NoisyVote(["a", "b"]).under(mechanism, crowd)
+        assert VoteNoise(mechanism, parameter, crowd.own_calls).told(35, 2) > TOLD
+        full = vote.under(mechanism, replace(crowd, expected=35.0))
+        assert (vote.tells(35, parameter), full.tells(35, parameter)) == (False, True)
+    mean = EmbeddingMean(embeddings, release="vector")  # type: ignore[arg-type]
+    assert [mean.under("embedding", Crowd(40, many)).tells(40, 3.0) for many in (30.0, 40.0)] == [False, True]
 
 
 def test_a_mean_of_embeddings_counts_abstentions_in_steps(embeddings: object) -> None:

@@ -1,4 +1,4 @@
-"""`store/memory.py`: bytes in one buffer, and no copy of them left behind."""
+"""`store/contents.py`: bytes in one buffer, and no copy of them left behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_dpicl.store.memory import Arena
+from langchain_dpicl.store.contents import Arena
 
 
 def filled(*items: bytes) -> Arena:

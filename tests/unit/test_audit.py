@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from numpy.typing import NDArray
 from langchain_dpicl import cli
 from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.keywords import sample_sequence
-from langchain_dpicl.audit import attack
-from langchain_dpicl.audit.attack import ATTACKED, BlockRandomness, audit
-from langchain_dpicl.audit.cases import CASES, MemberCase, Setting
+from langchain_dpicl.audit import worlds
+from langchain_dpicl.audit.attack import ATTACKED, audit
+from langchain_dpicl.audit.cases import CASES, Setting
 from langchain_dpicl.audit.heads import HEAD
+from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.answer import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -85,6 +87,9 @@ def test_many_releases_get_the_noise_of_their_plan() -> None:
 Patch = pytest.MonkeyPatch
 
 
+bind, OWN = Setting.bind, CASES["vote-em-own-calls"].options
+
+
 def less_noise(kind: type[Any], divisor: float) -> Callable[[Patch], None]:
     def apply(patch: Patch) -> None:
         real = kind.aggregate
@@ -106,8 +111,13 @@ def gap_test_without_delta0(patch: Patch) -> None:
 def terms_of_twice_the_range(patch: Patch) -> None:
     real = clipped_terms
     patch.setattr(
-        attack, "clipped_terms", lambda *rows, bound, **more: real(*rows, bound=2.0 * bound, **more), raising=True
+        worlds, "clipped_terms", lambda *rows, bound, **more: real(*rows, bound=2.0 * bound, **more), raising=True
     )
+
+
+def noise_of_own_calls(patch: Patch) -> None:
+    """An output that is replaced gets the noise for one that is added."""
+    patch.setattr(Setting, "bind", lambda self, *what: bind(replace(self, options=OWN), *what))
 
 
 def noise_for_one_of_many_releases(patch: Patch) -> None:
@@ -123,6 +133,9 @@ BROKEN: list[tuple[str, Callable[[Patch], None], dict[str, Any]]] = [
     ("joint-em", joint_em_of_sensitivity_one, {"epsilon": 2.0, "trials": 7000}),
     ("ptr", gap_test_without_delta0, {}),
     ("tokens", terms_of_twice_the_range, {}),
+    ("vote-em", noise_of_own_calls, {}),
+    ("joint-em", noise_of_own_calls, {"epsilon": 2.0, "trials": 7000}),
+    ("vote-em-own-calls", less_noise(NoisyVote, 0.5), {}),
 ]
 
 
@@ -141,7 +154,7 @@ Sample = Callable[..., list[Any]]
 
 def everybody(real: Sample) -> Sample:
     """No coin at all: the rate is accounted for, and never drawn."""
-    return lambda self, rate=None, query=None, among=None: real(self, 1.0, query, among)
+    return lambda self, rate=None, query=None, *among: real(self, 1.0, query, *among)
 
 
 def fixed_size(real: Sample) -> Sample:
@@ -207,85 +220,13 @@ def test_a_cap_that_follows_the_store_is_proved_to_break_its_claim(monkeypatch: 
 
     def follows_the_store(self: PoissonExampleSelector, *arguments: Any, **options: Any) -> None:
         real(self, *arguments, **options)
-        self.max_exemplars = self.store.owner_count - attack.OTHER_OWNERS + 1
+        self.max_exemplars = self.store.owner_count - worlds.OTHER_OWNERS + 1
 
     honest = audit("vote", **CLAIM, trials=400, **how)
     assert honest.lower_bound <= honest.epsilon
     monkeypatch.setattr(PoissonExampleSelector, "__init__", follows_the_store)
     broken = audit("vote", **PROOF, trials=1000, **how)
     assert broken.lower_bound > broken.epsilon
-
-
-# -- the worst cases ---------------------------------------------------------------------------------------------------
-
-
-def setting(**more: Any) -> Setting:
-    numbers = {"parameter": 2.0, "rate": 1.0, "releases": 1, "trials": 10**6}
-    numbers |= {"epsilon": 3.0, "delta": 1e-5, "confidence": 0.95}
-    return Setting(**{**numbers, "unanimous": False, "options": {"delta0": 1e-6, "step": 2.0**-16}, **more})
-
-
-@pytest.mark.parametrize("mechanism", CASES)
-def test_with_real_owners_all_other_members_agree(mechanism: str) -> None:
-    for case in CASES[mechanism](setting(unanimous=True)):
-        assert {*getattr(case, "others", ()), getattr(case, "base", None)} == {getattr(case, "base", None)}
-
-
-def test_joint_em_losses_move_by_two_both_ways() -> None:
-    """The likelihood ratios of two sequences differ by all of eps0, which is the whole bounded range."""
-    (case,) = CASES["joint-em"](setting(parameter=3.0))
-    assert isinstance(case, MemberCase)
-    ratios = [case.statistic(pair) for pair in (["x0", "x1"], ["anchor", "y0"])]
-    assert ratios[1] - ratios[0] == pytest.approx(3.0)
-
-
-def test_a_given_number_of_members_is_kept_and_split() -> None:
-    case, _ = CASES["vote"](setting(members=20))
-    assert isinstance(case, MemberCase)
-    assert case.members == 20
-    assert len(set(case.others)) == 2  # a unanimous vote of 20 would drown a single one
-
-
-# -- randomness in bulk ------------------------------------------------------------------------------------------------
-
-
-class Counting:
-    """Hands out 0, 1, 2, ... of each kind."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def _numbers(self, size: int) -> NDArray[np.int64]:
-        self.next += size
-        return np.arange(self.next - size, self.next)
-
-    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        return self._numbers(n)
-
-    def integers(self, high: int, size: int) -> NDArray[np.int64]:
-        return self._numbers(size)
-
-    def uniforms(self, size: int) -> NDArray[np.float64]:
-        return self._numbers(size).astype(np.float64)
-
-    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
-        return self._numbers(size)
-
-
-def test_no_number_is_handed_out_twice() -> None:
-    stock = BlockRandomness(Counting())
-    seen: list[float] = []
-    for size in (3, 1, 4000, 100, 5000, 0, 7):
-        for values in (
-            stock.uniforms(size),
-            stock.integers(2, size),
-            stock.integers(3, size),
-            stock.discrete_gaussian(1.0, size),
-            stock.discrete_gaussian(2.0, size),
-        ):
-            assert len(values) == size
-            seen += values.tolist()
-    assert len(set(seen)) == len(seen)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

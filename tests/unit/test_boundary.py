@@ -231,7 +231,7 @@ async def test_there_are_always_as_many_calls_as_members(members: int, rate: flo
                 raise ValueError
         return "Positive"
 
-    sealed = sealed_of(member, members=members, rate=rate)
+    sealed = sealed_of(member, members=members, rate=rate, owners=8)
     sealed.invoke(QUESTION)
     assert len(calls) == members
     assert sum(calls) == (8 if rate == 1.0 else 0)
@@ -256,7 +256,7 @@ async def test_a_batch_makes_as_many_calls_as_members_for_each_question(
                     raise ValueError
         return "Positive"
 
-    sealed = sealed_of(member, members=3, rate=rate)
+    sealed = sealed_of(member, members=3, rate=rate, owners=8)
     ensemble = sealed.ensemble
     monkeypatch.setattr(ensemble, "public_request", lambda values: ({**values, "public": True}, Examples()))
     questions = [{"input": "one"}, {"input": "two"}]

@@ -59,7 +59,7 @@ class World(Spy):
         self.public = 0
         selector = PoissonExampleSelector(store, 8, rate=1.0, max_exemplars=8)
         ensemble = PrivateEnsemble(selector, RunnableLambda(self.member))
-        self.chain = ensemble | DPAggregate(vote(LABELS), budget, return_receipt=True)
+        self.chain = ensemble | DPAggregate(vote(LABELS, mechanism="vote"), budget, return_receipt=True)
         self.chain._randomness = Quiet()
 
     def member(self, values: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ from langchain_dpicl.errors import MembersAbstained, ReleaseFailed
 
 MEMBERS = 4
 AGGREGATORS: dict[str, Callable[[], Any]] = {
-    "vote": lambda: Tally(LABELS),
+    "vote": lambda: Tally(LABELS, mechanism="vote"),
     "embedding": lambda: EmbeddingMean(Telling(), ["a good answer", "a bad answer"]),
     "keywords": lambda: Keywords.joint_em(["positive", "negative", "neutral"], 2),
 }

@@ -65,7 +65,9 @@ def store() -> Any:
 
 @pytest.fixture
 def sealed_of(budget: PrivacyBudget, store: Any) -> Callable[[Any], SealedRelease]:
-    return lambda member: sealed_release(store, member, Tally(["Positive", "Negative"]), budget, MEMBERS)
+    return lambda member: sealed_release(
+        store, member, Tally(["Positive", "Negative"], mechanism="vote"), budget, MEMBERS
+    )
 
 
 def clinic(fares: str = "success") -> Clinic:
@@ -136,16 +138,16 @@ def tool_of(runnable: Any) -> BaseTool:
     if isinstance(runnable, SealedRelease):
         return as_tool(runnable, "ask", "Asks.")
 
-    def ask(input: str) -> str:
-        return str(runnable.invoke({"input": input}))
+    def ask(query: str) -> str:
+        return str(runnable.invoke({"input": query}))
 
-    async def aask(input: str) -> str:
-        return str(await runnable.ainvoke({"input": input}))
+    async def aask(query: str) -> str:
+        return str(await runnable.ainvoke({"input": query}))
 
     return StructuredTool.from_function(ask, aask, name="ask", description="Asks.")
 
 
-CALL = AIMessage("", tool_calls=[{"name": "ask", "args": {"input": "a movie"}, "id": "1"}])
+CALL = AIMessage("", tool_calls=[{"name": "ask", "args": {"query": "a movie"}, "id": "1"}])
 
 
 async def a_tool_node(runnable: Any, told: list[str]) -> None:

@@ -49,7 +49,7 @@ def release(store: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     """A release that has been made, so that whatever it keeps of one is there."""
     path = tmp_path_factory.mktemp("objects") / "budget.db"
     budget = PrivacyBudget(1000, 1e-5, 20, replay=False, ledger=f"sqlite:///{path}")
-    made = sealed_release(store, a_member(Clinic()), Tally(LABELS), budget, MEMBERS)
+    made = sealed_release(store, a_member(Clinic()), Tally(LABELS, mechanism="vote"), budget, MEMBERS)
     made.invoke(QUESTION)
     yield made
     budget.close()
@@ -179,8 +179,10 @@ async def test_the_ledgers_bytes_hold_no_secret(keep_queries: bool, store: Any, 
     budget = PrivacyBudget(
         1000, 1e-5, 10, replay=True, keep_queries=keep_queries, ledger=f"sqlite:///{tmp_path / 'ledger.db'}"
     )
-    sealed = sealed_release(store, a_member(Clinic()), Tally(LABELS), budget, MEMBERS)
-    failing = sealed_release(store, a_member(Clinic(fares="all fail")), Tally(LABELS), budget, MEMBERS)
+    sealed = sealed_release(store, a_member(Clinic()), Tally(LABELS, mechanism="vote"), budget, MEMBERS)
+    failing = sealed_release(
+        store, a_member(Clinic(fares="all fail")), Tally(LABELS, mechanism="vote"), budget, MEMBERS
+    )
     asked = {"input": "a-public-question"}
     assert sealed.invoke(asked) == await sealed.ainvoke(asked) == "Positive"
     with pytest.raises(Exception, match="usable"):
@@ -199,5 +201,8 @@ def test_a_release_writes_no_cache(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     budget = budget_of(epsilon=999.0)
-    assert sealed_release(store, a_member(Clinic()), Tally(LABELS), budget, MEMBERS).invoke(QUESTION) == "Positive"
+    assert (
+        sealed_release(store, a_member(Clinic()), Tally(LABELS, mechanism="vote"), budget, MEMBERS).invoke(QUESTION)
+        == "Positive"
+    )
     assert not (tmp_path / "cache").exists()

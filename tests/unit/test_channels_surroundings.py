@@ -64,7 +64,7 @@ def store() -> Any:
 
 @pytest.fixture
 def sealed_of(budget: PrivacyBudget, store: Any) -> Callable[[Any], Any]:
-    return lambda member: sealed_release(store, member, Tally(LABELS), budget, MEMBERS)
+    return lambda member: sealed_release(store, member, Tally(LABELS, mechanism="vote"), budget, MEMBERS)
 
 
 async def invoked(runnable: Any, told: list[str]) -> None:

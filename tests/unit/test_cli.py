@@ -42,8 +42,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def answer(data: Path, *more: str) -> list[str]:
     """A large epsilon, so that the noise is nearly nothing and answers can be compared."""
-    always = "--labels a,b --epsilon 300 --releases 30 --members 10 --shots 2".split()
-    return ["answer", "--data", str(data), *always, *more]
+    shape = [] if "--calls" in more else ["--members", "10", "--shots", "2"]
+    return ["answer", "--data", str(data), *"--labels a,b --epsilon 300 --releases 30".split(), *shape, *more]
 
 
 def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
@@ -59,6 +59,95 @@ def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
     assert code == 0
     assert "private answer       b" in out
     assert "28 answers left" in out, "the ledger goes on counting"
+
+
+@pytest.mark.parametrize(
+    ("more", "facts"),
+    [
+        ("--calls 20", {"calls": 20.0, "members": 35, "rate": 20 / 30}),
+        ("--calls 20 --pad-to 22 --details", {"mechanism": "scores", "calls": 20.0, "members": 22, "rate": 20 / 30}),
+        ("--calls 20 --max-calls 25", {"calls": 20.0, "members": 25, "rate": 20 / 30}),
+        ("--members 10", {"calls": None, "members": 10}),
+    ],
+)
+def test_every_shape_of_calls_is_asked_for_and_told(more: str, facts: dict[str, Any], data: Path, capsys: Any) -> None:
+    """Without --shots the plan chooses the rate: not the 20 of 30 owners that --shots 2 would be."""
+    always = "--labels a,b --epsilon 30 --releases 30 --owner-key who --question".split()
+    command = ["answer", "--data", str(data), *always, "a question", *more.split()]
+    code, out, _ = run(capsys, *command, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert {name: result[name] for name in facts} == pytest.approx(facts)
+    assert result["rate"] <= 1.0
+    (entry,) = result["answers"]
+    assert entry["private"] == "a"
+    assert ("details" in entry) == ("--details" in more)
+    if "details" in entry:
+        assert entry["details"]["confidence"] > 0.9
+        assert set(entry["details"]["counts"]) == {"a", "b"}
+        shown = run(capsys, *command)[1]
+        assert f"{entry['details']['confidence']:.0%}; noisy counts: a " in shown
+
+
+def test_a_prior_decides_between_labels_that_owners_name_alike(
+    data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All 60 records vote, half for each label. The zero-shot answer is b, and the scorer's prior for two public texts
+    too. Under this noise a label that has a third of the other's prior wins a tie with a probability below 1e-8."""
+    asked: list[str] = []
+
+    class Scorer(RunnableLambda[Any, Any]):
+        def prior(self, texts: list[str]) -> Any:
+            asked.extend(texts)
+            return RunnableLambda(lambda values: {"a": 1, "b": 3})
+
+    def member(values: Any) -> str:
+        return values["examples"][0]["label"] if values["examples"] else "b"  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("langchain_dpicl.members.chains.LabelScorer", lambda *_, **__: Scorer(member))
+    public = data.with_name("public.txt")
+    public.write_text("one\n\ntwo\n")
+    for prior in ("zero_shot", str(public)):
+        question = ["--calls", "60", "--releases", "4", "--prior", prior, "--question", "which?", "--json"]
+        code, out, _ = run(capsys, *answer(data, *question))
+        assert code == 0
+        assert json.loads(out)["answers"][0]["private"] == "b"
+        assert json.loads(out)["answers"][0]["receipt"]["replayed"] is False
+    assert asked == ["one", "two"]
+
+
+def test_owners_vote_with_their_own_labels_and_no_model(
+    data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every text of the label a is one and the same, and b's another: near to a question are the owners of one."""
+    monkeypatch.setattr("langchain_dpicl.members.chains.ModelChoice.load", lambda *_, **__: pytest.fail("a model"))
+    rows = [{"text": f"about {'ab'[i % 2]}", "label": "ab"[i % 2], "who": f"p{i}"} for i in range(60)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    test = data.with_name("test.jsonl")
+    test.write_text("\n".join(json.dumps({"text": f"about {label}", "label": label}) for label in "ab"))
+    command = ["answer", "--data", str(data), "--mode", "label-vote", "--labels", "a,b", "--epsilon", "10"]
+    command += ["--releases", "10", "--owner-key", "who", "--test", str(test), "--threshold", "0.99"]
+    command += ["--eligible", "30", "--tickets"]
+    code, out, _ = run(capsys, *command, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["accuracy"] == {"private": 1.0, "ensemble, NOT private": 1.0}, (
+        "there is no member to ask without examples"
+    )
+    assert (result["rate"], result["calls"]) == (1.0, 30.0)
+    code, out, _ = run(capsys, *command, "--question", "about b", "--compare")
+    assert "the labels of owners near to the question, no calls" in out
+    assert "NOT private          ensemble b\n" in out
+
+
+def test_a_plan_that_is_all_noise_is_refused_unless_it_is_accepted(data: Path, capsys: Any) -> None:
+    noisy = answer(data, "--epsilon", "0.01", "--calls", "3", "--releases", "1000", "--question", "a")
+    code, _, err = run(capsys, *noisy)
+    assert code == 1
+    assert "fewer releases than 1,000" in err
+    assert "--accept-noise" in err
+    code, out, _ = run(capsys, *noisy, "--accept-noise", "--json")
+    assert (code, json.loads(out)["answers"][0]["receipt"]["number"]) == (0, 1)
 
 
 def test_a_test_file_prints_three_accuracies(data: Path, capsys: Any) -> None:
@@ -92,6 +181,15 @@ def test_held_out_owners_are_not_in_the_store(data: Path, capsys: Any) -> None:
         (["--question", "x", "--labels", "a"], "labels"),
         (["--question", "x", "--members", "1"], "members"),
         (["--question", "x", "--shots", "9999"], "shots"),
+        (["--question", "x", "--calls", "5", "--shots", "2"], "shots"),
+        (["--question", "x", "--pad-to", "5"], "pad_to"),
+        (["--question", "x", "--max-calls", "5"], "max_calls"),
+        (["--question", "x", "--eligible", "5"], "eligible"),
+        (["--question", "x", "--threshold", "2"], "threshold"),
+        (["--question", "x", "--tickets"], "threshold"),
+        (["--question", "x", "--mode", "label-vote"], "--threshold"),
+        (["--question", "x", "--prior", "absent.txt"], "--prior"),
+        (["--question", "x", "--prior", "data.jsonl"], "another file than --data"),
         (["--question", "x", "--data", "absent.jsonl"], "absent.jsonl"),
         (["--question", "x", "--input-key", "body"], "'body'"),
         (["--question", "x", "--ledger", "sqlite:////proc/none/budget.db"], "ledger"),
@@ -209,6 +307,9 @@ def test_a_head_with_label_scores_names_the_model_that_it_needs(
         ("--labels a,b --epsilon 1 --question q", "--data"),
         ("--data d --labels a,b --question q", "--epsilon"),
         ("--data d --labels a,b --epsilon 1 --question q --head h.npz", "--head"),
+        ("--data d --mode embedding --epsilon 1 --question q --prior zero_shot", "--prior"),
+        ("--data d --mode embedding --epsilon 1 --question q --details", "--details"),
+        ("--mode head --head h.npz --question q --calls 3", "--calls"),
     ],
 )
 def test_options_of_another_mode_are_refused(data: Path, capsys: Any, arguments: str, named: str) -> None:

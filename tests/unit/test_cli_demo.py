@@ -31,10 +31,12 @@ class Telling(WordEmbeddings):
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that knows the desks' words, and embeddings that count them."""
+    """A member that knows the desks' words as soon as it sees an example, and embeddings that count them."""
 
     def desk(values: dict[str, Any]) -> str:
         text = values[INPUT_KEY].lower()
+        if not values["examples"]:
+            return next(iter(DESKS.values()))
         return DESKS[max(WORDS, key=lambda desk: sum(word in text for word in WORDS[desk].split()))]
 
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     fake = FakeLLM(words=list(LABELS))
     monkeypatch.setattr(ModelChoice, "load", lambda self, **_: fake)
     monkeypatch.setattr(local, "local_embeddings", lambda: WordEmbeddings("cat dog owl fox"))
-    monkeypatch.setattr(EvaluationPlan, "parameter", lambda self, epsilon, mechanism, options=None: self.rate / epsilon)
+    monkeypatch.setattr(EvaluationPlan, "parameter", lambda self, epsilon, *_, **__: self.rate / epsilon)
     monkeypatch.setattr("langchain_dpicl.evaluation.evaluate.cost_curve", lambda *_, **__: [])
     return fake
 
@@ -68,6 +68,8 @@ def test_a_label_task_leaves_numbers_a_table_and_pictures(
         "4-shot",
         "member",
         "vote",
+        "vote, prior",
+        "label vote",
         "head",
     }
     assert len(llm.calls) == (5 + 2) * (4 + 2)
@@ -131,6 +133,19 @@ def test_a_model_that_times_out_in_the_middle_is_one_line_and_the_same_command_g
     assert len(llm.calls) == (5 + 1 - 3) * 6
 
 
+def test_one_owner_in_each_call_is_a_pass_of_its_own(
+    llm: FakeLLM, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, *command, "--calls", "6", "--method", "vote", "--method", "label-vote", "--json")
+    assert (code, (tmp_path / "out" / "labels-6-calls.jsonl").exists()) == (0, True)
+    results = json.loads(out)
+    assert (results["settings"]["calls"], results["settings"]["rate"]) == (6, 6 / 40)
+    assert "members" not in results["settings"]
+    private = [score for score in results["scores"] if score["epsilon"] == 1.0]
+    assert [score["method"] for score in private] == ["vote", "vote, prior", "label vote"]
+    assert private[0]["facts"]["calls"] == 6
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -139,12 +154,15 @@ def test_a_model_that_times_out_in_the_middle_is_one_line_and_the_same_command_g
         (["--queries", "-5", "--calibrate-on", "8"], "queries=-5 is not allowed"),
         (["--calibrate-on", "-1"], "calibrate_on=-1 is not allowed: a whole number >= 0"),
         (["--calibrate-on", "8"], "calibrate_on=8 is not allowed: a whole number >= 0 and <= 7"),
-        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, head for sst2"),
+        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, label-vote, head for sst2"),
         (["--vary", "rate=1,2"], "vary='rate' is not allowed: one of members, releases, shots, fits"),
         (["--vary", "members"], "--vary='members' is not allowed: of the form NAME=VALUE"),
         (["--vary", "members=few"], "whole numbers, separated by commas"),
         (["--vary", "members=8"], "a whole number >= 2 and <= 4"),
         (["--members", "41"], "members * shots at most the number of owners, 40"),
+        (["--calls", "0"], "calls=0 is not allowed"),
+        (["--calls", "41"], "calls=41 is not allowed: a whole number >= 0 and <= 40"),
+        (["--calls", "4", "--vary", "members=2"], "vary='members' is not allowed: one of releases, fits"),
         (["--epsilon", "0"], "epsilon=0.0 is not allowed"),
         (["--epsilon", "nan"], "epsilon=nan is not allowed"),
         (["--delta", "1"], "delta=1.0 is not allowed"),

@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
 from plan_command import answer, run
 
+from langchain_dpicl import (
+    DPAggregate,
+    ExemplarStore,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudget,
+    PrivateEnsemble,
+)
 from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.plots import draw_panels
@@ -23,11 +33,13 @@ def test_the_issue_s_own_line_prints_rate_noise_cost_and_flips(capsys: pytest.Ca
     text = capsys.readouterr().out
     for words in (
         "epsilon 3 and delta 1e-05",
-        "sigma 1.4",
+        "exp(1.02717 * count)",
         "probability 0.00578",
         "One release alone costs epsilon",
-        "A winner ahead by 3 of 10 votes is overturned with probability",
+        "A winner ahead by 3 of 9.82 expected votes is overturned with probability",
         "40 members with one exemplar each",
+        "The exponential mechanism is chosen: a winner ahead by 2 of 9.82 expected votes",
+        "With one owner per call and no cap (calls=10, padded to 21), by the exponential mechanism",
     ):
         assert words in text
 
@@ -35,7 +47,8 @@ def test_the_issue_s_own_line_prints_rate_noise_cost_and_flips(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("mechanism", "extra", "parameter"),
     [
-        ("vote", "", "sigma"),
+        ("vote", "--noise gaussian", "sigma"),
+        ("vote-em", "", "eps0"),
         ("scores", "", "sigma"),
         ("joint-em", "", "eps0"),
         ("embedding", "--step 0.001", "sigma"),
@@ -56,7 +69,7 @@ def test_every_mechanism_as_json(
 
 
 def test_a_plan_is_verified_by_other_accountants(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "plan --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --verify"
+    line = "plan --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --shots 4 --noise gaussian --verify"
     found = answer(line, capsys)
     ours, prv, google = found["verification"]["plan"]
     assert found["verification"]["lines"] == {"vote": [ours, prv, google]}
@@ -71,14 +84,15 @@ def test_a_plan_is_verified_by_other_accountants(capsys: pytest.CaptureFixture[s
 
 def test_the_bill(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(f"{TARGET} --prompt-tokens 400 --answer-tokens 2 --price-in 0.5 --price-out 1", capsys)
-    line = found["lines"]["vote"]
+    line = found["lines"]["vote-em"]
     assert line["cost_per_answer"] == pytest.approx(10 * (400 * 0.5 + 2) / 1e6)
     assert line["curve"][-1]["cost"] == pytest.approx(line["cost_of_all"]) == pytest.approx(20.2)
 
 
 def test_a_rate_may_be_given_and_delta_is_compared_with_the_owners(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer("plan --epsilon 1 --delta 1e-3 --releases 10 --rate 0.25 --owners 500", capsys)
-    assert found["lines"]["vote"]["rate"] == 0.25
+    found = answer("plan --epsilon 1 --delta 1e-3 --releases 10 --rate 0.25 --owners 500 --accept-noise", capsys)
+    (line,) = found["lines"].values()
+    assert line["rate"] == 0.25
     assert "warning" not in found
     assert "1/owners" in answer("plan --epsilon 1 --delta 1e-2 --releases 10 --owners 500", capsys)["warning"]
     assert run("plan --epsilon 1 --delta 1e-2 --releases 10 --owners 500") == 0
@@ -90,7 +104,7 @@ def test_a_rate_may_be_given_and_delta_is_compared_with_the_owners(capsys: pytes
     [
         ("plan --epsilon 0 --delta 1e-5 --releases 10 --rate 0.1", "epsilon"),
         ("plan --epsilon 1 --delta 2 --releases 10 --rate 0.1", "delta"),
-        ("plan --epsilon 1 --delta 1e-5 --releases 0 --rate 0.1", "count"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 0 --rate 0.1", "releases"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0", "rate"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10", "owners"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 0", "owners"),
@@ -102,6 +116,15 @@ def test_a_rate_may_be_given_and_delta_is_compared_with_the_owners(capsys: pytes
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --mechanism ptr --delta0 0", "delta0"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --margin 11", "margin"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --labels 1", "labels"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 0", "calls"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 5 --members 5", "members"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 5 --shots 2", "shots"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 5 --max-calls 4", "max_calls"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 5 --max-calls 9 --pad-to 9", "pad_to"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --max-calls 9", "max_calls"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --calls 5 --mechanism tokens", "calls"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --mechanism scores --noise gaussian", "noise"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 500 --mechanism head --rate 0.5", "rate"),
         ("plan --epsilon nan --delta 1e-5 --releases 10 --rate 0.1", "epsilon"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --prompt-tokens -1", "prompt_tokens"),
     ],
@@ -110,6 +133,77 @@ def test_bad_input_is_named(line: str, parameter: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         run(line)
     assert caught.value.parameter == parameter
+
+
+def flip(found: dict[str, Any]) -> float:
+    (line,) = found["lines"].values()
+    chosen: float = line["choice"]["mechanisms"][line["mechanism"]]["flip_probability"]
+    return chosen
+
+
+def test_the_plan_is_the_one_that_a_budget_would_freeze(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Mechanism, rate and noise, with shared buckets and with one owner per call, capped or not."""
+    member = RunnableLambda(lambda values: "a")
+    for i, (words, shape) in enumerate(
+        [
+            ("--members 10", {"members": 10}),
+            ("--members 10 --shots 2", {"members": 10, "shots": 2}),
+            ("--calls 20", {"calls": 20}),
+            ("--calls 20 --max-calls 25", {"calls": 20, "max_calls": 25}),
+        ]
+    ):
+        found = answer(f"plan --epsilon 3 --delta 1e-5 --releases 100 --owners 300 {words}", capsys)
+        rows = [{"input": f"{words} {owner}", "output": "a"} for owner in range(300)]
+        store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=4))
+        budget = PrivacyBudget(3.0, 1e-5, 100, f"sqlite:///{tmp_path}/{i}.db")
+        release = PrivateEnsemble(PoissonExampleSelector(store, **shape), member) | DPAggregate(  # type: ignore[arg-type]
+            NoisyVote(["a", "b"]), budget
+        )
+        frozen = json.loads(release.line().plan.to_json())
+        assert found["plan"] == frozen
+        (line,) = found["lines"].values()
+        assert line["members"] == release.selector.members
+        crowd = release.selector.crowd(line["rate"], 300)
+        assert (line["expected"], line["own_calls"]) == (crowd.expected, crowd.own_calls)
+
+
+def test_one_owner_per_call_says_more_at_the_same_epsilon_and_a_cap_less(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --epsilon 1 --delta 1e-5 --releases 1000 --owners 5452"
+    own, capped, shared = (
+        answer(f"{line} {shape}", capsys) for shape in ("--calls 20", "--calls 20 --max-calls 20", "--members 20")
+    )
+    assert flip(own) < flip(capped) < flip(shared)
+    (offered,) = shared["lines"].values()
+    (line_,) = own["lines"].values()
+    assert offered["choice"]["one_owner_per_call"] == {
+        "calls": 20, "members": line_["members"], "mechanism": "vote-em", "parameter": line_["eps0"],
+        "flip_probability": pytest.approx(flip(own)),
+    }  # fmt: skip
+
+
+def test_the_plan_says_which_noise_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever it is told to take, the other stands beside it; left alone, it takes the better one."""
+    line = f"{TARGET} --calls 20".replace("--members 10 --shots 4", "")
+    both = {noise: answer(f"{line} --noise {noise}", capsys) for noise in ("gaussian", "exponential")}
+    flips = {noise: flip(found) for noise, found in both.items()}
+    for noise, name in (("gaussian", "vote"), ("exponential", "vote-em")):
+        choice = both[noise]["lines"][name]["choice"]
+        assert choice["mechanisms"]["vote"]["flip_probability"] == pytest.approx(flips["gaussian"])
+        assert choice["mechanisms"]["vote-em"]["flip_probability"] == pytest.approx(flips["exponential"])
+    assert flip(answer(line, capsys)) == min(flips.values())
+    assert run(f"{line} --noise gaussian") == 0
+    assert "Gaussian noise was asked for: a winner ahead by 6 of 20 expected votes" in capsys.readouterr().out
+
+
+def test_a_plan_that_is_all_noise_is_refused_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --epsilon 0.5 --delta 1e-5 --releases 1000 --owners 200 --calls 10"
+    for mechanism in ("vote", "scores", "embedding"):
+        with pytest.raises(InfeasiblePlan, match=r"fewer releases than 1,000, tickets=True.*--accept-noise"):
+            run(f"{line} --mechanism {mechanism}")
+    found = answer(f"{line} --accept-noise", capsys)
+    assert next(iter(found["lines"].values()))["flips"][-1]["flip_probability"] > 0.1
+    with pytest.raises(InfeasiblePlan, match="fewer tickets than 1,000, more owners"):
+        run(f"{line} --gated --eligible 50")
 
 
 def test_an_infeasible_target_says_why() -> None:
@@ -128,7 +222,7 @@ def test_the_curves_behind_the_picture() -> None:
     assert noise[0][1] > noise[1][1] == plan.lines["v"].parameter > noise[2][1]
 
 
-@pytest.mark.parametrize("mechanism", ["vote", pytest.param("tokens", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mechanism", ["vote", "scores", pytest.param("tokens", marks=pytest.mark.slow)])
 def test_a_picture_is_drawn(mechanism: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"

@@ -14,9 +14,13 @@ from langchain_dpicl import plots
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping
-from langchain_dpicl.privacy.plan import Gate
+from langchain_dpicl.privacy.choice import filled
+from langchain_dpicl.privacy.gate import Gate
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 
 TARGET = "plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200 --members 20 --shots 1"
+VOTE = f"{TARGET} --noise gaussian --accept-noise"
+VOTES = filled(20, 0.1, 200)
 
 
 def gate(**more: Any) -> Gate:
@@ -25,19 +29,19 @@ def gate(**more: Any) -> Gate:
 
 
 def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(TARGET) == 0
+    assert run(VOTE) == 0
     shown = capsys.readouterr()
     for words in (
         "epsilon 3 and delta 1e-05",
         "eligible for 200 of them at most",
         "A query finds 200 of 5,452 owners eligible",
         "uses one of its 200 tickets, sampled or not",
-        "takes part with probability 0.1: 20 exemplars for 20 members",
-        "members / sigma =",
+        "takes part with probability 0.1: 20 exemplars for 20 members, on average; 12.66 outputs count",
+        "outputs / sigma =",
         "eligible for 10% of the queries: 2,000 queries",
         "(the average owner): 5,452 queries",
         "50 tickets         200 tickets         800 tickets       3,200 tickets",
-        "A winner ahead by 6 of 20 votes is overturned with probability",
+        "A winner ahead by 6 of 12.7 expected votes is overturned with probability",
         "at a rate of 0.003668",
         "200 queries in all: sigma",
         "5,452 queries in all, as long as an average owner's tickets last: sigma",
@@ -47,13 +51,13 @@ def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_plan_is_for_so_many_participations_at_the_gate_s_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(TARGET, capsys)
+    found = answer(VOTE, capsys)
     alone = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.1, 200)})
     assert found["plan"] == json.loads(alone.to_json())
     gated = found["gated"]
     assert (gated["rate"], gated["tickets"], gated["exemplars"]) == (0.1, 200, pytest.approx(20.0))
     assert gated["noise"] == alone.lines["vote"].parameter
-    assert gated["signal"] == pytest.approx(20 / gated["noise"])
+    assert gated["signal"] == pytest.approx(VOTES / gated["noise"])
     assert found["lines"]["vote"]["tickets"] == 200
     assert "releases" not in found["lines"]["vote"]
     assert {row["share"]: row["queries"] for row in found["lasts"]} == {
@@ -64,7 +68,7 @@ def test_the_plan_is_for_so_many_participations_at_the_gate_s_rate(capsys: pytes
 def test_every_point_of_the_trade_off_keeps_the_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """Each has the noise that its own rate and tickets need: certified by the accountant, and hardly more than that.
     Noise for another rate, or another count, would not do."""
-    found = answer(TARGET, capsys)
+    found = answer(VOTE, capsys)
     accountant = PLDAccountant()
     points = found["trade_off"]
     assert {(point["members"], point["rate"]) for point in points} == {(10, 0.05), (20, 0.1), (40, 0.2), (80, 0.4)}
@@ -73,7 +77,8 @@ def test_every_point_of_the_trade_off_keeps_the_promise(capsys: pytest.CaptureFi
         count = point["tickets"] if "tickets" in point else point["queries"]
         line = LineRequest("vote", point["rate"], count).line(point["noise"])
         assert 2.97 < accountant.epsilon([line], 1e-5) <= 3.0
-        assert point["signal"] == pytest.approx(point["members"] / point["noise"])
+        votes = filled(point["members"], point["members"] / 200, 200)
+        assert point["signal"] == pytest.approx(votes / point["noise"])
     noise = {(point["members"], point["tickets"]): point["noise"] for point in points}
     for members in (10, 20, 40, 80):
         assert noise[members, 50] < noise[members, 200] < noise[members, 800] < noise[members, 3200]
@@ -82,7 +87,7 @@ def test_every_point_of_the_trade_off_keeps_the_promise(capsys: pytest.CaptureFi
 
 
 def test_the_blind_plan_samples_as_many_owners_of_all(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(TARGET, capsys)
+    found = answer(VOTE, capsys)
     assert [point["queries"] for point in found["blind"]] == [200, 5452]
     for point in found["blind"]:
         assert point["rate"] == pytest.approx(20 / 5452)
@@ -90,24 +95,24 @@ def test_the_blind_plan_samples_as_many_owners_of_all(capsys: pytest.CaptureFixt
 
 
 def test_a_rate_may_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    gated = answer(f"{TARGET} --rate 0.25", capsys)["gated"]
+    gated = answer(f"{VOTE} --rate 0.25", capsys)["gated"]
     assert (gated["rate"], gated["exemplars"]) == (0.25, 50.0)
 
 
 def test_everybody_takes_part_where_few_are_eligible(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(f"{TARGET} --eligible 15", capsys)
+    found = answer(f"{VOTE} --eligible 15", capsys)
     assert found["gated"]["rate"] == 1.0
     assert found["gated"]["exemplars"] == 15
     assert "nothing is amplified" in found["warnings"][0]
     assert {point["members"] for point in found["trade_off"]} == {10, 20}, "more members than rates have no more rate"
-    assert run(f"{TARGET} --eligible 15 --delta 1e-3") == 0
+    assert run(f"{VOTE} --eligible 15 --delta 1e-3") == 0
     shown = capsys.readouterr().err
     assert "nothing is amplified" in shown
     assert "1/owners" in shown
 
 
 def test_where_all_are_eligible_the_gate_is_no_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(f"{TARGET} --eligible 5452", capsys)
+    found = answer(f"{VOTE} --eligible 5452", capsys)
     (blind,) = found["blind"]
     assert blind["rate"] == found["gated"]["rate"]
     assert blind["noise"] == found["gated"]["noise"]
@@ -117,29 +122,50 @@ def test_where_all_are_eligible_the_gate_is_no_gate(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("mechanism", "extra", "parameter", "signal"),
     [
-        ("scores", "", "sigma", "members / sigma"),
-        ("embedding", "--step 0.001", "sigma", "members / sigma"),
-        ("joint-em", "", "eps0", "members * eps0 / 4"),
+        ("scores", "", "sigma", "outputs / sigma"),
+        ("embedding", "--step 0.001", "sigma", "outputs / sigma"),
+        ("vote-em", "", "eps0", "outputs * eps0 / 2"),
+        ("joint-em", "", "eps0", "outputs * eps0 / 4"),
         ("tokens", "", "range_bound", "exemplars * range_bound"),
-        ("ptr", "--delta0 1e-10", "sigma", "members / sigma"),
+        ("ptr", "--delta0 1e-10", "sigma", "outputs / sigma"),
     ],
 )
 def test_every_mechanism(
     mechanism: str, extra: str, parameter: str, signal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = answer(f"{TARGET} --mechanism {mechanism} {extra}", capsys)
+    line = f"{TARGET} --accept-noise --mechanism {mechanism} {extra}"
+    found = answer(line, capsys)
     gated = found["gated"]
     assert gated["parameter"] == parameter
     assert gated["signal_is"] == signal
-    factor = {"members / sigma": 20 / gated["noise"], "members * eps0 / 4": 20 * gated["noise"] / 4}
-    assert gated["signal"] == pytest.approx(factor.get(signal, 20 * gated["noise"]))
+    noise = gated["noise"]
+    formula = signal.replace("outputs", str(VOTES)).replace("exemplars", "20").replace(parameter, str(noise))
+    assert gated["signal"] == pytest.approx(eval(formula))
     assert PrivacyPlan.from_json(json.dumps(found["plan"])).digest == found["digest"]
-    assert run(f"{TARGET} --mechanism {mechanism} {extra}") == 0
+    assert run(line) == 0
     assert f"{parameter} at this epsilon, and ({signal})" in capsys.readouterr().out
 
 
+def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    """All outputs count. A cap takes noise for two counts that move instead of one, and half of an eps0."""
+    line = VOTE.replace("--members 20 --shots 1", "--calls 20")
+    own, capped = answer(line, capsys), answer(f"{line} --max-calls 25", capsys)
+    assert own["gated"]["outputs"] == capped["gated"]["outputs"] == pytest.approx(20.0)
+    assert own["gated"]["signal"] == pytest.approx(20 / own["gated"]["noise"])
+    assert capped["gated"]["signal"] == pytest.approx(own["gated"]["signal"] / math.sqrt(2), rel=0.01)
+    assert (own["lines"]["vote"]["members"], capped["lines"]["vote"]["members"]) == (35, 25)
+    for options, name, signal in (({OWN_CALLS: 1.0}, "outputs * eps0", 10.0), ({}, "outputs * eps0 / 2", 5.0)):
+        each = gate(mechanism="vote-em", calls=True, options=FrozenMapping(options))
+        assert (each.signal_name, each.signal(20, 0.5)) == (name, pytest.approx(signal))
+    assert run(f"{line} --calls 300") == 0
+    shown = capsys.readouterr()
+    assert "200 calls of one owner each, on average; 200 outputs count" in shown.out
+    assert "    calls     rate          50 tickets" in shown.out
+    assert "nothing is amplified" in shown.err
+
+
 def test_the_bill_is_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    line = answer(f"{TARGET} --prompt-tokens 100 --price-in 2", capsys)["lines"]["vote"]
+    line = answer(f"{VOTE} --prompt-tokens 100 --price-in 2", capsys)["lines"]["vote"]
     assert line["cost_per_answer"] == pytest.approx(20 * 100 * 2 / 1e6)
     assert "cost_of_all" not in line, "the number of queries has no limit"
 
@@ -174,21 +200,21 @@ def test_an_average_owner_never_lasts_longer_than_its_tickets_allow() -> None:
     [
         ("plan --gated --epsilon 3 --delta 1e-5 --releases 200 --owners 5452", "eligible"),
         ("plan --gated --epsilon 3 --delta 1e-5 --releases 200 --eligible 20", "owners"),
-        (f"{TARGET} --eligible 0", "eligible"),
-        (f"{TARGET} --eligible -1", "eligible"),
-        (f"{TARGET} --eligible 5453", "eligible"),
-        (f"{TARGET} --owners 0", "owners"),
-        (f"{TARGET} --members 0", "members"),
-        (f"{TARGET} --shots 0", "shots"),
-        (f"{TARGET} --rate 0", "rate"),
-        (f"{TARGET} --rate 1.1", "rate"),
-        (f"{TARGET} --releases 0", "releases"),
-        (f"{TARGET} --epsilon 0", "epsilon"),
-        (f"{TARGET} --delta 0", "delta"),
-        (f"{TARGET} --delta0 1e-9", "delta0"),
+        (f"{VOTE} --eligible 0", "eligible"),
+        (f"{VOTE} --eligible -1", "eligible"),
+        (f"{VOTE} --eligible 5453", "eligible"),
+        (f"{VOTE} --owners 0", "owners"),
+        (f"{VOTE} --members 0", "members"),
+        (f"{VOTE} --shots 0", "shots"),
+        (f"{VOTE} --rate 0", "rate"),
+        (f"{VOTE} --rate 1.1", "rate"),
+        (f"{VOTE} --releases 0", "releases"),
+        (f"{VOTE} --epsilon 0", "epsilon"),
+        (f"{VOTE} --delta 0", "delta"),
+        (f"{VOTE} --delta0 1e-9", "delta0"),
         (f"{TARGET} --mechanism ptr", "options['delta0']"),
         (f"{TARGET} --mechanism threshold", "mechanism"),
-        (f"{TARGET} --margin 21", "margin"),
+        (f"{VOTE} --margin 21", "margin"),
         ("plan --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200", "eligible"),
     ],
 )
@@ -221,7 +247,8 @@ def test_two_pictures_are_drawn(
 
     monkeypatch.setattr(plots, "save_figure", save)
     path = tmp_path / "gated.png"
-    assert answer(f"{TARGET} {extra} --plot {path}", capsys)["plot"] == str(path)
+    line = VOTE if not extra else VOTE.replace(" --noise gaussian", "")
+    assert answer(f"{line} {extra} --plot {path}", capsys)["plot"] == str(path)
     assert path.read_bytes().startswith(b"\x89PNG")
     noise, signal = drawn[0].axes
     assert (
@@ -249,11 +276,11 @@ def test_a_picture_that_cannot_be_written_is_a_refusal(tmp_path: Path, monkeypat
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(Gate, "noise", lambda *_: 2.0)  # what is drawn plays no part here
     with pytest.raises(InvalidParameter, match="can be written"):
-        run(f"{TARGET} --plot {tmp_path}/no/such/folder.png")
+        run(f"{VOTE} --plot {tmp_path}/no/such/folder.png")
 
 
 def test_other_accountants_know_releases_and_no_tickets(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "plan --gated --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --eligible 500 --verify"
+    line = "plan --gated --epsilon 2 --delta 1e-5 --releases 50 --owners 1000 --eligible 500 --noise gaussian --verify"
     found = answer(line, capsys)["verification"]
     assert "tickets apply to neither of them" in found["note"]
     assert found["plan"][1]["epsilon"] == pytest.approx(found["plan"][0]["epsilon"], rel=0.02)

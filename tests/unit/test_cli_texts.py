@@ -113,7 +113,7 @@ def test_joint_keywords_come_from_the_question_or_the_file(
     assert given["private"].startswith(
         f"WRITTEN Advise with the following word suggestions ranked by their frequency from high to low: {word}."
     )
-    assert given["receipt"]["mechanism"].startswith("a sequence of keywords")
+    assert given["receipt"]["mechanism"].startswith("keywords in order")
     assert SECRET not in out
 
 

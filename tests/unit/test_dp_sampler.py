@@ -364,6 +364,12 @@ def test_what_else_is_refused_when_it_is_built(sampler_of: Make, store_of: Any, 
         sampler_of(budget=PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "free"))
     with pytest.raises(InvalidParameter, match="shots"):
         sampler_of(shots=None)
+    sampler = sampler_of()
+    for name, how in (("calls", {"calls": 4}), ("rate", {"members": 4})):
+        selector = PoissonExampleSelector(sampler.store, **how)
+        with pytest.raises(InvalidParameter) as caught:
+            DPSampler(sampler.model, selector, sampler.budget, shots=4)
+        assert caught.value.parameter == name
     for layout in ("{", "{0}", "{}", "{a.b}", "{a[0]}", "{a!x}", 3):
         with pytest.raises(InvalidParameter, match="template"):
             DemonstrationTemplate("x", layout)  # type: ignore[arg-type]

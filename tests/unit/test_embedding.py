@@ -21,10 +21,11 @@ from scipy import stats
 from ways import shown
 
 from langchain_dpicl import EmbeddingMean, InvalidParameter, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.aggregators.gaussian import STEPS
+from langchain_dpicl.aggregators.means import STEPS
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, SecureRandomness
-from langchain_dpicl.privacy.noise import abstention_threshold
+from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.profile import Gaussian
+from langchain_dpicl.privacy.votes import abstention_threshold
 from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-7  # of the one statistical test below
@@ -365,7 +366,7 @@ def test_a_fixed_list_is_embedded_once_however_many_requests_come_at_once() -> N
 
     def ask() -> None:
         start.wait()
-        assert prepared(mean)._texts == tuple(AXES)
+        assert prepared(mean.under("embedding", Crowd(4, 4)))._texts == tuple(AXES)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

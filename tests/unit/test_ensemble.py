@@ -195,7 +195,8 @@ async def test_a_member_may_be_anything_that_lcel_takes(kind: str, store_of: Any
         "mapping": {"answer": lambda values: "Positive"},
         "async function": answer,
     }[kind]
-    ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(records(4)), 5, rate=0.01, max_exemplars=8), member)
+    selector = PoissonExampleSelector(store_of(records(4)), 5, rate=0.01, max_exemplars=8)
+    ensemble = PrivateEnsemble(selector, member, count_empty=True)
     sealed = ensemble | aggregate
     if kind == "mapping":  # its answer is a mapping, which is no label: all abstain
         assert ensemble.run(QUESTION, 0.01) == [{"answer": "Positive"}] * 5

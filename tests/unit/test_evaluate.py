@@ -33,7 +33,7 @@ TEXT_QUERIES = rows(3, ["cat dog", "owl"], name="fox")
 def without_plans_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A noise that says for which plan it is, and embeddings that count words."""
 
-    def noise(self: EvaluationPlan, epsilon: float, mechanism: str, options: Any = None) -> float:
+    def noise(self: EvaluationPlan, epsilon: float, mechanism: str, options: Any = None, rate: Any = None) -> float:
         return self.rate * self.releases / epsilon
 
     monkeypatch.setattr(EvaluationPlan, "parameter", noise)
@@ -259,9 +259,9 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
 @pytest.mark.parametrize(
     ("make", "change", "name", "words"),
     [
-        (labels, {"methods": ["ptr"]}, "methods", "of vote, head for colours"),
+        (labels, {"methods": ["ptr"]}, "methods", "of vote, label-vote, head for colours"),
         (texts, {"methods": ["vote"]}, "methods", "of embedding, joint-em, ptr, online, offline for notes"),
-        (labels, {"methods": ["voting"]}, "methods", "of vote, head"),
+        (labels, {"methods": ["voting"]}, "methods", "of vote, label-vote, head"),
         (texts, {"methods": ["online"]}, "methods", "not embedded"),
         (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),
         (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots, fits"),

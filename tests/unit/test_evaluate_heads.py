@@ -16,12 +16,15 @@ from langchain_dpicl import local
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model
 from langchain_dpicl.evaluation.findings import advice, choices, findings
 from langchain_dpicl.evaluation.heads import HeadStudy, fit_head, head_without_noise, kept_vectors
+from langchain_dpicl.evaluation.labels import label_votes
 from langchain_dpicl.evaluation.passes import EvaluationPlan, Row
 from langchain_dpicl.evaluation.report import write_report
 from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value, share_error
 from langchain_dpicl.evaluation.tasks import TASKS, ClassificationTask, Shape
 from langchain_dpicl.once import fitting
 from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.privacy import PrivacyPlan
+from langchain_dpicl.privacy.mechanisms import LineRequest
 
 LABELS = ("Cat", "Dog")
 EMBEDDINGS = WordEmbeddings("cat dog owl fox")
@@ -110,6 +113,27 @@ def test_the_standard_error_is_that_of_questions_and_of_noise() -> None:
     value = Value.of_shares([0.5, 0.7], 100)
     assert (value.mean, value.deviation) == pytest.approx((60.0, 14.142136))
     assert value.error == pytest.approx(100 * math.hypot(math.sqrt(0.24 / 100), 0.1))
+
+
+# -- the owners' own labels --------------------------------------------------------------------------------------------
+
+
+def test_owners_near_to_a_query_vote_with_their_own_labels() -> None:
+    """40 owners near to each query of a label, all with that label; the tenth of public texts is nearer than others."""
+    held, asked = (vectors_of(some) for some in (ROWS, QUERIES))
+    outputs, right = [row.output for row in ROWS], [row.output for row in QUERIES]
+    plain, *private = label_votes(LABELS, (held, outputs), (asked, right), vectors_of(PUBLIC), PLAN, 50)
+    assert [(s.method, s.epsilon, s.runs) for s in (plain, *private)] == [
+        ("label vote", None, 1),
+        ("label vote", 1.0, 50),
+        ("label vote", 8.0, 50),
+    ]
+    assert (plain.mean("accuracy"), plain.facts) == (100.0, {"eligible": 12.0})
+    request = LineRequest("vote-em", 1.0, 50, options={"own_calls": 1.0})
+    lines = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"one": request}).lines
+    assert private[0].facts["eps0"] == lines["one"].parameter < private[1].facts["eps0"]
+    assert (private[0].facts["tickets"], private[0].facts["rate"]) == (50.0, 1.0)
+    assert private[0].mean("accuracy") < private[1].mean("accuracy") == 100.0 - private[1].facts["flipped"]
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -14,16 +14,12 @@ import gated_study
 import numpy as np
 import pytest
 from evaluation_fakes import unit
-from gated_pictures import draw_stream
-from gated_report import Comparison, Plans, Workload
-from gated_stream import Question
-from gated_votes import Leanings, Reading, Table
+from gated_report import BUCKETS, CALLS, METHODS, NO_NOISE, OWN, PUBLIC, Blocks, Question, Study, Workload
+from gated_votes import Reading, Table
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import PassFile, Row
 from langchain_dpicl.evaluation.report import write_index
-from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 LABELS = ("Number", "Location", "Person", "Description", "Entity", "Abbreviation")
@@ -49,44 +45,68 @@ def circle(angles: Sequence[float]) -> np.ndarray[Any, Any]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def table_of(path: Path, reader: CopyingReader, **settings: int) -> Table:
+def table_of(path: Path, reader: CopyingReader) -> Table:
+    """Forty owners and eleven public texts along half a circle."""
     rows = [Row(f"text {i}", LABELS[i % 6], (LABELS[i % 6],)) for i in range(40)]
-    vectors = circle(np.linspace(0, 3, 40)), circle([0.0, 3.0]), circle(np.linspace(0, 3, 11))
-    sizes = {"pool": 12, "nearest": 3, "reach": 30, "blind": 5} | settings
+    vectors = circle(np.linspace(0, 3, 40)), circle(np.linspace(0, 3, 11))
     public = [(f"public {label}", label) for label in LABELS]
-    file = PassFile(path, sizes)
-    return Table(
-        file, rows, public, lambda: (reader, reader), lambda: vectors, SecureRandomness(), shares=[0.5], **sizes
-    )
+    file = PassFile(path, {})
+    return Table(file, rows, public, lambda: (reader, reader), lambda: vectors, SecureRandomness(), {0.2: 3, 0.5: 5})
 
 
-def test_a_query_is_read_with_its_nearest_owners_and_those_of_the_pool(tmp_path: Path) -> None:
+def test_a_query_is_read_with_owners_drawn_from_those_behind_each_gate(tmp_path: Path) -> None:
     reader = CopyingReader()
-    table = table_of(tmp_path / "votes.jsonl", reader)
-    reading = table.reading(1, "second")
-    assert reading.near[:5].tolist() == [39, 38, 37, 36, 35]
-    assert len(reading.near) == 30
-    assert reading.bar[0.5] == pytest.approx(np.cos(1.5), abs=1e-4)  # the middle one of the public texts
-    inside = np.flatnonzero(reading.similarity >= reading.bar[0.5])
-    assert len(inside) == 20
-    pool = set(table._pool.tolist())
-    assert len(pool) == 12
-    assert reading.read.tolist() == [i for i in inside.tolist() if i < 3 or reading.near[i] in pool]
-    assert len(reading.blind) == 5
-    shown = [example for example, _ in reader.asked]
-    assert shown.count(None) == 1
-    blind = shown[len(reading.read) : -1]
-    assert {int(example[0].split()[1]) for example in blind if example} <= pool
+    reading = table_of(tmp_path / "votes.jsonl", reader).reading("last", lambda: circle([3.0])[0])
+    assert reading.near.tolist() == list(range(39, 19, -1))  # the wider gate admits half
+    assert reading.eligible(0.5).tolist() == reading.near.tolist()
+    narrow = reading.eligible(0.2).tolist()
+    assert narrow == list(range(39, 39 - len(narrow), -1))
+    assert 5 < len(narrow) < 12
+    shown = [int(example[0].split()[1]) for example, _ in reader.asked if example]
+    assert len(set(shown)) == len(shown)
+    even = np.ones(6)
+    for share, count in ((0.2, 3), (0.5, 5)):
+        drawn, votes = reading.votes(share, even)
+        assert len(set(drawn.tolist())) == count
+        assert set(drawn.tolist()) <= set(reading.eligible(share).tolist()) & set(shown)
+        assert votes.tolist() == [owner % 6 for owner in drawn.tolist()]
+    assert [example for example, _ in reader.asked].count(None) == 1
+
+
+def test_owners_are_drawn_evenly_behind_each_gate_though_both_are_read(tmp_path: Path) -> None:
+    """The nearest owner is one of 20 behind the wide gate: it is drawn with 5 in 400 queries with probability 1/4. Had
+    the narrow gate's reads been counted too, it would be in more than 40 %. False alarm: below 1e-6 (5 deviations)."""
+    table, even = table_of(tmp_path / "votes.jsonl", CopyingReader()), np.ones(6)
+    readings = [table.reading(f"text {i}", lambda: circle([3.0])[0]) for i in range(400)]
+    found = sum(39 in reading.votes(0.5, even)[0] for reading in readings)
+    assert abs(found - 100) < 5 * (400 * 0.25 * 0.75) ** 0.5
+
+
+def test_an_owner_is_not_asked_about_itself(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "votes.jsonl", CopyingReader())
+    assert 39 not in table.reading("text 39", lambda: circle([3.0])[0], but=39).near
+    assert 39 in table.reading("text 39", lambda: circle([3.0])[0]).near  # the same text as a new query
+
+
+def test_a_gate_with_a_share_of_one_admits_all_owners_and_a_pool_stands_for_them(tmp_path: Path) -> None:
+    rows = [Row(f"text {i}", LABELS[i % 6], (LABELS[i % 6],)) for i in range(40)]
+    vectors, reader = (circle(np.linspace(0, 3, 40)), circle([0.0, 0.1])), CopyingReader()
+    file = PassFile(tmp_path / "votes.jsonl", {})
+    table = Table(file, rows, [], lambda: (reader, reader), lambda: vectors, SecureRandomness(), {1.0: 9}, pool=4)
+    drawn = {tuple(sorted(table.reading(f"q {i}", lambda: circle([0.0])[0]).votes(1.0, np.ones(6))[0])) for i in (1, 2)}
+    assert len(drawn) == 1
+    assert len(drawn.pop()) == 4
+    assert len(table.reading("q 1", lambda: circle([0.0])[0]).eligible(1.0)) == 40
 
 
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     first, second = CopyingReader(), CopyingReader()
     table = table_of(tmp_path / "votes.jsonl", first)
-    kept, leanings = table.reading(0, "first"), table.leanings(["one", "two"])
+    kept, leanings = table.reading("first", lambda: circle([0.0])[0]), table.leanings(["one", "two"])
     assert len([query for _, query in first.asked if query == "one"]) == 7
     table._file.close()
     again = table_of(tmp_path / "votes.jsonl", second)
-    same = again.reading(0, "first")
+    same = again.reading("first", lambda: pytest.fail("it was read"))
     assert np.array_equal(same.scores, kept.scores)
     assert np.array_equal(same.read, kept.read)
     assert np.array_equal(again.leanings(["one", "two"]).single, leanings.single)
@@ -99,77 +119,75 @@ def test_leanings_are_geometric_means_of_what_public_prompts_say(tmp_path: Path)
     assert found.public == pytest.approx([0.08, 0.08, 0.6, 0.08, 0.08, 0.08])
 
 
-def test_an_owner_that_was_not_read_says_what_the_nearest_one_of_its_label_says() -> None:
-    scores = np.eye(6)[[3, 4, 5]] + 0.01
-    reading = Reading(
-        near=np.array([5, 0, 6, 1, 7]),
-        similarity=np.array([0.9, 0.8, 0.5, 0.4, 0.1]),
-        bar={0.1: 0.3, 0.2: 0.0},
-        read=np.array([0, 1, 3]),
-        scores=scores,
-        blind=np.eye(6)[[1, 2]] + 0.01,
-        empty=np.eye(6)[0] + 0.01,
-    )
-    label_of = np.array([1, 0, 0, 0, 0, 0, 0, 2])  # 5: label 0, 0: label 1, 6: label 0, 1: label 0, 7: label 2
-    even = Leanings(np.ones(6), np.ones(6))
-    asked = reading.question(0.2, label_of, even, right=3)
-    assert asked.eligible.tolist() == [5, 0, 6, 1, 7]
-    assert asked.votes.tolist() == [
-        3,
-        4,
-        5,
-        5,
-        5,
-    ]  # 6 like 1, which is nearer than 5; 7 like 1, the nearest of any label
-    assert reading.question(0.1, label_of, even, right=3).votes.tolist() == [3, 4, 5, 5]
-    assert (asked.empty, asked.blind.tolist(), asked.right) == (0, [1, 2], 3)
-    leaning = Leanings(np.array([1, 1, 1, 1, 1e9, 1.0]), np.array([1e9, 1, 1, 1, 1, 1.0]))
-    changed = reading.question(0.1, label_of, leaning, right=3)
-    assert changed.votes[1] != 4
-    assert changed.empty != 0
+def test_a_vote_is_the_largest_score_divided_by_what_prompts_lean_to() -> None:
+    scores = np.array([[0.5, 0.3], [0.2, 0.6]])
+    reading = Reading(np.array([7, 9]), np.ones(2), {0.1: 0.5}, {0.1: 2}, np.array([1, 0]), scores, np.ones(2))
+    assert [each.tolist() for each in reading.votes(0.1, np.array([1.0, 1.0]))] == [[9, 7], [0, 1]]
+    assert reading.votes(0.1, np.array([2.0, 1.0]))[1].tolist() == [1, 1]
 
 
-# -- plans and scores --------------------------------------------------------------------------------------------------
+# -- votes and scores --------------------------------------------------------------------------------------------------
 
 
-def test_both_plans_are_solved_for_the_same_epsilon_and_delta() -> None:
-    plans = Plans(owners=1000, members=10, delta=1e-5)
-    gated, blind = plans.gated(Workload(500, 0.05, 2.0, 1.5), 3.0), plans.blind(500, 3.0)
-    assert (gated.members, gated.rate, gated.releases) == (10, 0.4, 38)
-    assert (blind.members, blind.rate, blind.releases) == (10, 0.01, 500)
-    for side in (gated, blind):
-        request = LineRequest("vote", side.rate, side.releases)
-        plan = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": request})
-        assert side.sigma == plan.lines["vote"].parameter
-        assert plan.certified_epsilon <= 3.0
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a:0.1:1:1", "0:0.1:1:1", "10:0:1:1", "10:1.5:1:1", "10:0.1:0:1", "10:0.1:1:0", "10"]
-)
+@pytest.mark.parametrize("text", ["", "a:0.1:1", "0:0.1:1", "10:0:1", "10:1.5:1", "10:0.1:0", "10", "10:0.1:1:1"])
 def test_workloads_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match="workload"):
         Workload.of(text)
 
 
+def question_of(owners: int, vote: int, public: int, right: int) -> Question:
+    everyone = np.arange(owners)
+    return Question(everyone, everyone[:10], np.full(10, vote), np.where(np.arange(6) == public, 0.5, 0.1), right)
+
+
+def study_of(randomness: Any, label: int = 3, owners: int = 60) -> Study:
+    return Study(LABELS, np.full(owners, label), calls=8, delta=1e-4, randomness=randomness)
+
+
 def test_scores_are_right_where_nothing_is_left_to_chance(seeded: Any) -> None:
-    """Three questions at epsilon 1000, so that noise (sigma .2) moves nothing: near owners are right, blind ones are
-    not; of the third question neither."""
-    everyone = np.arange(200)
-    asked = [Question(everyone, np.full(200, right), np.array([5]), 5, right) for right in (0, 1)]
-    asked.append(Question(everyone[:0], everyone[:0], np.array([5]), 5, 2))
-    plans = Plans(owners=200, members=4, delta=1e-4)
-    compared = Comparison(asked, 6, plans, seeded(1), samples=2, draws=2)
-    scores = {(s.method, s.epsilon): s for s in compared.workload(Workload(30, 1.0, 12.0, 2.0), [1000.0])}
-    assert scores["gated", 1000.0].values["accuracy"].mean == pytest.approx(200 / 3, abs=0.5)
-    assert scores["blind", 1000.0].values["accuracy"].mean == 0.0
-    assert scores["gated", None].values["accuracy"].mean == pytest.approx(200 / 3)
-    assert (scores["gated", 1000.0].runs, scores["gated", 1000.0].queries) == (4, 3)
-    stream = compared.stream(400, 1.0, 1000.0, {"gated": plans.gated(Workload(400, 1.0), 1000.0)}, 2)
-    assert len(stream["queries"]) == len(stream["public"]) == 20
-    short = {"blind, T 100": plans.blind(100, 1000.0)}
-    curve = compared.stream(400, 1.0, 1000.0, short, 2)["sides"]["blind, T 100"]["accuracy"]
-    assert curve == [0.0] * 5 + [None] * 15
+    """At epsilon 1000 noise moves nothing (e^-60 or less). Calls are right on the first question, the public prompt on
+    the second, owners' labels on the third."""
+    asked = [question_of(60, vote=0, public=1, right=right) for right in (0, 1, 3)]
+    found = study_of(seeded(1)).scores(asked, Workload(30, 1.0, 30), [1000.0])
+    assert {score.study for score in found} == {"30 questions, 30 tickets"}
+    mean = {(score.method, score.epsilon): score.mean("accuracy") for score in found}
+    third = pytest.approx(100 / 3)
+    assert mean[PUBLIC, None] == mean[f"{CALLS}, {NO_NOISE}", None] == mean[f"{OWN}, {NO_NOISE}", None] == third
+    assert {method.name for method in METHODS} == {name for name, epsilon in mean if epsilon}
+    assert mean["label vote", 1000.0] == mean["exponential", 1000.0] == mean["Gaussian", 1000.0] == third
+    score = next(score for score in found if score.method == "exponential, prior")
+    assert score.facts["lead"] == pytest.approx(0.0)
+    assert score.values["accuracy"].error == pytest.approx(100 / 3)
+    assert score.facts["q"] == pytest.approx(8 / 60)
+
+
+def test_an_owner_without_tickets_takes_no_part(seeded: Any) -> None:
+    """Every owner is eligible for all queries: with 3 tickets each the first three queries use them up."""
+    study = study_of(seeded(2))
+    ((asked, counts),) = study.streams([question_of(60, 0, 1, 0)], Workload(20, 1.0, 3))
+    assert asked.tolist() == [0] * 20
+    assert counts[OWN][:, 3].tolist() == [60] * 3 + [0] * 17
+    assert counts[CALLS][3:].sum() == 0
+    assert counts[CALLS][:3, 0].sum() > 0
+    assert counts[BUCKETS][3:, 1].tolist() == [8] * 17  # empty buckets give the public answer
+    assert counts[BUCKETS].sum(axis=1).tolist() == [8] * 20
+
+
+def test_blocks_hand_out_every_number_once(seeded: Any) -> None:
+    blocks, plain = Blocks(seeded(4)), seeded(4).discrete_gaussian(3.0, 4096)
+    found = [blocks.discrete_gaussian(3.0, size) for size in (5, 4000, 91)]
+    assert np.concatenate(found).tolist() == plain.tolist()
+    assert len(blocks.discrete_gaussian(3.0, 9000)) == 9000
+    assert abs(blocks.discrete_gaussian(0.1, 50)).max() <= 1  # another scale: e^-200 beyond
+
+
+def test_a_question_without_votes_gets_the_public_answer_from_a_prior(seeded: Any) -> None:
+    """Weights .99 * .5 + .01 / 6 to about a tenth at epsilon 1000: with a factor e^(r / nats) nothing else is left."""
+    empty = Question(np.arange(0), np.arange(0), np.arange(0), np.array([0, 0, 1.0, 0, 0, 0]), 2)
+    found = study_of(seeded(3)).scores([empty, empty], Workload(10, 1.0, 10), [1000.0])
+    mean = {score.method: score.mean("accuracy") for score in found if score.epsilon}
+    assert mean["exponential, prior"] == mean["Gaussian, prior"] == 100.0
+    assert mean["exponential"] < 60
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -177,30 +195,17 @@ def test_scores_are_right_where_nothing_is_left_to_chance(seeded: Any) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """120 records and 130 queries of 6 kinds; a text's kind is its first letter."""
+    """120 records and 24 queries of 6 kinds; a text's kind is its first letter."""
 
     def write(name: str, count: int, words: str) -> str:
         records = [{"text": f"{'abcdef'[i % 6]} {words} {i}", "label": LABELS[i % 6]} for i in range(count)]
         (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
         return str(tmp_path / name)
 
-    options = ["--task", "trec", "--data", write("train.jsonl", 120, "r"), "--test", write("test.jsonl", 130, "q")]
-    options += ["--public", write("public.jsonl", 6, "p"), "--output", str(tmp_path / "study" / "gated-trec")]
-    options += [
-        "--queries",
-        "12",
-        "--pool",
-        "60",
-        "--members",
-        "4",
-        "--public-texts",
-        "110",
-        "--share",
-        "0.15",
-        "--workload",
-        "40:0.15:2:2",
-    ]
-    return [*options, "20:0.15:2:1.5", "--stream", "200:0.15:1:1", "--streams", "2", "--samples", "2", "--epsilon", "3"]
+    options = ["--task", "trec", "--data", write("train.jsonl", 120, "r"), "--test", write("test.jsonl", 24, "q")]
+    options += ["--public", write("public.jsonl", 6, "p"), "--output", str(tmp_path / "study" / "votes-trec")]
+    options += ["--queries", "12", "--public-texts", "30", "--reads", "0.15:6", "--calls", "4", "--epsilon", "3"]
+    return [*options, "--workload", "40:0.15:12"]
 
 
 @pytest.fixture
@@ -219,32 +224,41 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> CopyingReader:
 def test_the_command_reads_once_and_writes_what_the_index_shows(
     files: list[str], reader: CopyingReader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gated_study.main([*files, "--json"]) == 0
+    assert gated_study.main([*files, "20:0.15:20", "--first", "6", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
-    folder = tmp_path / "study" / "gated-trec"
+    folder = tmp_path / "study" / "votes-trec"
     assert json.loads((folder / "results.json").read_text()) == results
     found = {(s["method"], s["epsilon"], s["study"]): s for s in results["scores"]}
-    assert found["gated", None, ""]["values"]["accuracy"]["mean"] > 80  # near owners have the query's kind
-    assert found["blind", None, ""]["values"]["accuracy"]["mean"] < 60
-    assert found["gated", 3.0, ""]["facts"]["tickets"] == 12
-    blind = [name for name in results["stream"]["sides"] if name.startswith("blind")]
-    assert blind == ["blind, T 30", "blind, T 200"]
-    answers = results["stream"]["sides"]["blind, T 30"]["accuracy"]
-    assert [answer is None for answer in answers] == [False] * 3 + [True] * 17
-    for name in ("accuracy.png", "stream.png", "queries.png", "table.md", "votes.jsonl"):
+    main = "40 questions, 12 tickets"
+    assert found[f"calls, {NO_NOISE}", None, main]["values"]["accuracy"]["mean"] > 80  # near owners have its kind
+    assert found[PUBLIC, None, main]["values"]["accuracy"]["mean"] < 60
+    assert found["exponential", 3.0, main]["queries"] == 12
+    assert results["settings"]["chosen"] == [{"3.0": "vote-em"}] * 2
+    assert results["settings"]["says_its_own_label"] == 100.0
+    for name in ("votes.png", "table.md", "votes.jsonl"):
         assert (folder / name).stat().st_size > 0
     page = write_index(tmp_path / "study").read_text()
-    assert "stream.png" in page
-    assert "gated selection is" in page
+    assert "votes.png" in page
+    assert "| label vote, prior |" in page
     before = len(reader.asked)
     assert gated_study.main(files) == 0
     assert len(reader.asked) == before
-    assert "| gated | 3 |" in capsys.readouterr().out
+    assert "At epsilon 3 the best vote of calls" in capsys.readouterr().out
+
+
+def test_settings_are_chosen_on_owners_own_questions(
+    files: list[str], reader: CopyingReader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gated_study.main([*files, "--on", "train", "--queries", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["on"] == "train"
+    asked = [(example[0], query) for example, query in reader.asked if example and query.startswith(("a r", "b r"))]
+    assert asked
+    assert all(example != query for example, query in asked)
 
 
 def test_no_file_of_the_report_shows_an_example(files: list[str], reader: CopyingReader, tmp_path: Path) -> None:
     assert gated_study.main(files) == 0
-    for path in (tmp_path / "study" / "gated-trec").iterdir():
+    for path in (tmp_path / "study" / "votes-trec").iterdir():
         assert b" r 1" not in path.read_bytes()
 
 
@@ -252,10 +266,11 @@ def test_no_file_of_the_report_shows_an_example(files: list[str], reader: Copyin
     ("change", "word"),
     [
         (["--task", "samsum"], "task"),
-        (["--queries", "21"], "queries"),
+        (["--queries", "25"], "queries"),
         (["--public-texts", "19"], "public_texts"),
-        (["--share", "0.2"], "share"),
-        (["--stream", "x"], "workload"),
+        (["--reads", "0.2:6"], "reads"),
+        (["--reads", "x"], "reads"),
+        (["--workload", "x"], "workload"),
     ],
 )
 def test_bad_options_end_in_one_line(
@@ -267,27 +282,12 @@ def test_bad_options_end_in_one_line(
     assert reader.asked == []
 
 
-@pytest.mark.slow
-def test_a_study_may_report_on_what_was_read_so_far(
-    files: list[str], reader: CopyingReader, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert gated_study.main([*files, "--as-read"]) == 1
-    assert "gated_study: as_read=True" in capsys.readouterr().err
-    assert gated_study.main([*files, "--queries", "5"]) == 0
-    before = len(reader.asked)
-    capsys.readouterr()
-    assert gated_study.main([*files, "--as-read", "--json"]) == 0
-    assert len(reader.asked) == before
-    results = json.loads(capsys.readouterr().out)
-    assert results["settings"]["queries"] == 5
-
-
 def test_a_stopped_study_does_not_go_on_with_other_settings(
     files: list[str], reader: CopyingReader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gated_study.main(files) == 0
-    assert gated_study.main([*files, "--pool", "61"]) == 1
-    assert "gated_study: pool=61" in capsys.readouterr().err
+    assert gated_study.main([*files, "--neutral", "5"]) == 1
+    assert "gated_study: neutral=5" in capsys.readouterr().err
 
 
 def test_sections_of_dialogues_become_words_and_rare_ones_are_left_out(tmp_path: Path) -> None:
@@ -296,18 +296,3 @@ def test_sections_of_dialogues_become_words_and_rare_ones_are_left_out(tmp_path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     (row,) = gated_study._known(None, gated_study.TASKS["mts_section"], str(path), 2, "train")
     assert (row.input, row.output) == ("Doctor: any", "Allergies")
-
-
-def test_a_spent_blind_plan_ends_in_the_picture() -> None:
-    ends = list(range(100, 2001, 100))
-    plan = {"q": 0.1, "T": 500, "sigma": 1.0}
-    curve: dict[str, Any] = {"holding": [50.0] * 20, "taking part": [60.0] * 20, "plan": plan}
-    sides = {
-        "gated": {"accuracy": [70.0] * 20, **curve},
-        "blind, T 500": {"accuracy": [50.0] * 5 + [None] * 15, **curve},
-    }
-    drawn = draw_stream("x", {"queries": ends, "epsilon": 3.0, "repeats": 2, "public": [40.0] * 20, "sides": sides})
-    above, below = drawn.axes
-    lengths = {line.get_label(): len(np.asarray(line.get_xdata())) for line in above.lines}
-    assert lengths == {"gated": 20, "blind, T 500": 5, "its 500 queries are spent": 2, "public prompt alone": 20}
-    assert len(below.lines) == 2

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.demo.inbox import (
+    DEMO_CALLS,
+    DEMO_ELIGIBLE,
     DEMO_LABELS,
-    DEMO_MEMBERS,
-    DEMO_SHOTS,
     INPUT_KEY,
     OUTPUT_KEY,
     OWNER_KEY,
@@ -77,7 +77,7 @@ def test_a_quick_trial_asks_for_fewer_customers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_demonstration_samples_a_small_share_of_the_customers() -> None:
-    assert 0 < DEMO_MEMBERS * DEMO_SHOTS / 800 <= 0.1
+    assert 0 < DEMO_CALLS / (DEMO_ELIGIBLE * 800) <= 0.15
 
 
 @pytest.mark.parametrize("customers", [0, -1, 2.5, "many", True])

@@ -42,7 +42,7 @@ def said_of(votes: Sequence[Sequence[int]], *, alone: Sequence[int] = (0, 0), la
 def study_of(votes: Sequence[Sequence[Sequence[int]]], right: Sequence[int], **settings: Any) -> LabelStudy:
     """Samples by queries by members."""
     said = np.array([said_of(each) for each in votes])
-    return LabelStudy(LABELS, right, said, said[:, :0], **{"plan": PLAN, "draws": 5, **settings})
+    return LabelStudy(LABELS, right, said, said[:, :0], **{"plan": PLAN, "draws": 5, "mechanism": "vote", **settings})
 
 
 def answers_of(said: Scores, *, calibrate: bool) -> Any:
@@ -307,9 +307,8 @@ def test_how_often_noise_flips_the_vote_is_its_probability(seeded: Any, monkeypa
     monkeypatch.setattr(studies_module, "SecureRandomness", lambda: seeded(5))
     labels = ("Red", "Blue")
     said = said_of([[0, 0, 0, 1]], labels=2)[None]
-    _, score = LabelStudy(labels, [0], said, said[:, :0], replace(PLAN, epsilons=(1.0,)), draws=4000).votes(
-        [replace(PLAN, epsilons=(1.0,))]
-    )
+    plan = replace(PLAN, epsilons=(1.0,))
+    _, score = LabelStudy(labels, [0], said, said[:, :0], plan, draws=4000, mechanism="vote").votes([plan])
     noise = np.arange(-30, 31)
     law = np.exp(-(noise**2) / (2 * score.facts["sigma"] ** 2))
     law /= law.sum()
@@ -345,12 +344,62 @@ def test_the_main_table_has_each_method_with_its_runs() -> None:
         ("vote", None, 2),
         ("vote", 1.0, 10),
         ("vote", 4.0, 10),
+        ("vote, prior", 1.0, 10),
+        ("vote, prior", 4.0, 10),
     ]
     assert find(scores, "zero-shot").values["accuracy"] == Value(50.0, 0.0, 50.0)
     member = find(scores, "member").values["accuracy"]
     by_member = 50 * np.array([2, 2, 1, 1, 2, 1, 1, 1])
     assert (member.mean, member.deviation) == pytest.approx((by_member.mean(), by_member.std(ddof=1)))
     assert find(scores, "vote").values["accuracy"].mean == pytest.approx(75.0)
+
+
+def test_members_without_examples_have_no_vote_and_padding_has_none(recording: type[Recording]) -> None:
+    """Two sampled owners in a sample padded to four calls: no other answer reaches the aggregator."""
+    votes = [[[0, 1, 2, 2], [-1, 1, 2, 2]]]
+    own = replace(PLAN, calls=2, epsilons=(1.0,))
+    study = study_of(votes, [0, 1], plan=own, filled=np.array([[True, True, False, False]]), draws=1)
+    plain, score = study.votes([own])
+    assert [outputs for outputs, _ in recording.given] == [(0, 1), (ABSTAIN, 1)]
+    assert plain.values["accuracy"].mean == pytest.approx(75.0), "a tie of two, and one vote against an abstention"
+    assert (own.rate, own.crowd.own_calls, own.crowd.expected) == (2 / 40, True, 2)
+    line = LineRequest("vote", rate=2 / 40, count=20, options={"own_calls": 1.0})
+    plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-3, lines={"vote": line})
+    assert score.facts["sigma"] == plan.lines["vote"].parameter < own.parameter(1.0, "vote", {})
+    assert (score.facts["calls"], "shots" in score.facts) == (2, False)
+    (member,) = [s for s in study.scores() if s.method == "member"]
+    assert member.runs == 2
+
+
+def test_one_owner_in_each_call_is_drawn_and_padded(tmp_path: Path) -> None:
+    with closing(PassFile(tmp_path / "labels.jsonl", {})) as file:
+        sampler = Sampler(rows(40, ["Red"]), (), replace(PLAN, members=30, calls=12))
+        for number in range(5):
+            prompts, filled = sampler.draw(number, file), sampler.filled(number, file)
+            assert (len(prompts), len(filled)) == (30 + 2, 30)
+            assert [len(bucket) for bucket in prompts[:30]] == [int(each) for each in filled]
+        with pytest.raises(InvalidParameter, match="at least calls = 12 records"):
+            Sampler(rows(11, ["Red"]), (), replace(PLAN, members=30, calls=12))
+
+
+def test_the_answer_without_examples_is_the_prior_of_the_second_vote() -> None:
+    """At epsilon 1 with 1e6 releases the votes are all noise, and the prior decides.
+
+    Without it four votes against the right label at r below .005 leave it a probability between .495 and .5; of 2,000
+    draws fewer than 43 or more than 57 in 100 are right with a probability below 1e-8.
+    """
+    plan = replace(PLAN, releases=1_000_000, epsilons=(1.0,))
+    said = said_of([[1, 1, 1, 1]], alone=(0, 0), labels=2)[None]
+    scores = LabelStudy(("Red", "Blue"), [0], said, said[:, :0], plan, draws=2000, mechanism="vote-em").scores()
+    assert find(scores, "vote, prior", 1.0).facts["eps0"] < 0.01
+    assert find(scores, "vote, prior", 1.0).values["accuracy"].mean > 99.0
+    assert 43.0 < find(scores, "vote", 1.0).values["accuracy"].mean < 57.0
+
+
+def test_the_plan_chooses_the_mechanism_of_a_vote() -> None:
+    study = study_of([[[0, 0, 0, 0]]], [0], mechanism=None, draws=1)
+    _, *private = study.votes([PLAN])
+    assert all("eps0" in score.facts for score in private)
 
 
 @pytest.mark.usefixtures("no_plan")
@@ -403,6 +452,8 @@ def test_a_value_has_the_deviation_of_runs_and_the_error_of_queries() -> None:
         ({"members": 2.0}, "members"),
         ({"shots": 0}, "shots"),
         ({"shots": 11}, "shots"),
+        ({"calls": 41}, "calls"),
+        ({"calls": -1}, "calls"),
         ({"releases": 0}, "releases"),
         ({"releases": 10**9}, "releases"),
         ({"few_shots": 41}, "few_shots"),

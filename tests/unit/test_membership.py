@@ -25,7 +25,7 @@ from langchain_dpicl.audit.membership import (
     LIKELIHOOD,
     RATIO,
     TOKENS,
-    Crowd,
+    Bystanders,
     MembershipResult,
     Mixture,
     attack,
@@ -153,7 +153,7 @@ def test_an_unbounded_mixture_adds_the_whole_differences(readings: Readings) -> 
 def test_a_mixture_scores_who_was_present_and_nobody_else(readings: Readings) -> None:
     """Two of three coins of other owners at places 0 and 4 come up, the member's at places 4 and 9."""
     terms, places = mixture_of(readings), len(readings.record)
-    crowd = Crowd(owners=4, rate=0.1, first=1)  # the others show the demonstrations 1, 2, 3
+    crowd = Bystanders(owners=4, rate=0.1, first=1)  # the others show the demonstrations 1, 2, 3
     others = [0 * 3 + 0, 0 * 3 + 2, 4 * 3 + 1]
     coins = Coins(others, [4, 9], uniform=0.3)
     found = terms.scores(0, 0.25, crowd, coins)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_a_mixture_scores_who_was_present_and_nobody_else(readings: Readings) ->
 def test_a_token_outside_the_possible_ones_counts_for_nobody(readings: Readings) -> None:
     hidden = replace(readings, target=np.where(readings.record == 1, -1, readings.target))
     coins = Coins([], [])
-    found = mixture_of(hidden).scores(0, 1.0, Crowd(2, 0.5, 3), coins)  # type: ignore[arg-type]
+    found = mixture_of(hidden).scores(0, 1.0, Bystanders(2, 0.5, 3), coins)  # type: ignore[arg-type]
     assert found[LIKELIHOOD][1] == -math.inf
     assert found[RATIO][1] == 0.0
 
@@ -285,7 +285,7 @@ def test_an_attack_stays_below_what_the_plan_proves_and_goes_above_where_nothing
     readings, rate = telling(), 0.2
     request = LineRequest("tokens", rate, len(readings.record))
     line = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"tokens": request}).lines["tokens"]
-    crowd = Crowd(owners=20, rate=rate, first=30)
+    crowd = Bystanders(owners=20, rate=rate, first=30)
     results = attack(readings, [(1.0, line)], crowd, 1e-5, 4.0, 1.5, 4, seeded(11))
     found = {(each.name, each.attack): each for each in results}
     assert len(found) == 2 + 3 * 3

@@ -30,6 +30,7 @@ from langchain_dpicl.privacy import (
     SecureRandomness,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.profile import DIRECTIONS, RATE_ERROR, Direction
 
 Floats = NDArray[np.float64]
@@ -400,12 +401,13 @@ def test_a_sample_of_fixed_size_leaks_more_than_a_poisson_sample() -> None:
 def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> None:
     family = MECHANISMS[name]
     fixed = {"delta0": 1e-6} if name == "ptr" else {}
+    own = {OWN_CALLS: 1.0} if OWN_CALLS in family.options else {}
     for value in (max(0.123456789, 1.0123456 * family.low), max(1.0, family.low), 7.77777777):
         rounded = family.at_coordinate(family.coordinate(value))
         assert (rounded - value) * family.noisier >= -1e-15 * value
         assert rounded == pytest.approx(value, rel=2e-5)
         assert isinstance(family.profile(rounded, **fixed), Profile)
-        assert f"{rounded:g}" in family.words.format(p=rounded, **family.check_options(fixed))
+        assert f"{rounded:g}" in family.describe(rounded, family.check_options({**fixed, **own}))
     for end in (family.low, family.high):
         again = family.at_coordinate(family.coordinate(end))
         assert family.low <= again <= family.high

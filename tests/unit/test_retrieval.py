@@ -27,6 +27,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivacyBudgetExceeded,
     PrivateEnsemble,
+    UnsafeConfigurationError,
     keywords_to_answer,
 )
 from langchain_dpicl.release.base import releases_in
@@ -42,7 +43,7 @@ def keywords(budget_of: Any, store_of: Any, records: Any, canary: str) -> Callab
     def make(
         aggregator: Any = None, answer: str = "pharmacy ledger", nearest_to: str | None = None, **options: Any
     ) -> Any:
-        store = store_of(records(20, secret=canary))
+        store = store_of(records(300, secret=canary))  # no bucket is empty but for less than 1e-12
         selector = PoissonExampleSelector(store, 10, rate=1.0, max_exemplars=9, nearest_to=nearest_to)
         ensemble = PrivateEnsemble(selector, lambda values: f"{answer} {values['examples']:s}")
         made = Keywords.joint_em(DOMAIN, k=2) if aggregator is None else aggregator
@@ -122,6 +123,18 @@ async def test_a_spent_budget_is_an_error_and_no_empty_answer(keywords: Any) -> 
         retriever.invoke("two")
     with pytest.raises(PrivacyBudgetExceeded):
         await retriever.ainvoke("two")
+
+
+async def test_a_fallback_hides_no_spent_budget(keywords: Any) -> None:
+    retriever = DPRetriever(keywords(releases=1))
+    safe = retriever.with_fallbacks([RunnableLambda(lambda query: [Document("as if nothing had happened")])])
+    assert len(safe.invoke("which words?")) == 1
+    with pytest.raises(PrivacyBudgetExceeded):
+        safe.invoke("which others?")
+    with pytest.raises(PrivacyBudgetExceeded):
+        await safe.ainvoke("which others?")
+    with pytest.raises(UnsafeConfigurationError, match="PrivacyBudgetExceeded"):
+        retriever.with_fallbacks([RunnableLambda(lambda query: [])], exceptions_to_handle=(Exception,))
 
 
 def test_what_is_no_release_is_refused(keywords: Any) -> None:

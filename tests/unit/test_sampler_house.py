@@ -244,7 +244,7 @@ class Script(FakeMessagesListChatModel):
 
 def agent_of(tool: Any, questions: list[str]) -> Any:
     asked = [
-        AIMessage("", tool_calls=[{"name": "write", "args": {"input": question}, "id": f"call-{i}"}])
+        AIMessage("", tool_calls=[{"name": "write", "args": {"query": question}, "id": f"call-{i}"}])
         for i, question in enumerate(questions)
     ]
     return create_agent(Script(responses=[*asked, AIMessage("done")]), [tool])
@@ -297,8 +297,8 @@ def test_a_tool_is_asked_under_the_stores_key_or_those_that_are_named(store_of: 
     store = store_of(rows, input_key="text", output_key="label", owner_key=None)
     selector = PoissonExampleSelector(store, 2, rate=0.5, max_exemplars=8)
     sampler = DPSampler(Speller(), selector, budget_of(), shots=2, top_k=5)
-    assert list(sampler.as_tool("write", "writes").args) == ["text"]
-    assert sampler.as_tool("write", "writes").invoke({"text": "a"}) == WORD
+    assert list(sampler.as_tool("write", "writes").args) == ["query"]
+    assert sampler.as_tool("write", "writes").invoke({"query": "a"}) == WORD
     assert list(sampler.as_tool("write", "writes", inputs={"topic": "of what"}).args) == ["topic"]
 
 

@@ -15,8 +15,11 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
+from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.scoring import LabelScorer, Position, label_prompt, label_scores
+from langchain_dpicl.privacy import SecureRandomness
+from langchain_dpicl.privacy.choice import Crowd
 
 Table = dict[str, dict[str, float]]
 
@@ -448,3 +451,41 @@ def test_input_that_does_not_fit_is_refused_without_its_text(server: Server, val
 def test_repr_shows_public_settings_only(server: Server) -> None:
     scorer = LabelScorer(completion(server), ["Red", "Blue"], prompt=lambda values: SECRET)
     assert repr(scorer) == "LabelScorer(llm=OpenAI, labels=['Red', 'Blue'], calibrate=True, calls=2, max_tokens=1)"
+
+
+# ------------------------------------------------------------------------- a public prior, calibrated on public texts
+
+
+def test_a_prior_divides_by_the_usual_scores_of_public_texts_which_are_asked_once(server: Server) -> None:
+    """Red and Blue alike over the public texts; the geometric mean of .6 and .15 is .3, of .1 and .4 is .2."""
+    server.table = SIMPLE
+    replies = iter([SIMPLE[""], {" Red": 0.6, " Blue": 0.1, " x": 0.3}, {" Blue": 0.4, " Red": 0.15, " x": 0.45}])
+    answered = server.greedy
+    server.greedy = lambda table, body: answered({"": next(replies, SIMPLE[""])}, body)  # type: ignore[method-assign]
+    prior = LabelScorer(completion(server), ["Red", "Blue"], content_free=["N/A", "none"]).prior(["one", "two"])
+    wanted = normalised({"Red": 0.5 / 0.3, "Blue": 0.3 / 0.2})
+    assert prior.invoke({"input": "a query", "examples": [{"text": SECRET, "label": "Red"}]}) == wanted
+    assert [request["prompt"][0].rsplit("Input: ", 1)[1] for request in server.requests] == [
+        "a query\nLabel:", "one\nLabel:", "two\nLabel:"
+    ]  # fmt: skip
+    assert asyncio.run(prior.ainvoke({"input": "another"})) == wanted
+    assert len(server.requests) == 4, "the public texts were asked before"
+    assert SECRET not in json.dumps(server.requests), "a prior sees no example"
+
+
+def test_a_prior_serves_a_vote_and_its_texts_tell_priors_apart(server: Server) -> None:
+    """The model says Red to everything, to this query less so than to others: the prior says Blue."""
+    server.table = {"": {" Red": 0.7, " Blue": 0.3}}
+    server.free = {"": {" Red": 0.9, " Blue": 0.1}}
+    scorer = LabelScorer(completion(server), ["Red", "Blue"])
+    prior = scorer.prior(["N/A and so on"])
+    vote = NoisyVote(["Red", "Blue"], prior=prior).under("vote", Crowd(10, 10.0))
+    bound = vote.prepare({"input": "x"}, {}, [prior.invoke({"input": "x"})])
+    assert bound.aggregate([], 0.05, SecureRandomness()) == "Blue"
+    assert vote.variant != NoisyVote(["Red", "Blue"], prior=scorer.prior(["N/A"])).variant
+
+
+@pytest.mark.parametrize("texts", [[], "a text", ["a", " "], ["a", 1], None])
+def test_public_texts_are_texts(server: Server, texts: Any) -> None:
+    with pytest.raises(InvalidParameter, match="public_texts"):
+        LabelScorer(completion(server), ["Red", "Blue"]).prior(texts)

@@ -11,6 +11,9 @@ from fastapi.testclient import TestClient
 from langchain.agents import create_agent
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
+from langserve import add_routes
+from sse_starlette.sse import AppStatus
 
 from langchain_dpicl.release.base import SPENT, as_tool
 from langchain_dpicl.serving import add_dp_routes
@@ -34,7 +37,7 @@ def route(sealed_of: Any, canary: str) -> Any:
 @pytest.fixture
 def client(route: Any) -> Iterator[TestClient]:
     calls = [
-        AIMessage("", tool_calls=[{"name": "route", "args": {"input": f"film {i}"}, "id": f"call-{i}"}]) for i in (1, 2)
+        AIMessage("", tool_calls=[{"name": "route", "args": {"query": f"film {i}"}, "id": f"call-{i}"}]) for i in (1, 2)
     ]
     agent = create_agent(Script(responses=[*calls, AIMessage("done")]), [as_tool(route, "route", "what it is")])
     app = FastAPI()
@@ -71,3 +74,33 @@ def test_a_stream_of_an_agent_carries_its_messages_alone(client: TestClient, rou
     assert "done" in streamed.text
     assert canary not in streamed.text
     assert route.budget.spent(principal="alice") == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "body"),
+    [
+        ("invoke", {"input": {"input": "a film"}}),
+        ("batch", {"inputs": [{"input": "a film"}]}),
+        ("stream", {"input": {"input": "a film"}}),
+        ("stream_log", {"input": {"input": "a film"}}),
+        ("stream_events", {"input": {"input": "a film"}}),
+    ],
+)
+@pytest.mark.parametrize("shape", ["a release", "a chain", "within a function"])
+def test_langserves_own_routes_are_refused(
+    way: str, body: Any, shape: str, sealed_of: Any, canary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name no caller: whoever asked would spend the budget of all."""
+    monkeypatch.setattr(AppStatus, "should_exit_event", None)  # of another test's event loop
+    route = sealed_of(lambda values: f"Positive {canary}", releases=3)
+    chain = {
+        "a release": route,
+        "a chain": RunnableLambda(dict) | route | str.upper,
+        "within a function": RunnableLambda(route.invoke),
+    }[shape]
+    app = FastAPI()
+    add_routes(app, chain.with_types(input_type=dict), path="/naive")
+    with TestClient(app, raise_server_exceptions=False) as opened:
+        answer = opened.post(f"/naive/{way}", json=body)
+        assert "POSITIVE" not in answer.text.upper()
+    assert route.budget.spent() == 0

@@ -134,6 +134,10 @@ def test_a_saved_store_keeps_its_keys(tmp_path: Path) -> None:
     ("release", "mechanism"),
     [
         ({"kind": "scores", "labels": ["a", "b"]}, "scores"),
+        ({"kind": "vote", "labels": ["a", "b"], "details": True}, "scores"),
+        ({"kind": "vote", "labels": ["a", "b"], "mechanism": "vote-em", "lead": 0.5, "prior": {"a": 0.5}}, "vote-em"),
+        ({"kind": "vote", "labels": ["a", "b"], "prior": "zero_shot"}, "vote"),
+        ({"kind": "label_vote", "labels": ["a", "b"], "prior": {"a": 0.9, "b": 0.1}}, "vote"),
         ({"kind": "embedding", "candidates": "public.txt"}, "embedding"),
         ({"kind": "keywords_joint", "k": 2}, "joint-em"),
         ({"kind": "keywords_joint", "k": 1, "domain": "public.txt"}, "joint-em"),
@@ -150,6 +154,47 @@ def test_every_kind_of_release_is_served(release: dict[str, Any], mechanism: str
     assert response.status_code == 200, response.text
     if release["kind"] == "embedding":
         assert response.json()["output"]["answer"] == "spray and inhaler"
+
+
+def test_a_vote_of_labels_with_details_is_served_and_described(tmp_path: Path, monkeypatch: Any) -> None:
+    """At a rate of 1 all 60 owners vote, 30 for each label, and noise of epsilon 300 moves a count by 4 with a
+    probability below 1e-12."""
+    monkeypatch.setattr(local, "local_llm", lambda *_, **__: pytest.fail("a model is asked"))
+    release = {"kind": "label_vote", "labels": ["a", "b"], "details": True, "prior": {"a": 0.9, "b": 0.1}}
+    selector = {"calls": 60, "threshold": -1.0, "eligible": 60, "pad_to": 2}
+    app = create_app(read(file_of(tmp_path, {**VOTE, "release": release, "selector": selector})))
+    found = ask(app, {"input": {"text": "a cough at night"}}).json()["output"]
+    assert set(found["answer"]) == {"label", "confidence", "counts"}
+    assert all(abs(count - 30) < 4 for count in found["answer"]["counts"].values())
+    assert "discrete Gaussian" in found["receipt"]["mechanism"]
+    with TestClient(app) as client:
+        document = client.get("/openapi.json").json()
+    described = document["components"]["schemas"]["VoteDetails"]
+    assert set(described["required"]) == {"label", "confidence", "counts"}
+    assert described["properties"]["counts"]["additionalProperties"] == {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "crowd"),
+    [
+        (None, (20, False)),
+        ({"members": 5}, (5, False)),
+        ({"members": 5, "rate": 0.5, "max_exemplars": 4, "count_empty": True}, (5, False)),
+        ({"calls": 6}, (15, True)),
+        ({"calls": 6, "pad_to": 9}, (9, True)),
+        ({"calls": 6, "max_calls": 8}, (8, False)),
+    ],
+)
+def test_the_file_says_who_shares_a_call(selector: Any, crowd: tuple[int, bool], tmp_path: Path) -> None:
+    chain = read(file_of(tmp_path, merged(VOTE, {"selector": selector}))).build()
+    release = releases_in(chain)[0]
+    assert (release.selector.members, release.selector.own_calls) == crowd
+    assert release.ensemble.count_empty == bool((selector or {}).get("count_empty"))
+    create_app(read(file_of(tmp_path, VOTE)), chain)
+    with acting_for("anybody"):
+        assert chain.invoke({"text": "a question"})["answer"] == "a"
+    line = release.budget.plan.lines[release.line().name]
+    assert line.own_calls == crowd[1]
 
 
 OWN = """
@@ -210,6 +255,16 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"store": None}, "server.yaml"),
         ({"chain": "own:chain"}, "server.yaml"),
         ({"chain": "own"}, "chain"),
+        ({"release.prior": "one_shot"}, "release.vote.prior.literal['zero_shot']"),
+        ({"release.mechanism": "ptr"}, "release.vote.mechanism"),
+        (
+            {"release": {"kind": "label_vote", "labels": ["a", "b"], "instruction": "x"}},
+            "release.label_vote.instruction",
+        ),
+        ({"release": {"kind": "label_vote", "labels": ["a", "b"], "prior": "zero_shot"}}, "release.label_vote.prior"),
+        ({"release": {"kind": "label_vote", "labels": ["a", "b"]}, "model": {"name": "m"}}, "server.yaml"),
+        ({"selector.calls": "many"}, "selector.calls"),
+        ({"budget.accept_noise": "much"}, "budget.accept_noise"),
         ({"model": {"timeout": 0}}, "model.timeout"),
         ({"model": {"timeout": "long"}}, "model.timeout"),
         ({"model": {"max_concurrency": 0}}, "model.max_concurrency"),
@@ -226,6 +281,39 @@ def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: s
     assert caught.value.parameter == field
     assert KEY not in str(caught.value)
     assert hash_of(KEY) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"selector.calls": 6}, "members"),
+        ({"selector": {"members": 5, "pad_to": 9}}, "pad_to"),
+        ({"selector": {"members": 5, "max_calls": 9}}, "max_calls"),
+        ({"selector": {"calls": 6, "max_calls": 3}}, "max_calls"),
+        ({"selector": {"calls": 0}}, "calls"),
+        ({"selector": {"calls": 6, "count_empty": True}}, "count_empty"),
+        ({"release.prior": {"c": 1}}, "prior"),
+        ({"release.lead": 2}, "lead"),
+        ({"release.kind": "scores", "release.details": True}, "details"),
+        ({"release.details": True, "release.mechanism": "vote-em"}, "mechanism"),
+    ],
+)
+def test_votes_that_cannot_work_are_refused_before_any_ledger(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read(file_of(tmp_path, merged(VOTE, changes))).build()
+    assert caught.value.parameter == field
+
+
+def test_a_plan_that_is_all_noise_is_served_only_if_the_file_accepts_it(tmp_path: Path, capsys: Any) -> None:
+    noisy = {"budget.epsilon": 0.1, "budget.releases": 1000}
+    code, _, err = run(capsys, "--config", str(file_of(tmp_path, merged(VOTE, noisy))), "--check")
+    assert code == 1
+    assert "accept_noise" in err
+    accepted = str(file_of(tmp_path, merged(VOTE, {**noisy, "budget.accept_noise": True})))
+    code, out, _ = run(capsys, "--config", accepted, "--check")
+    assert (code, "not frozen yet" in out) == (0, True)
 
 
 @pytest.mark.parametrize(

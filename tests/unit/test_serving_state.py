@@ -32,10 +32,13 @@ def asked(chain: Any, times: int, principal: str | None = None) -> None:
 # -- the budget --------------------------------------------------------------------------------------------------------
 
 
-def test_before_the_first_release_nothing_is_spent_and_nothing_is_frozen(sealed_of: Make) -> None:
-    chain = sealed_of(MEMBER, releases=7)
+@pytest.mark.parametrize("chosen", ["vote", "vote-em"])
+def test_before_the_first_release_nothing_is_spent_and_nothing_is_frozen(sealed_of: Make, chosen: str) -> None:
+    """The Gaussian is asked for; at an epsilon of 20 and seven releases of four votes the plan chooses the other."""
+    vote = NoisyVote(["Positive", "Negative"], mechanism=chosen if chosen == "vote" else None)
+    chain = sealed_of(MEMBER, releases=7, epsilon=20.0, rate=0.5, vote=vote, accept_noise=True)
     state = budget_state([chain], None)
-    assert state["lines"] == {"vote": {"unit": "releases", "count": 7, "spent": 0, "remaining": 7, "mechanism": None}}
+    assert state["lines"] == {chosen: {"unit": "releases", "count": 7, "spent": 0, "remaining": 7, "mechanism": None}}
     assert (state["epsilon_spent"], state["share_spent"], state["exhausted"]) == (0.0, 0.0, False)
     assert release_history([chain], None) == {"releases": [], "total": 0}
     assert chain.budget.plan is None, "reading a budget does not freeze its plan"
@@ -162,9 +165,8 @@ def endless_of(budget_of: Make, store_of: Make) -> Make:
         records = [{"input": text, "output": "Positive", "owner": f"owner-{i}"} for i, text in enumerate(texts)]
         selector = PoissonExampleSelector(store_of(records), 4, rate=0.5, threshold=0.999, eligible=4)
         budget = budget_of(**{"epsilon": 30.0, "releases": 2, "tickets": True, "name": "near", **options})
-        return PrivateEnsemble(selector, MEMBER) | DPAggregate(
-            NoisyVote(["Positive", "Negative"]), budget, return_receipt=True
-        )
+        vote = NoisyVote(["Positive", "Negative"], mechanism="vote")
+        return PrivateEnsemble(selector, MEMBER) | DPAggregate(vote, budget, return_receipt=True)
 
     return make
 

@@ -20,6 +20,7 @@ from langchain_core.load import dumps
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, InvalidRecords, UnknownOwner, UnsafeConfigurationError
 from langchain_dpicl.store import Owners
+from langchain_dpicl.store.filters import MetadataFilter
 
 LONE_SURROGATE = "half of a pair: \ud83d"
 
@@ -376,6 +377,7 @@ def test_forgetting_leaves_no_trace_in_memory(canary: str, records: Any, store_o
     secret_rows = [{"input": f"{canary} {i}", "output": canary, "owner": f"{canary}-owner"} for i in range(3)]
     store.add(secret_rows, owner_key="owner")
     store.rows_of(np.arange(6))  # fills the owners' index
+    store.passing(np.arange(13), MetadataFilter.parse({"output": canary}))  # and a column
     vectors = store._held.vectors[-3:].copy()
     old_buffer, old_index = store._held.texts._data, store._index
     assert any(shows(item, canary.encode()) for item in everything_reachable(store)), "the search can find it"

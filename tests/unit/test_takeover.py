@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import enum
+import uuid
 from collections.abc import Callable
+from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -88,8 +92,8 @@ def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
             "record 1 has no owner under 'patient': it needs one owner: a text or a whole number",
         ),
         ({"patient": datetime.date(2026, 1, 1)}, "record 1 has no owner under 'patient'"),
-        ({"patient": "p", "seen": datetime.date(2026, 1, 1)}, "document 1 has metadata under 'seen'"),
-        ({"patient": "p", "seen": {1, 2}}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", "seen": datetime.timedelta(1)}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", "seen": {1, b"x"}}, "document 1 has metadata under 'seen'"),
         ({"patient": "p", 7: "x"}, "document 1 has metadata under 7"),
         ({"patient": "p", "text": "x"}, "document 1 has metadata under 'text'"),
     ],
@@ -102,6 +106,45 @@ def test_metadata_that_cannot_be_kept_is_refused_by_position_and_key(
     with pytest.raises(InvalidRecords, match=problem) as caught:
         ExemplarStore.from_documents(documents, Counted(), owner_key="patient")
     canary_free(caught.value)
+
+
+class Ward(enum.Enum):
+    NORTH = "north"
+
+
+def test_common_metadata_is_kept_as_its_text() -> None:
+    """Dates and the like, also within containers; a set by its elements, whatever their order in it."""
+    name, day = uuid.uuid4(), datetime.date(2026, 1, 2)
+    given = {
+        "day": day,
+        "time": datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC),
+        "id": name,
+        "file": PurePosixPath("a/b.txt"),
+        "price": Decimal("1.10"),
+        "count": np.int64(3),
+        "share": np.float32(0.5),
+        "is_new": np.bool_(True),
+        "ward": Ward.NORTH,
+        "tags": {"b", "a", "c"},
+        "days": [(day, frozenset({day}))],
+    }
+    store = ExemplarStore.from_documents([Document(page_content="note", metadata=given)], Counted())
+    assert held(store) == [
+        {
+            "text": "note",
+            "day": "2026-01-02",
+            "time": "2026-01-02T03:04:00+00:00",
+            "id": str(name),
+            "file": "a/b.txt",
+            "price": "1.10",
+            "count": 3,
+            "share": 0.5,
+            "is_new": True,
+            "ward": "north",
+            "tags": ["a", "b", "c"],
+            "days": [["2026-01-02", ["2026-01-02"]]],
+        }
+    ]
 
 
 def test_owners_are_texts_or_whole_numbers_numpys_too() -> None:
@@ -246,7 +289,7 @@ def test_a_collection_that_cannot_be_read_is_refused_without_its_content(
 def test_an_index_apart_from_its_documents_is_refused() -> None:
     made: Any = faiss_of("l2")(Counted())
     made.index.add(np.ones((1, DIMENSION), np.float32))
-    with pytest.raises(StoreError, match="do not belong together"):
+    with pytest.raises(StoreError, match="cannot be read whole"):
         ExemplarStore.from_vectorstore(made)
 
 

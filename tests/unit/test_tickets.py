@@ -68,7 +68,9 @@ def member() -> Member:
 
 @pytest.fixture
 def seal(member: Member, ledger_url: str) -> Callable[..., SealedRelease]:
-    """seal(tickets=2, ...): three members at a rate of 1, so that everybody who pays is shown to one of them."""
+    """seal(tickets=2, ...): three members at a rate of 1, so that everybody who pays is shown to one of them.
+
+    Who is shown nobody says the same as the others, and counts: the answer never depends on who pays."""
 
     def make(tickets: int = 2, store: ExemplarStore | None = None, **options: Any) -> SealedRelease:
         own = {key: options.pop(key) for key in ("return_receipt", "line") if key in options}
@@ -76,7 +78,8 @@ def seal(member: Member, ledger_url: str) -> Callable[..., SealedRelease]:
         selector = PoissonExampleSelector(store, 3, rate=options.pop("rate", 1.0), max_exemplars=9, threshold=0.5)
         options.setdefault("replay", False)
         budget = options.pop("budget", None) or PrivacyBudget(1000, 1e-5, tickets, ledger_url, tickets=True, **options)
-        return PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["yes", "no"]), budget, **own)
+        vote = NoisyVote(["yes", "no"], mechanism="vote")
+        return PrivateEnsemble(selector, member, count_empty=True) | DPAggregate(vote, budget, **own)
 
     return make
 

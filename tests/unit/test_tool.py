@@ -12,13 +12,14 @@ from langchain.agents import create_agent
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import ToolException
+from langchain_core.tools import ToolException, create_retriever_tool, tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from typing_extensions import TypedDict
 
 from langchain_dpicl import (
     DPAggregate,
+    DPRetriever,
     InvalidParameter,
     LedgerError,
     NoisyVote,
@@ -37,7 +38,7 @@ class Script(FakeMessagesListChatModel):
         return self
 
 
-def calls(*questions: str, name: str = "route", key: str = "input") -> list[AIMessage]:
+def calls(*questions: str, name: str = "route", key: str = "query") -> list[AIMessage]:
     """One tool call a turn, then the end."""
     asked = [
         AIMessage("", tool_calls=[{"name": name, "args": {key: question}, "id": f"call-{i}"}])
@@ -170,8 +171,8 @@ def test_a_release_that_looks_for_near_examples_is_asked_under_its_own_key(
     selector = PoissonExampleSelector(store_of(records(8)), 2, rate=1.0, max_exemplars=2, nearest_to="question")
     release = PrivateEnsemble(selector, positive) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of())
     tool = release.as_tool("route", "what it is")
-    assert list(tool.args) == ["question"]
-    assert tool.invoke({"question": "a film"}) == "Positive"
+    assert list(tool.args) == ["query"]
+    assert tool.invoke({"query": "a film"}) == "Positive"
 
 
 async def test_an_agents_releases_count_for_whom_it_acts(sealed_of: Any, run: Any) -> None:
@@ -188,12 +189,12 @@ async def test_an_agents_releases_count_for_whom_it_acts(sealed_of: Any, run: An
 async def test_what_an_agent_is_told_hangs_on_no_other_error(sealed_of: Any, canary_free: Any) -> None:
     tool = as_tool(sealed_of(positive, releases=1), "route", "what it is")
     tool.handle_tool_error = False
-    tool.invoke({"input": "one"})
+    tool.invoke({"query": "one"})
     with pytest.raises(ToolException, match="privacy budget") as caught:
-        tool.invoke({"input": "two"})
+        tool.invoke({"query": "two"})
     canary_free(caught.value, frames=True)
     with pytest.raises(ToolException, match="privacy budget") as caught:
-        await tool.ainvoke({"input": "two"})
+        await tool.ainvoke({"query": "two"})
     canary_free(caught.value, frames=True)
 
 
@@ -230,3 +231,37 @@ BAD = [{}, {"model_config": "x"}, {"_x": "x"}, {"self": "x"}, {"a b": "x"}, {"a"
 def test_arguments_that_langchain_cannot_take_are_refused(sealed_of: Any, inputs: Any) -> None:
     with pytest.raises(InvalidParameter, match="inputs"):
         as_tool(sealed_of(positive), "route", "what it is", inputs=inputs)
+
+
+def search_of(kind: str, retriever: DPRetriever) -> Any:
+    """The tool that LangChain makes of a retriever, or a user's own."""
+    if kind == "a retriever tool":
+        return create_retriever_tool(retriever, "search", "Searches.")
+
+    @tool
+    def search(query: str) -> str:
+        """Searches."""
+        return "\n".join(document.page_content for document in retriever.invoke(query))
+
+    return search
+
+
+@pytest.mark.parametrize("kind", ["a retriever tool", "a function"])
+async def test_a_spent_retriever_within_a_tool_is_a_message(kind: str, sealed_of: Any, run: Any) -> None:
+    retriever = DPRetriever(sealed_of(positive, releases=1))
+    agent = create_agent(Script(responses=calls("one", "two", name="search")), [search_of(kind, retriever)])
+    state = await run(agent, {"messages": [("user", "go")]})
+    assert [message.content for message in tool_messages(state)] == ["Positive", SPENT]
+    with pytest.raises(PrivacyBudgetExceeded):  # in a chain an error stays one
+        await run(retriever, "two")
+    (document,) = await run(DPRetriever(retriever.release, on_exhausted="message"), "two")
+    assert (document.page_content, document.metadata) == (SPENT, {"error": "PrivacyBudgetExceeded"})
+
+
+async def test_a_retriever_that_shall_raise_does_so_within_a_tool(sealed_of: Any, run: Any) -> None:
+    retriever = DPRetriever(sealed_of(positive, releases=1), on_exhausted="raise")
+    agent = create_agent(Script(responses=calls("one", "two", name="search")), [search_of("a function", retriever)])
+    with pytest.raises(PrivacyBudgetExceeded):
+        await run(agent, {"messages": [("user", "go")]})
+    with pytest.raises(InvalidParameter, match="on_exhausted"):
+        DPRetriever(retriever.release, on_exhausted="never")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from ways import shown
 
 from langchain_dpicl import InvalidParameter, NoisyVote
 from langchain_dpicl.privacy import MECHANISMS
-from langchain_dpicl.privacy.noise import abstention_threshold
+from langchain_dpicl.privacy.votes import abstention_threshold
 from langchain_dpicl.private.boundary import ABSTAIN
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are fewer than ten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable
 from operator import itemgetter
@@ -29,19 +30,18 @@ from langchain_dpicl import (
     EmbeddingMean,
     ExemplarStore,
     InvalidParameter,
-    ModelUnavailable,
     NoisyVote,
     PoissonExampleSelector,
+    PrivacyBudget,
     PrivacyBudgetExceeded,
     SealedRelease,
     UnsafeConfigurationError,
     as_tool,
     wrap_rag,
 )
-from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.retrieval.rag import RELEVANT
-from langchain_dpicl.retrieval.retrievers import BucketRetriever
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.standin import MemberVectorStore
 
 QUESTION = "which desk renews a prescription?"
 LABELS = ["porch", "ledger"]
@@ -131,7 +131,7 @@ async def test_the_ordinary_chain_answers_privately_and_stays_as_it_was(
 def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection: Any) -> None:
     seen: list[list[Document]] = Ears()
     keep = RunnableLambda(lambda documents: (seen.append(documents), "porch")[1])
-    wrap(collection.as_retriever() | keep, documents=5).invoke(QUESTION)
+    wrap(collection.as_retriever(search_kwargs={"k": 5}) | keep).invoke(QUESTION)
     store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
     query = store.embed_query(QUESTION)
     owners = [{int(document.page_content.split()[1]) // 2 for document in documents} for documents in seen]
@@ -152,26 +152,52 @@ def test_by_default_documents_that_are_not_near_to_the_question_reach_no_member(
     for threshold, options in ((RELEVANT, {}), (0.7, {"threshold": 0.7})):
         store = ExemplarStore.from_vectorstore(collection, owner_key="patient")  # which remembers its budgets
         seen.clear()
-        every: dict[str, Any] = {"members": 4, "rate": 1.0, "documents": 400, **options}
-        wrap_rag(collection.as_retriever() | keep, store, NoisyVote(LABELS), budget_of(), **every).invoke(QUESTION)
+        every: dict[str, Any] = {"members": 4, "rate": 1.0, **options}
+        retriever = collection.as_retriever(search_kwargs={"k": 400})
+        wrap_rag(retriever | keep, store, NoisyVote(LABELS), budget_of(), **every).invoke(QUESTION)
         owners = {row // 2 for row in np.flatnonzero(near >= threshold)}
         assert {int(text.split()[1]) // 2 for text in seen} == owners, "all documents of those who have a near one"
         assert 0 < len(owners) < 200
 
 
-def test_how_many_are_eligible_sizes_the_rate(collection: Any, budget_of: Any) -> None:
-    def rate(**options: Any) -> float:
-        chain = collection.as_retriever() | format_docs
-        every: dict[str, Any] = {"members": 4, "documents": 2, "owner_key": "patient", **options}
-        return wrap_rag(chain, collection, NoisyVote(LABELS), budget_of(), **every).selector.rate
+def test_calls_and_how_many_are_eligible_size_the_rate(collection: Any, budget_of: Any, canary: str) -> None:
+    def selector(source: Any = collection, **options: Any) -> PoissonExampleSelector:
+        chain = source.as_retriever() | format_docs
+        every: dict[str, Any] = {"documents": 2, "owner_key": "patient", **options}
+        return wrap_rag(chain, source, NoisyVote(LABELS), budget_of(), **every).selector
 
-    assert rate(eligible=40) == 4 * 2 / 40
-    assert rate(eligible=5) == 1.0
-    assert rate(eligible=40, shots=1) == 4 / 40
-    assert rate(eligible=40, rate=0.3) == 0.3
-    assert rate() == rate(threshold=None) == 4 * 5 / 200
+    default = selector()
+    assert (default.calls, default.members, default.own_calls) == (20, 35, True)
+    assert default.rate == 20 / 40, "a fifth of 200 owners"
+    assert selector(threshold=None).rate == 20 / 200
+    assert selector(private_collection(canary, patients=24)).rate == 20 / 24, "twice the calls, but at most all"
+    assert selector(private_collection(canary, patients=90)).rate == 20 / 40, "twice the calls"
+    assert selector(calls=10, eligible=40).rate == selector(calls=10, eligible=0.2).rate == 10 / 40
+    assert selector(calls=10, eligible=5).rate == 1.0
+    assert selector(rate=0.3).rate == 0.3
+    assert (selector(pad_to=25).members, selector(calls=5, max_calls=9).members) == (25, 9)
+    assert selector(members=4, shots=1).rate == selector(members=4, shots=1, eligible=40).rate == 4 / 40
+    shared = selector(members=4)
+    assert (shared.rate, shared.members, shared.own_calls) == (None, 4, False), "the plan will choose"
     with pytest.raises(InvalidParameter, match="eligible"):
-        rate(eligible=40, threshold=None)
+        selector(eligible=40, threshold=None)
+
+
+def test_the_default_share_of_owners_stays_the_plans(budget_of: Any, ledger_url: str) -> None:
+    """However the collection grows, and whoever builds the chain again: rate and expected calls follow no owner."""
+    store = ExemplarStore.from_texts([f"note {i}" for i in range(300)], EMBEDDINGS, progress=False)
+
+    def facts() -> Any:
+        budget = PrivacyBudget(300.0, 1e-5, 5, ledger_url, "rag")
+        release = wrap_rag(RunnableLambda(str), store, NoisyVote(LABELS), budget, documents_key="context")
+        line = release.line()
+        return line.rate, release._bound_to(line).crowd, release.selector.max_exemplars
+
+    before = facts()
+    assert before[0] == 20 / 60
+    assert before[1].expected == 20.0
+    store.add([{"input": f"another {i}"} for i in range(300)])
+    assert facts() == before
 
 
 def test_metadata_reaches_the_member_without_the_owner(wrap: Any, collection: Any) -> None:
@@ -228,8 +254,8 @@ def test_the_chain_is_asked_in_its_own_form_whatever_the_request_is(asked: Any, 
     assert private.asks == "text"
     assert private.invoke(asked) == "porch"
     assert all(prompt.endswith(f"Question: {QUESTION}") for prompt in model.prompts)
-    takes_mapping = RunnablePassthrough.assign(context=lambda values: values["question"]) | collection.as_retriever()
-    private = wrap(takes_mapping | (lambda documents: "porch"))
+    retrieve = (lambda values: values["question"]) | collection.as_retriever()
+    private = wrap(RunnablePassthrough.assign(context=retrieve) | (lambda values: "porch"))
     assert private.asks == "mapping"
     assert private.invoke(asked) == "porch"
 
@@ -246,7 +272,7 @@ async def test_a_text_a_mapping_a_tool_and_a_retriever_ask_the_same_request(
         private = wrap(chain, budget=budget)
         for asked in (QUESTION, {"question": QUESTION}):
             assert private.invoke(asked) == "porch"
-        assert private.as_tool("desk", "Names the desk.").invoke({"question": QUESTION}) == "porch"
+        assert private.as_tool("desk", "Names the desk.").invoke({"query": QUESTION}) == "porch"
         (document,) = await DPRetriever(private).ainvoke(QUESTION)
         assert document.page_content == "porch"
         assert budget.spent() == 1
@@ -322,39 +348,59 @@ def test_the_chain_itself_is_no_writer_of_candidates(collection: Any, budget_of:
         wrap_rag(chain, collection, mean, budget_of(), members=4, rate=1.0, owner_key="patient")
 
 
-class Filtering(BaseRetriever):
-    """A retriever of the user's own that keeps its filter as many do."""
-
-    filter: dict[str, str]
+class OverADatabase(BaseRetriever):
+    """A retriever of the user's own without any vector store."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return []
 
 
-def test_what_a_retriever_searches_by_is_never_dropped(wrap: Any, collection: Any) -> None:
-    searching = collection.as_retriever
-    ward = {"filter": {"ward": "7"}}
+def test_what_a_search_would_lose_is_never_dropped(wrap: Any, collection: Any, budget_of: Any) -> None:
+    searching, budget = collection.as_retriever, budget_of()
     configurable = searching().configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    where = {"where": {"ward": "7"}}
     chains = {
-        "filter": searching(search_kwargs=ward),
+        "pre_filter": searching(search_kwargs={"pre_filter": {"ward": "7"}}),
         "score_threshold": searching(search_kwargs={"k": 2, "score_threshold": 0.5}),
-        "search_type": searching(search_type="mmr"),
-        "search": configurable.with_config(configurable={"search": ward}),
-        "where": searching().bind(where={"ward": "7"}),
+        "where": configurable.with_config(configurable={"search": where}),
+        "where ": searching().bind(**where),
+        "where  ": searching(search_kwargs=where).with_retry(),
+        "where   ": (searching() | RunnableLambda(str)).bind(**where),
     }
-    chains |= {"filter ": Filtering(filter={"ward": "7"}), "filter  ": searching(search_kwargs=ward).with_retry()}
     for name, retriever in chains.items():
         chain = {"context": itemgetter("question") | retriever} | RunnableLambda(str)
-        with pytest.raises(UnsafeConfigurationError, match=f"with {name.strip()}, which wrap_rag does not carry out"):
-            wrap(chain)
-    with pytest.raises(UnsafeConfigurationError, match="the source's VectorStoreRetriever searches with filter"):
-        wrap(rag(searching(), Model()), searching(search_kwargs=ward))
+        with pytest.raises(InvalidParameter, match=f"search_kwargs.*{name.strip()}"):
+            wrap(chain, budget=budget)
     outer = ({"context": itemgetter("question") | configurable} | RunnableLambda(str)).with_config(
-        configurable={"search": ward}
+        configurable={"search": where}
     )
-    with pytest.raises(UnsafeConfigurationError, match="searches with search"):
-        wrap(outer)
-    wrap({"context": itemgetter("question") | configurable} | RunnableLambda(str))
+    with pytest.raises(InvalidParameter, match=r"search_kwargs.*where"):
+        wrap(outer, budget=budget)
+    for source in (searching(search_kwargs={"filter": lambda document: True}), searching(search_type="mmr")):
+        with pytest.raises(UnsafeConfigurationError, match="the source's VectorStoreRetriever searches with"):
+            wrap(rag(searching(), Model()), source, budget=budget)
+    assert budget.spent() == 0
+
+
+def test_filters_configured_or_bound_are_carried_out_and_narrow_who_takes_part(wrap: Any, collection: Any) -> None:
+    searching = collection.as_retriever
+    page = {"filter": {"page": 7}}
+    configurable = searching().configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    for retriever in (
+        searching(search_kwargs=page),
+        configurable.with_config(configurable={"search": page}),
+        searching().bind(**page),
+        searching(search_kwargs={"filter": lambda document: document.metadata["page"] == 7}),
+    ):
+        seen: list[Document] = Ears()
+        keep = RunnableLambda(lambda documents, seen=seen: (seen.extend(documents), "porch")[1])
+        wrap(retriever | keep, documents=400).invoke(QUESTION)
+        real = [document.metadata["page"] for document in seen if "note" in document.page_content]
+        assert real == [7], "beside what was made up for trial calls"
+    every = wrap(searching(search_kwargs=page) | RunnableLambda(str)).ensemble.selector
+    assert str(every.rules.wanted({}, None)) == str(MetadataFilter.parse({"page": 7}))
+    beside = {"a": searching(search_kwargs=page), "b": RunnableLambda(collection.similarity_search)}
+    assert not wrap(beside | RunnableLambda(str), asks="text").ensemble.selector.rules, "one search has no filter"
 
 
 def test_members_get_as_many_documents_as_the_replaced_retriever_gave(wrap: Any, collection: Any) -> None:
@@ -365,8 +411,18 @@ def test_members_get_as_many_documents_as_the_replaced_retriever_gave(wrap: Any,
         assert made.ensemble.selector.max_exemplars == expected
     assert wrap(rag(collection.as_retriever(), Model())).ensemble.selector.max_exemplars == 4
     both = {"a": three, "b": collection.as_retriever(search_kwargs={"k": 2})} | RunnableLambda(str)
-    with pytest.raises(InvalidParameter, match="documents"):
-        wrap(both, asks="text")
+    assert wrap(both, asks="text").ensemble.selector.max_exemplars == 3
+    sizes = {
+        20: collection.as_retriever(search_type="mmr"),
+        9: collection.as_retriever(search_type="mmr", search_kwargs={"k": 2, "fetch_k": 9}),
+        7: collection.as_retriever().bind(k=7),
+        6: collection.as_retriever()
+        .configurable_fields(search_kwargs=ConfigurableField(id="search"))
+        .with_config(configurable={"search": {"k": 6}}),
+        4: RunnableLambda(lambda question: collection.similarity_search(question, k=9)),
+    }
+    for size, retriever in sizes.items():
+        assert wrap(retriever | RunnableLambda(str), asks="text").ensemble.selector.max_exemplars == size
 
 
 def test_sources(wrap: Any, collection: Any, canary: str) -> None:
@@ -381,28 +437,13 @@ def test_sources(wrap: Any, collection: Any, canary: str) -> None:
         wrap(rag(collection.as_retriever(), Model()), store, owner_key="patient")
 
 
-@pytest.mark.parametrize(
-    ("patients", "documents", "shots"),
-    [
-        (10, 4, 2),  # all of them
-        (60, 4, 4),  # an owner for each document
-        (200, 2, 5),  # one in ten
-        (400, 1, 8),  # a choice of eight for each document
-    ],
-)
-def test_the_default_rate_is_a_tenth_within_bounds(
-    patients: int, documents: int, shots: int, wrap: Any, canary: str
-) -> None:
-    source = private_collection(canary, patients)
-    selector = wrap(rag(source.as_retriever(), Model()), source, rate=None, documents=documents).ensemble.selector
-    assert selector.rate == pytest.approx(4 * min(shots, patients // 4) / patients)
-    assert not selector.rate_is_explicit, "a plan keeps its own rate as the collection grows"
-
-
 def test_a_rate_or_shots_may_be_given(wrap: Any, collection: Any) -> None:
     chain = rag(collection.as_retriever(), Model())
     assert wrap(chain, rate=0.3).ensemble.selector.rate == 0.3
     assert wrap(chain, rate=None, shots=2).ensemble.selector.rate == pytest.approx(4 * 2 / 200)
+    chosen = wrap(chain, rate=None)
+    assert chosen.line().plan_line.owners == 200, "the plan chooses, and keeps the number of owners"
+    assert (chosen.selector.rate, chosen.selector.rate_is_explicit) == (None, False)
 
 
 # -- what it is --------------------------------------------------------------------------------------------------------
@@ -454,20 +495,23 @@ def test_a_bad_request_costs_nothing(values: Any, wrap: Any, collection: Any) ->
 # -- every retriever is replaced, or the chain refused -----------------------------------------------------------------
 
 
-def test_retrievers_within_retrievers_are_replaced_by_the_outermost(wrap: Any, collection: Any, canary: str) -> None:
+def test_retrievers_within_retrievers_keep_their_meaning(wrap: Any, collection: Any, canary: str) -> None:
     from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
     from langchain_core.language_models import FakeListChatModel
 
-    many = MultiQueryRetriever.from_llm(collection.as_retriever(), FakeListChatModel(responses=["a\nb"]))
+    many = MultiQueryRetriever.from_llm(
+        collection.as_retriever(search_kwargs={"k": 1}), FakeListChatModel(responses=["a\nb"])
+    )
     mixed = EnsembleRetriever(retrievers=[many, collection.as_retriever()], weights=[0.5, 0.5])
     model = Model()
-    assert wrap(rag(mixed, model), documents=2).invoke(QUESTION) == "porch"
-    assert [prompt.count(canary) for prompt in model.prompts] == [2] * 4
+    assert wrap(rag(mixed, model), documents=3).invoke(QUESTION) == "porch"
+    assert [prompt.count(canary) for prompt in model.prompts] == [3] * 4
+    model.prompts.clear()
+    assert wrap(rag(many, model), documents=8).invoke(QUESTION) == "porch"
+    assert all(1 <= prompt.count(canary) <= 2 for prompt in model.prompts), "two queries with one document each"
 
 
-def test_configured_and_bound_retrievers_are_replaced(wrap: Any, collection: Any, canary: str) -> None:
-    from langchain_core.runnables import ConfigurableField
-
+def test_configured_and_bound_retrievers_search_the_bucket(wrap: Any, collection: Any, canary: str) -> None:
     for retriever in (
         collection.as_retriever().with_config(tags=["a"]),
         collection.as_retriever().with_retry(),
@@ -506,6 +550,9 @@ class Slotted:
 
 class OfTheClass:
     def __call__(self, question: str) -> str:
+        return self.asked(question)
+
+    def asked(self, question: str) -> str:
         return str(SHARED[0].invoke(question))
 
 
@@ -517,8 +564,8 @@ def calls_another(question: str) -> str:
     return by_global(question)
 
 
-def given(question: str, retriever: Any) -> str:
-    return str(retriever.invoke(question))
+def given(question: str, collection: Any) -> str:
+    return str(collection.similarity_search(question))
 
 
 def with_default(retriever: Any) -> Callable[[str], str]:
@@ -532,7 +579,7 @@ def opens_a_collection(question: str) -> str:
     return str(InMemoryVectorStore.load("notes.json", EMBEDDINGS).similarity_search(question))
 
 
-HIDDEN: dict[str, Callable[[Any], Any]] = {
+HELD: dict[str, Callable[[Any], Any]] = {
     "a closure": lambda collection: lambda question: collection.similarity_search(question)[0].page_content,
     "a closure over a retriever": lambda collection: functools.partial(
         lambda retriever, question: retriever.invoke(question), collection.as_retriever()
@@ -544,16 +591,25 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "an object that can be called": lambda collection: Answerer(collection.as_retriever()).__call__,
     "slots": lambda collection: Slotted(collection.as_retriever()).__call__,
     "a default argument": lambda collection: with_default(collection.as_retriever()),
-    "bound arguments": lambda collection: RunnableLambda(given).bind(retriever=collection),
+    "bound arguments": lambda collection: RunnableLambda(given).bind(collection=collection),
     "a global": lambda collection: by_global,
     "a function's global": lambda collection: calls_another,
-    "a class's global": lambda collection: OfTheClass().__call__,
     "a tool": lambda collection: create_retriever_tool(collection.as_retriever(), "search", "Searches."),
-    "a mapping in a closure": lambda collection: lambda question, held={"c": [collection]}: str(held),
+    "a mapping in a closure": lambda collection: (
+        lambda question, held={"c": [collection]}: str(held["c"][0].similarity_search(question))
+    ),
+    "a bound method of its own": lambda collection: collection.similarity_search,
 }
 
 
-HIDDEN |= {
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "a class's global": lambda collection: OfTheClass().__call__,
+    "a method that the stand-in lacks": lambda collection: collection.dump,
+    "an attribute that the stand-in lacks": lambda collection: lambda question: str(collection.store),
+    "a second collection": lambda collection: (
+        InMemoryVectorStore.from_texts(["note"], EMBEDDINGS).as_retriever() | RunnableLambda(str)
+    ),
+    "a retriever over a database": lambda collection: OverADatabase() | RunnableLambda(str),
     "a document": lambda collection: (lambda held: lambda question: str(held))((Document("the policy"),)),
     "a document store": lambda collection: InMemoryStore().mget,
     "a graph's store": lambda collection: GraphStore().search,
@@ -566,16 +622,42 @@ HIDDEN |= {
 }
 
 
-@pytest.mark.parametrize("where", HIDDEN)
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a step"])
-def test_a_retriever_that_cannot_be_replaced_is_refused(
-    where: str, beside: bool, wrap: Any, collection: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", HELD)
+def test_a_collection_in_a_function_or_an_object_is_replaced_in_a_copy(
+    where: str, wrap: Any, collection: Any, canary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "SHARED", [collection.as_retriever()])
+    seen: list[str] = Ears()
+    keep = RunnableLambda(lambda found: (seen.append(str(found)), "porch")[1])
+    chain = RunnablePassthrough() | HELD[where](collection) | keep
+    assert wrap(chain, asks="text").invoke(QUESTION) == "porch"
+    owners = [{int(number) // 2 for number in re.findall(r"note (\d+) ", told)} for told in seen if "note" in told]
+    assert len(owners) == 4, "beside trial calls on what was made up"
+    assert sum(map(len, owners)) == len(set.union(*owners)), "no owner in two members"
+    seen.clear()
+    chain.invoke(QUESTION)
+    assert canary in seen[0], "the user's own chain is as it was"
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a step"])
+def test_what_cannot_be_replaced_is_refused(
+    where: str,
+    beside: bool,
+    wrap: Any,
+    collection: Any,
+    canary: str,
+    budget_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "SHARED", [collection.as_retriever()])
+    budget = budget_of()
     hidden = RunnableLambda(lambda question: question) | HIDDEN[where](collection)
     chain = {"context": collection.as_retriever(), "more": hidden} if beside else hidden
-    with pytest.raises(UnsafeConfigurationError, match=r"cannot be replaced.*documents_key"):
-        wrap(chain | RunnableLambda(str))
+    with pytest.raises(UnsafeConfigurationError, match=r"the chain('s| reaches an?) ") as caught:
+        wrap(chain | RunnableLambda(str), budget=budget, asks="text")
+    assert canary not in str(caught.value)
+    assert budget.spent() == 0
 
 
 def test_a_class_named_to_compare_with_is_no_collection(wrap: Any, collection: Any) -> None:
@@ -585,36 +667,13 @@ def test_a_class_named_to_compare_with_is_no_collection(wrap: Any, collection: A
     assert wrap(collection.as_retriever() | RunnableLambda(answer)).invoke(QUESTION) == "porch"
 
 
-def test_an_agent_with_a_retriever_tool_is_refused(wrap: Any, collection: Any) -> None:
-    from langchain.agents import create_agent
-    from langchain_core.language_models import FakeListChatModel
-
-    class Bindable(FakeListChatModel):
-        def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-            return self
-
-    tool = create_retriever_tool(collection.as_retriever(), "search", "Searches the notes.")
-    agent = create_agent(Bindable(responses=["porch"]), [tool])
-    with pytest.raises(UnsafeConfigurationError, match="cannot be replaced"):
-        wrap(agent, documents_key="context")
-
-
 def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> None:
     from langchain_dpicl.private.reach import reachable
 
     private = wrap(rag(collection.as_retriever(), Model()))
     found = list(reachable(private.ensemble._member))
-    assert any(isinstance(part, BucketRetriever) for part in found)
+    assert any(isinstance(part, MemberVectorStore) for part in found)
     assert not any(part is collection or part is private.ensemble.selector for part in found)
-
-
-def test_the_stand_in_gives_nothing_outside_of_a_release(collection: Any) -> None:
-    with pytest.raises(UnsafeConfigurationError, match="within a release"):
-        BucketRetriever().invoke(QUESTION)
-    bucket = Examples([{"content": "note", "page": 1}], "content")
-    member = RunnableLambda(lambda values: "q") | BucketRetriever()
-    (found,) = run_private(member, [({}, bucket)], max_concurrency=1)
-    assert found == [Document(page_content="note", metadata={"page": 1})]
 
 
 # -- chains without a retriever ----------------------------------------------------------------------------------------
@@ -642,14 +701,11 @@ def test_documents_key_and_retriever_exclude_one_another(wrap: Any, collection: 
         wrap(rag(collection.as_retriever(), Model()), documents_key="context")
 
 
-def test_an_empty_bucket_asks_the_chain_without_documents(wrap: Any, collection: Any, canary: str) -> None:
+def test_an_empty_bucket_asks_the_chain_without_documents(wrap: Any, canary: str) -> None:
     """At rate 0.01 six or more of 24 owners take part with a probability below 2e-7."""
-    model = Model()
-    private = wrap(
-        rag(collection.as_retriever(), model), private_collection(canary, patients=24), rate=0.01, members=10
-    )
-    with pytest.raises(ModelUnavailable):
-        private.invoke(QUESTION)
+    model, few = Model(), private_collection(canary, patients=24)
+    private = wrap(rag(few.as_retriever(), model), few, rate=0.01, members=10)
+    private.invoke(QUESTION)
     assert len(model.prompts) == 10
     assert sum(canary in prompt for prompt in model.prompts) < 6
 
@@ -659,9 +715,20 @@ def test_an_empty_bucket_asks_the_chain_without_documents(wrap: Any, collection:
     [
         ({"documents": 0}, "documents"),
         ({"members": 1}, "members"),
+        ({"calls": 5}, "members"),
+        ({"members": None, "calls": 0.5}, "calls"),
+        ({"members": None, "shots": 2, "rate": None}, "shots"),
+        ({"pad_to": 9}, "pad_to"),
+        ({"max_calls": 9}, "max_calls"),
+        ({"members": None, "calls": 9, "max_calls": 8}, "max_calls"),
+        ({"threshold": 0.3, "eligible": 0.0}, "eligible"),
+        ({"threshold": 0.3, "eligible": 1.5}, "eligible"),
+        ({"threshold": 0.3, "eligible": -0.2}, "eligible"),
+        ({"threshold": 0.3, "eligible": float("nan")}, "eligible"),
+        ({"threshold": 0.3, "eligible": "many"}, "eligible"),
         ({"shots": 1, "rate": 0.5}, "shots"),
         ({"question_key": ""}, "nearest_to"),
-        ({"members": 300, "rate": None}, "shots"),
+        ({"members": 300, "rate": None, "shots": 1}, "shots"),
     ],
 )
 def test_bad_parameters_are_refused(options: dict[str, Any], name: str, wrap: Any, collection: Any) -> None:

@@ -1,0 +1,97 @@
+"""What a request asks of metadata: a filter of its own, and what its caller may see.
+
+Both are public: they come from the request, the caller's name and the deployer's functions, and are part of what makes
+two questions equal. An owner takes part if one exemplar passes both (and the gate), and its call sees such exemplars
+alone; so who takes part is still a matter between an owner, the question and public facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import coerce_to_runnable
+
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.records import Vectors, attempt
+
+Metadata = Mapping[str, Any] | MetadataFilter
+"""A filter, in the language of `langchain_dpicl.store.filters`."""
+
+OfRequest = Metadata | Callable[[Mapping[str, Any]], Metadata | None] | None
+OfRequests = OfRequest | tuple[OfRequest, ...]
+OfPrincipal = Callable[[str], Metadata | None] | None
+
+
+@dataclass(frozen=True, repr=False)
+class Sought:
+    """A question to the store: the query's vector, if nearness counts, and the filter, if there is one. Public."""
+
+    vector: Vectors | None
+    wanted: MetadataFilter | None
+
+
+def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | None:
+    """A ``search_query`` as a Runnable. Raises `InvalidParameter`."""
+    if given is None:
+        return None
+    if nearest_to is None or not (callable(given) or isinstance(given, Runnable)):
+        bound = "a Runnable or a function that gives a text, with nearest_to or a threshold"
+        raise InvalidParameter("search_query", type(given).__name__, bound)
+    made: Runnable[Any, Any] = coerce_to_runnable(given)
+    return made
+
+
+def text_searched(made: object) -> str:
+    """The text that a ``search_query`` made. Raises `ModelUnavailable` for none."""
+    text = made.text if isinstance(made, BaseMessage) else made
+    if not isinstance(text, str) or not text.strip():
+        said = "search_query fails on the request, or gives no text; nothing was charged. Invoke it alone to see why"
+        raise ModelUnavailable(said)
+    return str(text)
+
+
+class Rules:
+    """A selector's ``filter`` (or several) and ``visible_to``. False if there are none."""
+
+    def __init__(self, filter: OfRequests, visible_to: OfPrincipal, owner_key: str | None) -> None:
+        self._owner_key = owner_key
+        given = [each for each in (filter if isinstance(filter, tuple) else (filter,)) if each is not None]
+        self._filters = [each if callable(each) else self._read("filter", each) for each in given]
+        if visible_to is not None and not callable(visible_to):
+            bound = "a function of the caller's name that gives a filter, or None for everything"
+            raise InvalidParameter("visible_to", type(visible_to).__name__, bound)
+        self._visible_to = visible_to
+
+    def __bool__(self) -> bool:
+        return bool(self._filters) or self._visible_to is not None
+
+    def wanted(self, values: Mapping[str, Any], principal: str | None) -> MetadataFilter | None:
+        """What an exemplar has to pass for this request of this caller; None for nothing. Raises `InvalidParameter`."""
+        found = [self._made("filter", each, dict(values)) if callable(each) else each for each in self._filters]
+        if self._visible_to is not None:
+            if principal is None:
+                bound = "the authenticated caller, named with acting_for: visible_to says what each may see"
+                raise InvalidParameter("principal", None, bound)
+            found.append(self._made("visible_to", self._visible_to, principal))
+        wanted: MetadataFilter | None = None
+        for each in found:
+            wanted = wanted if each is None else each & wanted
+        return wanted
+
+    def _made(self, name: str, rule: Callable[[Any], Metadata | None], about: object) -> MetadataFilter | None:
+        given, fault = attempt(rule, about)
+        if fault:
+            raise InvalidParameter(name, fault, "a function that gives a filter, or None; nothing was charged")
+        return None if given is None else self._read(name, given)
+
+    def _read(self, name: str, given: object) -> MetadataFilter:
+        made = MetadataFilter.parse(given, name)
+        if self._owner_key in made.keys:
+            bound = "metadata: the owner's entry is kept apart, so put what may be asked under another key, too"
+            raise InvalidParameter(name, self._owner_key, bound)
+        return made

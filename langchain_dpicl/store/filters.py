@@ -1,0 +1,219 @@
+"""Filters on records' metadata: a small language, read once into a checked object that never drops a condition.
+
+::
+
+    {"team": "a"}                                    equal
+    {"year": {"$gte": 2020, "$lt": 2024}}            all of a key's conditions
+    {"team": {"$in": ["a", "b"]}, "year": 2020}      all of a mapping's keys
+    {"$or": [{"team": "a"}, {"public": True}]}       any of a list; ``$and`` for all
+
+Operators: ``$eq``, ``$ne``, ``$in``, ``$gt``, ``$gte``, ``$lt``, ``$lte``, ``$and``, ``$or``. Values are texts, numbers
+and, for ``$eq``, ``$ne`` and ``$in``, True and False. Numbers compare with numbers, texts with texts by code points, so
+dates work as ISO texts. A record without the key, or with a value of another type under it, does not pass, whatever the
+operator: ``$ne`` too. Whether a record passes depends on this record and the filter alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.errors import InvalidParameter
+
+MOST_TERMS = 1000
+"""Values that a filter compares with, at most."""
+
+MOST_KEYS = 16
+"""Keys of a record that a filter looks at, at most."""
+
+DEEPEST = 8
+"""Levels of ``$and`` and ``$or``, at most."""
+
+LONGEST = 1000
+"""Characters of a key or a text, at most."""
+
+_ORDER = ("$gt", "$gte", "$lt", "$lte")
+_OF_VALUES = ("$eq", "$ne", "$in", *_ORDER)
+_OF_FILTERS = ("$and", "$or")
+
+
+@dataclass(frozen=True, repr=False)
+class Column:
+    """One key's values in many records, by rank, so that a comparison is a range of ranks. Private.
+
+    ``ranks`` has each record's value among the distinct ones, -1 if no filter can pass it. Ranks go kind by kind, and
+    ascend within a kind: ``kinds`` has each kind's first rank and its values.
+    """
+
+    ranks: NDArray[np.int32]
+    kinds: dict[object, tuple[int, list[Any]]]
+
+    @classmethod
+    def of(cls, values: Sequence[object]) -> Column:
+        """The column of these values."""
+        held: dict[object, set[Any]] = {}
+        for value in values:
+            if (kind := _kind(value)) is not object:
+                held.setdefault(kind, set()).add(value)
+        kinds: dict[object, tuple[int, list[Any]]] = {}
+        rank: dict[object, dict[Any, int]] = {object: {}}
+        for kind, distinct in held.items():
+            first = sum(len(ascending) for _, ascending in kinds.values())
+            kinds[kind] = first, sorted(distinct)
+            rank[kind] = {value: first + i for i, value in enumerate(kinds[kind][1])}
+        found = (-1 if (kind := _kind(value)) is object else rank[kind][value] for value in values)
+        return cls(np.fromiter(found, np.int32, len(values)), kinds)
+
+    def holding(self, name: str, values: Iterable[Any]) -> NDArray[np.bool_]:
+        """For which records the comparison of this name holds with one of the values."""
+        holds = np.zeros(1 + sum(len(ascending) for _, ascending in self.kinds.values()), np.bool_)  # the last: -1
+        for value in values:
+            first, ascending = self.kinds.get(_kind(value), (0, []))
+            low, high = bisect_left(ascending, value), bisect_right(ascending, value)
+            if name in ("$lt", "$lte", "$ne"):
+                holds[first : first + (high if name == "$lte" else low)] = True
+            if name in ("$gt", "$gte", "$ne"):
+                holds[first + (low if name == "$gte" else high) : first + len(ascending)] = True
+            if name in ("$eq", "$in"):
+                holds[first + low : first + high] = True
+        return holds[self.ranks]
+
+
+@dataclass(frozen=True)
+class MetadataFilter:
+    """A checked filter. Public: make one with `parse`.
+
+    ``operator`` compares the value under ``key`` with ``values``; ``$and`` and ``$or`` combine ``parts``.
+    """
+
+    operator: str
+    key: str = ""
+    values: tuple[str | int | float | bool, ...] = ()
+    parts: tuple[MetadataFilter, ...] = ()
+
+    @classmethod
+    def parse(cls, given: object, name: str = "filter") -> MetadataFilter:
+        """Read a filter from a mapping. Raises `InvalidParameter` for the parameter ``name``, showing what is wrong in
+        it: an unknown operator, a value that cannot be compared, nothing at all, or too much."""
+        if isinstance(given, cls):
+            return given
+        made = _Reader(name).mapping(given, DEEPEST)
+        if len(made.keys) > MOST_KEYS:
+            raise InvalidParameter(name, f"{len(made.keys)} keys", f"a filter on at most {MOST_KEYS} keys")
+        return made
+
+    def __and__(self, other: MetadataFilter | None) -> MetadataFilter:
+        """Both filters on the same record."""
+        return self if other is None else _combined("$and", [self, other])
+
+    def __str__(self) -> str:
+        """The same text for the same filter: for comparing questions."""
+        if self.parts:
+            return f"{{{json.dumps(self.operator)}: [{', '.join(map(str, self.parts))}]}}"
+        key, values = (json.dumps(each, ensure_ascii=False) for each in (self.key, self.values))  # halves stay halves
+        return f"{{{key}: {{{json.dumps(self.operator)}: {values}}}}}"
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of a record that it looks at."""
+        return frozenset({self.key}) if not self.parts else frozenset().union(*(part.keys for part in self.parts))
+
+    def passes(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record passes."""
+        return bool(self.passing(columns_of([record], self.keys))[0])
+
+    def passing(self, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
+        """Which records pass, of which there are the columns of its ``keys``."""
+        if not self.parts:
+            return columns[self.key].holding(self.operator, self.values)
+        combine = np.logical_and if self.operator == "$and" else np.logical_or
+        found: NDArray[np.bool_] = combine.reduce([part.passing(columns) for part in self.parts])
+        return found
+
+
+def columns_of(records: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, Column]:
+    """The columns of some keys of these records. Private."""
+    values: dict[str, list[Any]] = {key: [] for key in keys}
+    for record in records:
+        for key, held in values.items():
+            held.append(record.get(key))
+    return {key: Column.of(held) for key, held in values.items()}
+
+
+def _kind(value: object) -> object:
+    """Values of one kind compare. None, lists, mappings and a number that is none (NaN) have a kind of their own."""
+    if isinstance(value, (bool, str)):
+        return type(value)
+    return numbers.Real if isinstance(value, (int, float)) and value == value else object
+
+
+def _combined(name: str, parts: list[MetadataFilter]) -> MetadataFilter:
+    """In an order of its own, so that the order of a mapping's keys makes no other filter."""
+    return parts[0] if len(parts) == 1 else MetadataFilter(name, parts=tuple(sorted(parts, key=str)))
+
+
+class _Reader:
+    """Reads one filter, and counts its values."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._terms = name, 0
+
+    def mapping(self, given: object, levels: int) -> MetadataFilter:
+        if not isinstance(given, Mapping):
+            raise self._refused(type(given).__name__, "a mapping of metadata keys to values or conditions")
+        if not given or levels < 0:
+            bound = f"at least one condition (None for no filter), in at most {DEEPEST} levels"
+            raise self._refused("nothing" if not given else "deeper levels", bound)
+        return _combined("$and", [self._condition(key, asked, levels) for key, asked in given.items()])
+
+    def _condition(self, key: object, asked: object, levels: int) -> MetadataFilter:
+        if key in _OF_FILTERS:
+            if not isinstance(asked, (list, tuple)) or not asked:
+                raise self._refused(key, "a list of filters, at least one")
+            return _combined(str(key), [self.mapping(each, levels - 1) for each in asked])
+        if not isinstance(key, str) or not key or len(key) > LONGEST or key.startswith("$") or "." in key:
+            allowed = ", ".join((*_OF_FILTERS, "a metadata key (no dots: what is nested cannot be filtered)"))
+            raise self._refused(key, allowed)
+        conditions = asked if isinstance(asked, Mapping) else {"$eq": asked}
+        if not conditions:
+            raise self._refused(key, "a value, or at least one condition")
+        return _combined("$and", [self._comparison(key, name, value) for name, value in conditions.items()])
+
+    def _comparison(self, key: str, name: object, value: object) -> MetadataFilter:
+        if name not in _OF_VALUES:
+            raise self._refused(name, f"one of {', '.join(_OF_VALUES)}")
+        if name == "$in" and not isinstance(value, (list, tuple, set, frozenset)):
+            raise self._refused(name, "a list of values")
+        listed = tuple(value) if name == "$in" else (value,)  # type: ignore[arg-type]
+        self._terms += max(1, len(listed))
+        if self._terms > MOST_TERMS:
+            raise self._refused("more values", f"at most {MOST_TERMS} values to compare with")
+        values = tuple(self._value(str(name), each) for each in listed)
+        if name == "$in":
+            distinct = {(type(each).__name__, each): each for each in values}  # True is no 1
+            values = tuple(distinct[each] for each in sorted(distinct))
+        return MetadataFilter(str(name), key, values)
+
+    def _value(self, name: str, value: object) -> str | int | float | bool:
+        if isinstance(value, str) and len(value) <= LONGEST:
+            return str(value)
+        if isinstance(value, (bool, np.bool_)) and name not in _ORDER:
+            return bool(value)
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= 2**63:
+            return int(value)
+        if isinstance(value, (float, np.floating)) and math.isfinite(value):
+            return float(value)
+        shown = f"{name} {type(value).__name__}"
+        raise self._refused(shown, f"a finite number or a text of at most {LONGEST} characters")
+
+    def _refused(self, what: object, bound: str) -> InvalidParameter:
+        shown = what[:60] if isinstance(what, str) else type(what).__name__
+        return InvalidParameter(self._name, shown, bound)

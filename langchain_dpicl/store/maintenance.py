@@ -1,0 +1,278 @@
+"""A store's documents for those who keep it up to date: loaders, LangChain's indexing API, other vector stores.
+
+All of this is the trusted side. Nothing that it answers is a release, and no chain that is given to an ensemble may
+reach it: it is one of the `PrivateRecords`.
+
+**A change is not a forgetting.** A document that is deleted or replaced is gone as after `forget`: it is overwritten in
+memory and in the store's files, or deleted from the database, and other processes follow. But ledgers keep the marks of
+its owner. So an owner whose documents change, or leave and come again, goes on with the tickets that it has left, and a
+loader that loses a source for a day refills nothing. Use `forget` for an owner who is to be forgotten: while the store
+holds a record of it, that removes its marks too.
+
+Without an owner key, a document is its own owner and is known by its content. A changed document is then another owner,
+with tickets of its own: each version is protected, the versions together are not. If they are to be, name what they
+share as ``owner_key``, such as ``source``.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.vectorstores import VectorStore
+
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnsafeConfigurationError
+from langchain_dpicl.private import PrivateRecords
+from langchain_dpicl.store.base import Arrival, Held, Numbers, PrivateStore, StoreView
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, as_matrix, check_records, records_of, unpack
+from langchain_dpicl.store.sources import contents_of
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.indexing import IndexingResult, RecordManager
+
+_KEYS = 500  # of a record manager, in one statement
+_NUMBER = re.compile("#[0-9]+")  # a record's id that the store made
+
+
+class LiveStore(PrivateStore):
+    """A store whose single documents can be added, replaced and removed, by their ids."""
+
+    @abstractmethod
+    def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
+        """Remove these documents and those that are replaced, and add the arrivals: in one step, in the files too.
+
+        An owner who has a document before and after stays. An owner without a name goes with the exemplar that it is.
+        """
+
+    def _prepare(self) -> None:
+        """Make room for documents' ids, if the store was made by a version that had none."""
+
+    def maintenance(self, record_manager: RecordManager | None = None) -> StoreMaintenance:
+        """This store as a LangChain vector store for whoever keeps it up to date. Private: see `StoreMaintenance`.
+
+        With the ``record_manager`` of LangChain's indexing API, every later `forget` of this object deletes the
+        owner's documents' keys there, too. Remove them at their source as well: `index` adds what it finds there.
+        """
+        self._prepare()
+        if record_manager is not None:
+            watcher = partial(_delete_keys, record_manager)
+            known = [getattr(each, "args", None) for each in self._document_watchers]
+            if not any(args is not None and args[0] is record_manager for args in known):
+                self._document_watchers.append(watcher)
+        return StoreMaintenance(self)
+
+    def sync_from(self, vectorstore: VectorStore) -> IndexingResult:
+        """Follow a collection: add what is new in it, replace what has changed, remove what is gone, in one step.
+
+        For the kinds that `ExemplarStore.from_vectorstore` takes. Texts, metadata, ids and vectors are copied, and
+        nothing is embedded; the metadata holds the owner and the output under this store's keys. Documents are compared
+        by id. Those that came without an id, by `add` or `from_records`, stay; all others are taken for earlier copies
+        of the collection, so follow one collection only. Answers how many were added, replaced, left and removed.
+        Raises `StoreError` for a collection that cannot be read or is empty, `InvalidRecords`.
+        """
+        documents, vectors = contents_of(vectorstore)
+        if not documents:
+            raise StoreError("the collection is empty: nothing was changed; to empty the store, delete its documents")
+        self._prepare()
+        batch = self._checked(documents)
+        matrix = batch.embed(self.embeddings, vectors, self.dimension, False)
+        wanted = [str(document.id) for document in documents]
+        _refuse_numbers(wanted, ())
+        with self.reading() as view:
+            rows, _ = view.rows_of(view.numbers)
+            stand = {each.document: i for i, each in enumerate(view.records(rows))}
+            records, ids, there = view.records(rows), view.ids_of(rows), view.vectors(rows)
+        new = [i for i, document in enumerate(wanted) if document not in stand]
+        changed = [
+            i
+            for i, document in enumerate(wanted)
+            if (at := stand.get(document)) is not None
+            and (
+                records[at].content != batch.contents[i]
+                or (batch.owners is not None and records[at].owner != batch.owners[i])
+                or not np.array_equal(there[at], matrix[i])
+            )
+        ]
+        present = set(wanted)
+        gone = [each for each, at in stand.items() if each not in present and each != f"#{ids[at]}"]
+        chosen = sorted([*new, *changed])
+        if chosen or gone:
+            arrival = Arrival(_some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen]) if chosen else None
+            self._change(arrival, gone)
+        return {
+            "num_added": len(new),
+            "num_updated": len(changed),
+            "num_skipped": len(wanted) - len(chosen),
+            "num_deleted": len(gone),
+        }
+
+    def _checked(self, documents: Iterable[Document]) -> Batch:
+        keys = RecordKeys(self.input_key, self.output_key, self.owner_key)
+        return check_records(records_of(documents, self.input_key, self.owner_key), keys, None)
+
+
+def _some(batch: Batch, chosen: Sequence[int]) -> Batch:
+    owners = None if batch.owners is None else [batch.owners[i] for i in chosen]
+    return Batch([batch.texts[i] for i in chosen], [batch.contents[i] for i in chosen], owners, None)
+
+
+def _refuse_numbers(ids: Sequence[str], known: Collection[str | None]) -> None:
+    """`InvalidRecords` for a new id that the store may give another record, which it would then replace."""
+    for i, each in enumerate(ids):
+        if _NUMBER.fullmatch(each) and each not in known:
+            raise InvalidRecords(
+                f"document {i} has an id of # and a number, as records without an id have: name it else"
+            )
+
+
+def _delete_keys(record_manager: RecordManager, documents: Sequence[str]) -> None:
+    for start in range(0, len(documents), _KEYS):
+        record_manager.delete_keys(documents[start : start + _KEYS])
+
+
+class StoreMaintenance(VectorStore, PrivateRecords):
+    """A store as a LangChain vector store, for the trusted side: what loaders and the indexing API write to.
+
+    Its documents have the store's input as their text, and the rest of a record, the owner included, as their metadata.
+    A record that came without an id has ``#`` and its number. Every change is in the store's files when a method
+    returns (`ExemplarStore.save` makes the first), or committed in the database: all of it, or nothing. A change of a
+    store with files writes them whole, so give it many documents at a time (``index(..., batch_size=10_000)``).
+
+    Searches read all records and are exact, by cosine. They are not differentially private: show nothing of them to
+    somebody who may not see the records, and give no member this object, its retriever or its tools.
+
+    Raises `InvalidRecords`, which names a document's position: no text, no owner, metadata that cannot be kept;
+    `StoreError` if the model, a file or the database fails.
+    """
+
+    def __init__(self, store: LiveStore) -> None:
+        self._store = store
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The store's embedding model."""
+        return self._store.embeddings
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        """Add documents, or replace those whose id is there already; their ids.
+
+        ``ids`` are theirs by default, and random for a document without one. The last of several with one id counts.
+        An id of ``#`` and a number replaces a record that has it, and is refused otherwise.
+        ``batch_size``, which `index` gives, has no effect: all documents are one change.
+        """
+        given = kwargs.pop("ids", None)
+        kwargs.pop("batch_size", None)
+        _refuse(kwargs, "ids")
+        chosen = [getattr(document, "id", None) for document in documents] if given is None else list(given)
+        if len(chosen) != len(documents):
+            raise InvalidRecords(f"ids has {len(chosen)} entries for {len(documents)} documents")
+        ids = [str(uuid.uuid4()) if each is None else each for each in chosen]
+        for i, each in enumerate(ids):
+            if not isinstance(each, str) or not each:
+                raise InvalidRecords(f"document {i} has an id that is no text: {type(each).__name__}")
+        if any(map(_NUMBER.fullmatch, ids)):
+            _refuse_numbers(ids, {each.id for each in self.get_by_ids(ids)})
+        batch = self._store._checked(documents)
+        last = sorted({each: i for i, each in enumerate(ids)}.values())
+        if last:
+            batch = _some(batch, last)
+            matrix = batch.embed(self._store.embeddings, None, self._store.dimension, False)
+            self._store._change(Arrival(batch, matrix, [ids[i] for i in last]), ())
+        return ids
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """`add_documents`, of texts with their metadata beside them."""
+        texts = list(texts)
+        if metadatas is not None and len(metadatas) != len(texts):
+            raise InvalidRecords(f"metadatas has {len(metadatas)} entries for {len(texts)} texts")
+        beside = [{}] * len(texts) if metadatas is None else metadatas
+        documents = [Document(page_content=text, metadata=each) for text, each in zip(texts, beside, strict=True)]
+        return self.add_documents(documents, ids=ids, **kwargs)
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Remove documents, as far as they are there. An owner with no other leaves the store, not the ledgers."""
+        _refuse(kwargs, "ids")
+        if ids is None or isinstance(ids, str) or not all(isinstance(each, str) for each in ids):
+            raise InvalidParameter("ids", type(ids).__name__, "a list of documents' ids")
+        with self._store.reading() as view:
+            is_any = len(view.rows_with(ids)) > 0
+        if is_any:
+            self._store._change(None, ids)
+        return True
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """These documents, as far as they are there."""
+        with self._store.reading() as view:
+            return self._documents(view, view.rows_with(ids))
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """The k documents nearest to a query, the nearest first."""
+        return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
+        """The same with their cosines."""
+        return self._nearest(self._store.embed_query(query), k, kwargs)
+
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
+        """The k documents nearest to a vector, the nearest first."""
+        vector = as_matrix([embedding], 1)
+        if vector.shape[1] != self._store.dimension:
+            raise InvalidParameter("embedding", vector.shape[1], f"a vector of {self._store.dimension} numbers")
+        return [document for document, _ in self._nearest(vector[0], k, kwargs)]
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return lambda cosine: (1.0 + cosine) / 2.0
+
+    def _nearest(self, query: Vectors, k: int, options: dict[str, Any]) -> list[tuple[Document, float]]:
+        _refuse(options, "query and k")
+        if not isinstance(k, int) or k < 1:
+            raise InvalidParameter("k", k, "a whole number of at least 1")
+        with self._store.reading() as view:
+            rows, _ = view.rows_of(view.numbers)
+            cosines = view.similarity(rows, query)
+            best = np.argsort(-cosines, kind="stable")[:k]
+            documents = self._documents(view, rows[best])
+        return list(zip(documents, cosines[best].tolist(), strict=True))
+
+    def _documents(self, view: StoreView, rows: Numbers) -> list[Document]:
+        return [self._document(held) for held in view.records(rows)]
+
+    def _document(self, held: Held) -> Document:
+        fields = unpack(held.content)
+        if self._store.owner_key is not None:
+            fields[self._store.owner_key] = held.owner
+        return Document(page_content=fields.pop(self._store.input_key, ""), metadata=fields, id=held.document)
+
+    @classmethod
+    def from_texts(cls, texts: list[str], embedding: Embeddings, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a store is made first."""
+        raise UnsafeConfigurationError(
+            "make a store (ExemplarStore.from_documents, or empty) and ask its maintenance()"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("a store's documents are not pickled or copied")
+
+
+def _refuse(options: dict[str, Any], known: str) -> None:
+    """An option without effect, such as a filter, would be taken for one that has it."""
+    if options:
+        raise InvalidParameter(next(iter(options)), "given", f"left out: only {known} are read here")

@@ -1,0 +1,85 @@
+"""Small chunks to search by, and the whole documents that they come from: for `ParentDocumentRetriever` in a member.
+
+A chunk is a record of its own, and carries its document's text. So a document belongs to its chunks' owner, enters a
+bucket with them and leaves the store with them; nothing is looked up beside the bucket.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+from langchain_core.documents import Document
+from langchain_core.stores import BaseStore
+
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.private import OwnBucket
+from langchain_dpicl.store.standin import PARENT, bucket_here
+
+
+class DocumentSplitter(Protocol):
+    """Splits documents, as LangChain's text splitters do."""
+
+    def split_documents(self, documents: Iterable[Document]) -> list[Document]:
+        """The chunks, each with its document's metadata."""
+
+
+def split_with_parents(
+    documents: Iterable[Document], splitter: DocumentSplitter, *, id_key: str = "doc_id"
+) -> list[Document]:
+    """Chunks to make a store of, each with the text of the document that it comes from.
+
+    For ``ParentDocumentRetriever(vectorstore=store.as_vectorstore(), docstore=store.as_docstore(), ...)``: it searches
+    chunks and gives documents, within a member's own bucket. ``id_key`` is the retriever's. A document is stored once
+    for each of its chunks. Raises `InvalidParameter` if metadata uses the keys that this needs.
+    """
+    chunks: list[Document] = []
+    for i, document in enumerate(documents):
+        if taken := sorted({id_key, PARENT} & document.metadata.keys()):
+            raise InvalidParameter("documents", f"document {i}", f"without metadata under {taken}")
+        own = {id_key: str(uuid.uuid4()), PARENT: document.page_content}
+        for chunk in splitter.split_documents([document]):
+            chunks.append(Document(chunk.page_content, metadata={**chunk.metadata, **own}))
+    return chunks
+
+
+class MemberDocstore(OwnBucket, BaseStore[str, Document]):
+    """Stands in for a document store within a member: the documents whose chunks lie in the member's own bucket.
+
+    Raises `UnsafeConfigurationError` outside of a member. Members cannot write.
+    """
+
+    def __init__(self, input_key: str, id_key: str) -> None:
+        self._without = {input_key, id_key, PARENT, "start_index"}
+        self._id_key = id_key
+
+    def mget(self, keys: Sequence[str]) -> list[Document | None]:
+        """The documents with these ids, None for each that is not in the bucket."""
+        held = {exemplar[self._id_key]: exemplar for exemplar in bucket_here() if PARENT in exemplar}
+        return [self._document(held[key]) if key in held else None for key in keys]
+
+    async def amget(self, keys: Sequence[str]) -> list[Document | None]:
+        """`mget`, which waits for nothing."""
+        return self.mget(keys)
+
+    def _document(self, chunk: dict[str, Any]) -> Document:
+        metadata = {name: chunk[name] for name in chunk.keys() - self._without}
+        return Document(chunk[PARENT], metadata=metadata)
+
+    def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
+        """The ids of the bucket's documents."""
+        found = dict.fromkeys(exemplar[self._id_key] for exemplar in bucket_here() if PARENT in exemplar)
+        return (key for key in found if prefix is None or key.startswith(prefix))
+
+    def mset(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Refused: members cannot write."""
+        raise UnsafeConfigurationError(
+            "members cannot write: make the store of split_with_parents(documents, splitter), whose chunks carry their "
+            "documents"
+        )
+
+    amset = mdelete = amdelete = mset
+
+    def __repr__(self) -> str:
+        return "MemberDocstore()"

@@ -1,0 +1,118 @@
+"""What a LangChain vector store holds: its documents with their ids and vectors, as they stand.
+
+Their own methods search. They do not list a collection, so each kind is read in its own way, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from langchain_dpicl.errors import InvalidParameter, StoreError
+from langchain_dpicl.store.records import Vectors, attempt
+
+if TYPE_CHECKING:
+    from langchain_core.documents import Document
+    from langchain_core.vectorstores import VectorStore
+
+_PAGE = 1000
+_TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
+
+Entry = tuple[str, Any, Any, Any]
+"""A document's id, text, metadata and vector."""
+
+
+def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
+    """All documents that a vector store holds, each with its id there, and their vectors in the same order.
+
+    Raises `StoreError` for one that cannot be read whole. Its own errors may quote a document, so they do not get out.
+    """
+    from langchain_core.documents import Document
+    from langchain_core.vectorstores import VectorStore
+
+    if not isinstance(vectorstore, VectorStore):
+        raise InvalidParameter("vectorstore", type(vectorstore).__name__, "a LangChain VectorStore")
+    name = type(vectorstore).__name__
+    homes = [(home.__module__, home.__name__) for home in type(vectorstore).__mro__]
+    reader = next((_READERS[home] for home in homes if home in _READERS), None)
+    if reader is None:
+        raise StoreError(f"a {name} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
+    found, fault = attempt(_whole, reader, vectorstore)
+    if fault:
+        raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
+    entries, vectors = found
+    if any(not isinstance(text, str) or vector is None for _, text, _, vector in entries):
+        raise StoreError(f"the {name} holds an entry without a text or without a vector: {_TAKE_DOCUMENTS}")
+    return [Document(page_content=text, metadata=data or {}, id=str(id)) for id, text, data, _ in entries], vectors
+
+
+def _whole(reader: Callable[[Any], Iterator[Entry]], store: Any) -> tuple[list[Entry], Vectors]:
+    entries = list(reader(store))
+    return entries, np.asarray([vector for *_, vector in entries if vector is not None], np.float32)
+
+
+def _in_memory(store: Any) -> Iterator[Entry]:
+    for id, entry in store.store.items():
+        yield id, entry["text"], entry["metadata"], entry["vector"]
+
+
+def _scikit_learn(store: Any) -> Iterator[Entry]:
+    # It writes each text's own id into the metadata when it searches; here they are as they were given.
+    for id, text, metadata, vector in zip(store._ids, store._texts, store._metadatas, store._embeddings, strict=True):
+        yield id, text, dict(metadata), vector
+
+
+def _faiss(store: Any) -> Iterator[Entry]:
+    count, ids = store.index.ntotal, store.index_to_docstore_id
+    if sorted(ids) != list(range(count)):
+        raise LookupError
+    vectors = store.index.reconstruct_n(0, count) if count else []
+    for i, vector in enumerate(vectors):
+        document = store.docstore.search(ids[i])
+        yield ids[i], document.page_content, document.metadata, vector
+
+
+def _chroma(store: Any) -> Iterator[Entry]:
+    start = 0
+    while True:
+        page = store.get(limit=_PAGE, offset=start, include=["documents", "metadatas", "embeddings"])
+        yield from zip(page["ids"], page["documents"], page["metadatas"], page["embeddings"], strict=True)
+        start += _PAGE
+        if len(page["ids"]) < _PAGE:
+            return
+
+
+def _qdrant(store: Any) -> Iterator[Entry]:
+    offset = None
+    while True:
+        points, offset = store.client.scroll(
+            store.collection_name, limit=_PAGE, offset=offset, with_payload=True, with_vectors=True
+        )
+        for point in points:
+            payload, vector = point.payload or {}, point.vector
+            if isinstance(vector, dict):
+                vector = vector.get(store.vector_name)
+            yield point.id, payload.get(store.content_payload_key), payload.get(store.metadata_payload_key), vector
+        if offset is None:
+            return
+
+
+def _pgvector(store: Any) -> Iterator[Entry]:
+    with store._make_sync_session() as session:
+        row = store.EmbeddingStore
+        collection = store.get_collection(session)  # none: it does not exist, which the fault says
+        asked = session.query(row.id, row.document, row.cmetadata, row.embedding)
+        yield from asked.filter(row.collection_id == collection.uuid).order_by(row.id).yield_per(_PAGE)
+
+
+_READERS: dict[tuple[str, str], Callable[[Any], Iterator[Entry]]] = {
+    ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"): _in_memory,
+    ("langchain_community.vectorstores.faiss", "FAISS"): _faiss,
+    ("langchain_community.vectorstores.sklearn", "SKLearnVectorStore"): _scikit_learn,
+    ("langchain_chroma.vectorstores", "Chroma"): _chroma,
+    ("langchain_qdrant.qdrant", "QdrantVectorStore"): _qdrant,
+    ("langchain_postgres.vectorstores", "PGVector"): _pgvector,
+}
+"""By the class's home and name: the libraries need not be installed."""
