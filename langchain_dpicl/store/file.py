@@ -237,6 +237,8 @@ class SharedFile:
             with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
                 if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
                     self._check_unchanged(contents.state)
+                if scrub and old is not None:  # the next writer writes as soon as the new file is in place
+                    self._remove_strays(old)
                 with replacing(path, is_new=old is None) as file:
                     state = write(file, contents)
                     file.flush()
@@ -249,12 +251,6 @@ class SharedFile:
                 sync_folder(path, must=True)
                 if scrub and old is not None:
                     _overwrite(old)
-                if scrub:  # and temporary files of this target, left by a process that was killed while it saved
-                    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-                    for stray in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-                        with open(stray, "r+b", 0) as file:
-                            _overwrite(file.fileno())
-                        stray.unlink()
         except FileExistsError:
             problem = StoreFileChanged(
                 f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
@@ -264,6 +260,17 @@ class SharedFile:
             problem = StoreFileError(f"the store could not be written: {reason}; {stands}")
         if problem is not None:
             raise problem
+
+    def _remove_strays(self, own: int) -> None:
+        """Remove temporary files of this path, left by processes that were killed while they saved, and overwrite them
+        unless they are second names of the file in place, whose descriptor and lock are ``own``. Nobody who writes
+        beside it lives, except one who found no file in place."""
+        name = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]{{16}}\.tmp")
+        for stray in [entry for entry in self.path.parent.iterdir() if name.fullmatch(entry.name)]:
+            with contextlib.suppress(FileNotFoundError), open(stray, "r+b", 0) as file:
+                if not os.path.samestat(os.fstat(file.fileno()), os.fstat(own)):
+                    _overwrite(file.fileno())
+                stray.unlink()
 
     @contextlib.contextmanager
     def _locked(self, flags: int) -> Iterator[int | None]:

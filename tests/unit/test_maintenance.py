@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,59 @@ def test_a_file_that_is_replaced_and_overwritten_while_it_is_read_is_read_again(
         other.refresh()
     assert not writes
     assert texts(other) == ["four", "one", "three", "two"]
+
+
+def test_a_change_leaves_alone_what_the_next_writer_has_begun_to_write(
+    store: ExemplarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next writer begins as soon as the new file is in place, while the old one is still being overwritten."""
+    from langchain_dpicl.store import file
+
+    path = tmp_path / "store.npz"
+    store.save(path)
+    other = ExemplarStore.load(path, MODEL).maintenance()
+    overwrite, write, begun, ended = file._overwrite, file.write, threading.Event(), threading.Event()
+    second = threading.Thread(target=lambda: other.add_documents([document("e", "five")]))
+
+    def slow_write(*given: Any) -> Any:
+        state = write(*given)
+        if threading.current_thread() is second:
+            begun.set()
+            assert ended.wait(60)
+        return state
+
+    def slow_overwrite(descriptor: int) -> None:
+        if not second.ident:
+            second.start()
+            assert begun.wait(60)
+        overwrite(descriptor)
+
+    monkeypatch.setattr(file, "write", slow_write)
+    monkeypatch.setattr(file, "_overwrite", slow_overwrite)
+    store.maintenance().add_documents([document("d", "four")])
+    ended.set()
+    second.join(60)
+    assert texts(ExemplarStore.load(path, MODEL)) == ["five", "four", "one", "three", "two"]
+
+
+def test_a_second_name_of_the_file_in_place_goes_and_is_not_overwritten(store: ExemplarStore, tmp_path: Path) -> None:
+    """As a writer of a new file has it for a moment, and leaves it if it is killed then."""
+    path = tmp_path / "store.npz"
+    store.save(path)
+    name = path.with_name(f".{path.name}.{'0' * 16}.tmp")
+    os.link(path, name)
+    found = []
+
+    def listening(*_: Any) -> None:
+        found.append(texts(ExemplarStore.load(path, MODEL)))
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("langchain_dpicl.store.file.write", listening)
+        with pytest.raises(StoreError, match="No space"):
+            store.maintenance().add_documents([document("d", "four")])
+    assert found == [["one", "three", "two"]]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_cannot_be_written_leaves_the_store_as_it_was(
