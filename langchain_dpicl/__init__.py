@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from langchain_dpicl.aggregators import Aggregator as Aggregator
+    from langchain_dpicl.aggregators import CandidateVote as CandidateVote
     from langchain_dpicl.aggregators import EmbeddingMean as EmbeddingMean
     from langchain_dpicl.aggregators import Keywords as Keywords
     from langchain_dpicl.aggregators import LabelVote as LabelVote
+    from langchain_dpicl.aggregators import NoisyMean as NoisyMean
+    from langchain_dpicl.aggregators import NoisyMedian as NoisyMedian
     from langchain_dpicl.aggregators import NoisyVote as NoisyVote
     from langchain_dpicl.aggregators import ReleasedKeywords as ReleasedKeywords
+    from langchain_dpicl.aggregators import Structured as Structured
     from langchain_dpicl.aggregators import Words as Words
     from langchain_dpicl.budget import PrivacyBudget as PrivacyBudget
     from langchain_dpicl.budget import Receipt as Receipt
@@ -32,11 +36,13 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import BudgetError as BudgetError
     from langchain_dpicl.errors import DPICLError as DPICLError
     from langchain_dpicl.errors import InfeasiblePlan as InfeasiblePlan
+    from langchain_dpicl.errors import InvalidConfiguration as InvalidConfiguration
     from langchain_dpicl.errors import InvalidParameter as InvalidParameter
     from langchain_dpicl.errors import InvalidRecords as InvalidRecords
     from langchain_dpicl.errors import LedgerError as LedgerError
     from langchain_dpicl.errors import LocalModelError as LocalModelError
     from langchain_dpicl.errors import MembersAbstained as MembersAbstained
+    from langchain_dpicl.errors import MissingExtra as MissingExtra
     from langchain_dpicl.errors import ModelUnavailable as ModelUnavailable
     from langchain_dpicl.errors import PlanError as PlanError
     from langchain_dpicl.errors import PlanIncomplete as PlanIncomplete
@@ -51,6 +57,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import UnsafeConfigurationError as UnsafeConfigurationError
     from langchain_dpicl.members.chains import keywords_to_answer as keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
+    from langchain_dpicl.members.servers import ModelServers as ModelServers
+    from langchain_dpicl.once.collection import release_collection as release_collection
     from langchain_dpicl.once.head import PrivateHead as PrivateHead
     from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
     from langchain_dpicl.once.labelled import label_public as label_public
@@ -76,20 +84,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "aggregators": "Aggregator EmbeddingMean Keywords LabelVote NoisyVote ReleasedKeywords Words",
+    "aggregators": (
+        "Aggregator CandidateVote EmbeddingMean Keywords LabelVote NoisyMean NoisyMedian NoisyVote ReleasedKeywords "
+        "Structured Words"
+    ),
     "budget": "PrivacyBudget Receipt",
     "decoding": (
         "DPSampler DemonstrationTemplate Demonstrations LogitsModel ServerLogits TransformersLogits "
         "synthesize_demonstrations"
     ),
     "errors": (
-        "AccountingError BudgetError DPICLError InfeasiblePlan InvalidParameter InvalidRecords LedgerError "
-        "LocalModelError MembersAbstained ModelUnavailable PlanError PlanIncomplete PlanMismatch "
-        "PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged StoreFileError "
+        "AccountingError BudgetError DPICLError InfeasiblePlan InvalidConfiguration InvalidParameter InvalidRecords "
+        "LedgerError LocalModelError MembersAbstained MissingExtra ModelUnavailable PlanError PlanIncomplete "
+        "PlanMismatch PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged StoreFileError "
         "UnknownOwner UnsafeConfigurationError"
     ),
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",
+    "members.servers": "ModelServers",
+    "once.collection": "release_collection",
     "once.head": "PrivateHead",
     "once.labelled": "few_shot_chain label_public",
     "once.scores": "LabelScores",

@@ -4,6 +4,7 @@
 
     DPICLError
     ├── InvalidParameter (ValueError)      a parameter is outside its bounds
+    │   └── InvalidConfiguration           a configuration file with mistakes: all of them
     ├── StoreError                         the exemplar store
     │   ├── InvalidRecords (ValueError)    records that cannot become exemplars
     │   ├── UnknownOwner (KeyError)        an owner that the store does not hold
@@ -14,6 +15,7 @@
     │   └── MembersAbstained               a release says that the members gave no usable answer: charged
     ├── ReleaseFailed                      the private side failed after the charge, which stands
     ├── LocalModelError                    the embedded model cannot be found, checked or started
+    ├── MissingExtra (ImportError)         an optional part of the package is not installed
     ├── PlanError                          the schedule
     │   ├── InfeasiblePlan                 no noise reaches the target
     │   ├── AccountingError                an accountant cannot certify a number here
@@ -31,6 +33,8 @@ context, and the frames that they pass hold no private values.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class DPICLError(Exception):
@@ -54,6 +58,25 @@ class InvalidParameter(DPICLError, ValueError):
 
     def __reduce__(self) -> tuple[type[InvalidParameter], tuple[str, object, str]]:
         return type(self), (self.parameter, self.value, self.bound)
+
+
+class InvalidConfiguration(InvalidParameter):
+    """A configuration file has mistakes. Names all of them, and shows no value: a file may hold secrets.
+
+    Parameters
+    ----------
+    file, mistakes
+        The file's name; pairs of a field ("" for the file as a whole) and words. `parameter` is the first one's.
+    """
+
+    def __init__(self, file: str, mistakes: Sequence[tuple[str, str]]) -> None:
+        self.mistakes = tuple((field or file, words) for field, words in mistakes)
+        super().__init__(self.mistakes[0][0], file, self.mistakes[0][1])
+        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        self.args = ("\n".join([f"{file} has {count}:", *(f"  {field}: {words}" for field, words in self.mistakes)]),)
+
+    def __reduce__(self) -> tuple[type[InvalidConfiguration], tuple[str, tuple[tuple[str, str], ...]]]:  # type: ignore[override]
+        return type(self), (str(self.value), self.mistakes)
 
 
 class StoreError(DPICLError):
@@ -119,6 +142,26 @@ class ReleaseFailed(DPICLError):
 
 class LocalModelError(DPICLError):
     """The embedded model is absent, altered, or does not start."""
+
+
+class MissingExtra(DPICLError, ImportError):
+    """An optional part of the package is not installed, or does not load. It costs no budget.
+
+    Parameters
+    ----------
+    module, extra
+        What was looked for, and the extra that brings it; `command` installs it.
+    cause
+        Why it does not load.
+    """
+
+    def __init__(self, module: str, extra: str, cause: str) -> None:
+        self.module, self.extra, self.cause = module, extra, cause
+        self.command = f'pip install "langchain-dpicl[{extra}]"'
+        super().__init__(f"{module} is needed here and does not load ({cause}): {self.command}")
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
+        return type(self), (self.module, self.extra, self.cause)
 
 
 class PrivacyWarning(UserWarning):

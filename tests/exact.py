@@ -11,9 +11,10 @@ here is what `unit/test_noise.py`, `unit/test_sampling.py` and `unit/test_secure
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from branching import Coins, Tree
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators import keywords, votes
+from langchain_dpicl.aggregators import candidates, fields, keywords, numbers, votes
 from langchain_dpicl.decoding import answer
 from langchain_dpicl.privacy.profile import Direction, Profile
 
@@ -86,10 +87,11 @@ def law(run: Callable[[Branching], Hashable], kind: type[Branching] = Branching)
         return tree.choose([1 / bound] * bound)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (keywords, votes, answer):
+        for module in (candidates, fields, keywords, numbers, votes, answer):
             patch.setattr(module, "choose_exponential", choose_exponential)
         patch.setattr(keywords, "choose_weighted", choose_weighted)
-        patch.setattr(keywords, "random_below", random_below)
+        for drawn in (keywords, numbers):
+            patch.setattr(drawn, "random_below", random_below)
         while True:
             outcome = run(randomness)
             found[outcome] += tree.weight
@@ -140,3 +142,29 @@ def check_profile(
         worst = int(np.argmax(true - allowed))
         said = f"delta({epsilons[worst]}) is {true[worst]:.6g}, and {allowed[worst]:.6g} is claimed"
         assert true[worst] <= allowed[worst] + SLACK, said
+
+
+# -- neighbouring outputs ----------------------------------------------------------------------------------------------
+
+Outputs = tuple[Any, ...]
+
+
+def replaced(domain: Sequence[Any], members: int) -> Iterator[tuple[Outputs, Outputs]]:
+    """Every pair of so many outputs of this domain that differ in one member's."""
+    for others in itertools.combinations_with_replacement(domain, members - 1):
+        for one, other in itertools.permutations(domain, 2):
+            yield (one, *others), (other, *others)
+
+
+def added(domain: Sequence[Any], most: int) -> Iterator[tuple[Outputs, Outputs]]:
+    """Every pair of outputs of which one has an output more, up to so many."""
+    for number in range(most):
+        for others in itertools.combinations_with_replacement(domain, number):
+            yield from (((one, *others), others) for one in domain)
+
+
+def log_range(p: Law, q: Law) -> float:
+    """How far apart the log ratios of two laws lie."""
+    assert set(p) == set(q), "what may be released does not depend on the outputs"
+    ratios = [math.log(p[outcome] / q[outcome]) for outcome in p]
+    return max(ratios) - min(ratios)

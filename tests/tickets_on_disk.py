@@ -54,7 +54,8 @@ def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "defa
             if count:
                 used[position] += count
         for units, positions in run(url, "SELECT units, positions FROM dpicl_usage_rows WHERE counter_id = ?", counter):
-            for position in array("I", bytes(positions)):  # type: ignore[call-overload]
+            packed = bytes(positions)  # type: ignore[call-overload]
+            for position in array("I", packed[8:] if int(str(units)) < 0 else packed):
                 used[position] += int(str(units))
     return used
 

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, assert_type
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable
+from pydantic import BaseModel
 
-from langchain_dpicl import DPAggregate, EmbeddingMean, Keywords, NoisyVote, PrivacyBudget, PrivateEnsemble
+from langchain_dpicl import (
+    CandidateVote,
+    DPAggregate,
+    EmbeddingMean,
+    Keywords,
+    NoisyMean,
+    NoisyMedian,
+    NoisyVote,
+    PrivacyBudget,
+    PrivateEnsemble,
+    Structured,
+)
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.votes import VoteDetails
 from langchain_dpicl.release.base import AnswerWithReceipt
 
 LABELS = ["Positive", "Negative"]
+
+
+class Visit(BaseModel):
+    """A structured answer."""
+
+    sick: bool
 
 
 async def answers(ensemble: PrivateEnsemble, budget: PrivacyBudget, embeddings: Embeddings, chosen: bool) -> None:
@@ -32,3 +51,9 @@ async def answers(ensemble: PrivateEnsemble, budget: PrivacyBudget, embeddings: 
     assert_type((ensemble | DPAggregate(EmbeddingMean(embeddings, ["a"]), budget)).invoke({}), str)
     assert_type((ensemble | DPAggregate(EmbeddingMean(embeddings, release="vector"), budget)).invoke({}), list[float])
     assert_type((ensemble | DPAggregate(Keywords.joint_em(["a"], k=1), budget)).invoke({}), ReleasedKeywords)
+    assert_type((ensemble | DPAggregate(CandidateVote(embeddings, ["a", "b"]), budget)).invoke({}), str)
+    assert_type((ensemble | DPAggregate(Structured(Visit), budget)).invoke({}), Visit)
+    assert_type((ensemble | DPAggregate(NoisyMedian(0, 10), budget)).invoke({}), int)
+    assert_type((ensemble | DPAggregate(NoisyMean(0.0, 1.0), budget)).invoke({}), float)
+    days = NoisyMedian(date(2026, 1, 1), date(2026, 12, 31))
+    assert_type((ensemble | DPAggregate(days, budget)).invoke({}), date)

@@ -215,7 +215,7 @@ class Study:
             votes = [self._vote(method, crowd, question) for question in questions]
             for epsilon in epsilons:
                 request = LineRequest(method.mechanism, rate, load.tickets, options=options_of(crowd))
-                line = PrivacyPlan.solve(epsilon=epsilon, delta=self.delta, lines={"vote": request}).lines["vote"]
+                line = PrivacyPlan.alone(request, epsilon=epsilon, delta=self.delta)
                 rows = []
                 for asked, counts in streams:
                     answers = [

@@ -23,7 +23,8 @@ from gated_report import Question, Study, Workload, write
 from gated_votes import BatchedReader, Ints, Reader, Table, Vectors
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.passes import PassFile, Row, key_of, load_rows
+from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.rows import Row, load_rows
 from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, Shape, task
 from langchain_dpicl.privacy.noise import SecureRandomness
 
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     options = parser.parse_args(argv)
     try:
-        results = _run(options, _words(sys.argv[1:] if argv is None else argv))
+        results = _run(options, command_of("gated_study.py", sys.argv[1:] if argv is None else argv))
     except DPICLError as error:
         print(f"gated_study: {error}", file=sys.stderr)
         return 1
@@ -96,10 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _words(argv: Sequence[str]) -> list[str]:
+def command_of(script: str, argv: Sequence[str]) -> list[str]:
     """The command; of a file's path its folder and name, which say enough."""
     shown = ["/".join(Path(word).parts[-2:]) if Path(word).is_absolute() else word for word in argv]
-    return ["python", "examples/studies/gated_study.py", *shown]
+    return ["python", f"examples/studies/{script}", *shown]
 
 
 def reads_of(texts: Sequence[str]) -> dict[float, int]:
@@ -204,7 +205,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> dict[str, Any]:
 
 def _known(load: Any, chosen: ClassificationTask, source: str, words: int | None, split: str) -> list[Row]:
     """Rows, cut to so many words; of MTS-Dialog those of the sections that the task knows."""
-    from langchain_dpicl.store.records import read_records
+    from langchain_dpicl.store.datafile import read_records
 
     if chosen.name in TASKS:
         records = [record for record in read_records(source) if chosen.label_of(str(record.get("label"))) is not None]

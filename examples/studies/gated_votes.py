@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.evaluation.batches import Batches, State
-from langchain_dpicl.evaluation.passes import PassFile, Row, key_of
+from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.studies import Scores
 from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.privacy.noise import Randomness

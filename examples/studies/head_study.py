@@ -35,7 +35,7 @@ from langchain_dpicl.evaluation.scores import share_error
 from langchain_dpicl.local import local_embeddings
 from langchain_dpicl.once.steps import FeatureMap
 from langchain_dpicl.plots import COLORS, GREY, SHADES, new_figure, plain, save_figure
-from langchain_dpicl.store.records import read_records
+from langchain_dpicl.store.datafile import read_records
 
 EPSILONS = (0.3, 1.0, 3.0, 8.0)
 DELTA = 1e-5

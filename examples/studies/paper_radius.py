@@ -13,7 +13,8 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from langchain_dpicl.decoding.answer import STEP, IntArray
+from langchain_dpicl.decoding.answer import STEP
+from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.privacy.losses import FloatArray
 
 _ORDERS = range(2, 65)

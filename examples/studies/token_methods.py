@@ -16,7 +16,8 @@ from paper_radius import Weighed, ball_terms, claimed_beta
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import EmbeddingMean
-from langchain_dpicl.decoding.answer import IntArray, Settings, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.answer import Settings, clipped_terms, mixing_weights
+from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.evaluation.batches import Decoder
 from langchain_dpicl.evaluation.scores import meaning_scores, text_measures
@@ -29,6 +30,29 @@ from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
 _MEMBERS, _MEMBER_SHOTS, _CANDIDATES = 10, 4, 10
+
+
+class Paired:
+    """The draws of a place of an answer, equal in all methods, so that their differences come from the methods alone.
+
+    Not for a release: whoever knows the seed knows the noise.
+    """
+
+    def __init__(self, answer: int, place: int) -> None:
+        self._numbers = np.random.default_rng([answer, place])
+
+    def coin_positions(self, n: int, probability: float) -> IntArray:
+        return np.flatnonzero(self._numbers.random(n) < probability).astype(np.int64)
+
+    def integers(self, high: int, size: int) -> IntArray:
+        return self._numbers.integers(0, high - 1, size, dtype=np.int64, endpoint=True)
+
+    def uniforms(self, size: int) -> FloatArray:
+        return self._numbers.random(size)
+
+    def discrete_gaussian(self, sigma: float, size: int) -> IntArray:
+        raise NotImplementedError("no token needs one")
+
 
 Weigh = Callable[[FloatArray, FloatArray], Weighed]
 """From (one-shot rows, zero-shot row), over the candidates, to the terms of the rows and their weights."""
@@ -80,6 +104,8 @@ class Study:
             prompt_shots=options.prompt_shots,
             threads=options.threads,
             dtype=options.dtype,
+            draws=Paired,
+            remembers=True,
         )
 
     @property
@@ -157,8 +183,7 @@ class Study:
         started, randomness, mean = time.monotonic(), SecureRandomness(), self._members[0][0]
         rate = _MEMBERS * _MEMBER_SHOTS / len(self.private)
         request = LineRequest(mean.mechanism, rate, len(self.queries), options=mean.options)
-        plan = PrivacyPlan.solve(epsilon=epsilon, delta=self.decoder.delta, lines={"mean": request})
-        sigma = plan.lines["mean"].parameter
+        sigma = PrivacyPlan.alone(request, epsilon=epsilon, delta=self.decoder.delta).parameter
         texts = [str(mean.aggregate(outputs, sigma, randomness) or "") for mean, outputs in self._members]
         return self._outcome(name, texts, started, {"epsilon": epsilon, "sigma": sigma})
 

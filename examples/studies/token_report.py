@@ -12,6 +12,7 @@ import numpy as np
 from token_methods import Outcome
 
 _REFERENCE = "ensemble, not private"
+_PAIRED = {"ensemble": _REFERENCE, "unclipped": "ours unclipped, not private", "zero-shot": "zero-shot"}
 _CURVES = {
     "online": ("DPSampler", "#1f4e79", "o-"),
     "offline": ("synthetic demonstrations in a prompt", "#3b7d4f", "s-"),
@@ -47,11 +48,12 @@ def _row(outcome: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "standard_error": _error(outcome.rouge_l),
         "meaning": 100 * float(np.mean(outcome.meaning)),
     }
-    other = next((each for each in outcomes if each.method == _REFERENCE), None)
-    if other is not None and other is not outcome:
-        common = min(count, len(other.rouge_l))
-        apart = np.array(outcome.rouge_l[:common]) - np.array(other.rouge_l[:common])
-        row |= {"against_ensemble": 100 * float(apart.mean()), "against_ensemble_error": _error(apart.tolist())}
+    named = {each.method: each for each in outcomes}
+    for word, method in _PAIRED.items():
+        if method in named and method != outcome.method:
+            other = named[method].rouge_l[:count]
+            apart = np.array(outcome.rouge_l[: len(other)]) - np.array(other)
+            row |= {f"against_{word}": 100 * float(apart.mean()), f"against_{word}_error": _error(apart.tolist())}
     numbers = {name: value for name, value in outcome.facts.items() if isinstance(value, (int, float))}
     weights = [None if math.isnan(weight) else round(weight, 4) for weight in outcome.weights]
     return {**row, "seconds": outcome.seconds, **numbers, "weights": weights}
@@ -63,17 +65,18 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| method | ROUGE-L | meaning | against the ensemble | public numbers |",
-        "|---|---|---|---|---|",
-    ]
+    paired = [word for word in _PAIRED if any(f"against_{word}" in row for row in rows)]
+    heads = ["method", "ROUGE-L", "meaning", *(f"against {word}" for word in paired), "public numbers"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        apart = (
-            f"{row['against_ensemble']:+.1f} ± {row['against_ensemble_error']:.1f}" if "against_ensemble" in row else ""
-        )
+        apart = [
+            f"{row[f'against_{word}']:+.1f} ± {row[f'against_{word}_error']:.1f}" if f"against_{word}" in row else ""
+            for word in paired
+        ]
         numbers = ", ".join(f"{name} {row[name]:.3g}" for name in ("B", "sigma", "beta", "order") if name in row)
         score = f"{row['rouge_l']:.1f} ± {row['standard_error']:.1f}"
-        lines.append(f"| {row['method']} | {score} | {row['meaning']:.1f} | {apart} | {numbers} |")
+        cells = [row["method"], score, f"{row['meaning']:.1f}", *apart, numbers]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from token_methods import Outcome, Study
 from token_report import report
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.store.records import read_records
+from langchain_dpicl.store.datafile import read_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:

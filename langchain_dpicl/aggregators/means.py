@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import threading
-import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.base import Aggregator, T, text_of
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.privacy import checks
+from langchain_dpicl.aggregators.base import T, text_of
+from langchain_dpicl.aggregators.embedded import STEPS, Embedded
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.privacy.votes import abstention_threshold, flip_probability, tells_abstention
 
-STEPS = 1 << 16
-"""Lattice points of an embedding between 0 and 1."""
 
-
-class EmbeddingMean(Aggregator[T]):
+class EmbeddingMean(Embedded[T]):
     """Embed every answer, and release the public candidate nearest to the noisy mean (ESA).
 
     Mechanism. Each answer's embedding is clipped to Euclidean norm 1 and rounded TOWARDS 0 to multiples of 2^-16, which
@@ -63,7 +56,6 @@ class EmbeddingMean(Aggregator[T]):
     """
 
     mechanism = "embedding"
-    takes_own_calls = True
 
     @overload
     def __init__(
@@ -96,121 +88,22 @@ class EmbeddingMean(Aggregator[T]):
         *,
         release: Literal["text", "vector"] = "text",
     ) -> None:
-        if not isinstance(embeddings, Embeddings):
-            raise InvalidParameter("embeddings", type(embeddings).__name__, "LangChain Embeddings")
-        if hasattr(embeddings, "document_embedding_store"):
-            raise UnsafeConfigurationError("embeddings with a cache would keep private answers: use the model itself")
         if release not in ("text", "vector"):
             raise InvalidParameter("release", release, '"text" or "vector"')
-        self.embeddings = embeddings
-        self.n_candidates = checks.whole("n_candidates", n_candidates)
+        if (release == "vector") != (candidates is None):
+            bound = 'None with release="vector"' if candidates is not None else "a chain, or a list of texts"
+            raise InvalidParameter("candidates", candidates and type(candidates).__name__, bound)
         self.release = release
-        self._chain: Runnable[Any, Any] | None = None
-        self._texts: tuple[str, ...] = ()
-        if release == "vector":
-            if candidates is not None:
-                raise InvalidParameter("candidates", type(candidates).__name__, 'None with release="vector"')
-        elif isinstance(candidates, Runnable):
-            self._chain = candidates
-        elif callable(candidates):
-            self._chain = RunnableLambda(candidates)
-        else:
-            bound = "a chain, or a list of at least one non-empty text"
-            if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-                raise InvalidParameter("candidates", candidates, bound)
-            for i, text in enumerate(candidates):
-                if not isinstance(text, str) or not text.strip():
-                    raise InvalidParameter(f"candidates[{i}]", text, "a non-empty text")
-            self._texts = tuple(dict.fromkeys(text.strip() for text in candidates))
-        self._lock = threading.Lock()
-        self._units: NDArray[np.float64] | None = None  # the candidates' directions, one row each
-        self._dimension = 0
-        self._listed: list[tuple[NDArray[np.float64] | None, int]] = []  # both, of the list: every copy's, made once
+        super().__init__(embeddings, candidates, n_candidates)
 
     @property
     def options(self) -> Mapping[str, float]:
         return {"step": 1.0 / STEPS}
 
-    def public_calls(self) -> tuple[Runnable[Any, Any] | None, int] | None:
-        return None if self._chain is None else (self._chain, self.n_candidates)
-
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
-        """With the candidates embedded. Raises `ModelUnavailable` if there are none."""
-        if self._chain is None:
-            bound = copy.copy(self)
-            with self._lock:  # the first request embeds the list
-                if not self._listed:
-                    self._listed.append(self._embed_list())
-            bound._units, bound._dimension = self._listed[0]
-            return bound
-        written = [text for answer in answers if (text := (text_of(answer) or "").strip())]
-        different = tuple(dict.fromkeys(written))
-        if len(different) == 1 < len(written):
-            warnings.warn(
-                "all zero-shot candidates are equal, so the release says nothing: let their model sample "
-                "(a temperature above 0)",
-                stacklevel=2,
-            )
-        bound = copy.copy(self)
-        bound._texts, bound._units = bound._usable(different)
-        if not bound._texts:
-            raise ModelUnavailable(
-                "no zero-shot candidate could be written and embedded; nothing was charged. "
-                "Invoke the candidates chain alone with examples=[] to see why"
-            )
-        bound._dimension = bound._units.shape[1]
-        return bound
-
-    def _embed_list(self) -> tuple[NDArray[np.float64] | None, int]:
-        """The directions of the fixed list, and their dimension."""
-        if self.release == "vector":
-            return None, self._embed_public(["a text of no meaning, for its dimension"])[0].size
-        texts, units = self._usable(self._texts)
-        if lost := next((text for text in self._texts if text not in texts), None):
-            name = f"candidates[{self._texts.index(lost)}]"
-            raise InvalidParameter(name, lost, "a text with a finite, non-zero embedding")
-        return units, units.shape[1]
-
-    def _usable(self, texts: tuple[str, ...]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-        """The texts with a finite embedding other than zero, and the embeddings' directions."""
-        rows = self._embed_public(list(texts)) if texts else []
-        dimension = Counter(row.size for row in rows).most_common(1)[0][0] if rows else 0
-        kept = []
-        for text, vector in zip(texts, rows, strict=True):
-            scale = float(np.abs(vector).max(initial=0.0))
-            if vector.shape == (dimension,) and np.isfinite(vector).all() and scale > 0.0:
-                vector = vector / scale
-                kept.append((text, vector / np.linalg.norm(vector)))
-        units = np.asarray([unit for _, unit in kept], np.float64).reshape(len(kept), dimension)
-        return tuple(text for text, _ in kept), units
-
-    def _embed_public(self, texts: list[str]) -> list[NDArray[np.float64]]:
-        try:
-            rows = [np.asarray(row, np.float64) for row in self.embeddings.embed_documents(texts)]
-            if len(rows) == len(texts) and all(row.size and row.ndim == 1 for row in rows):
-                return rows
-            reason = "it gives no vector for a text"
-        except Exception as error:
-            reason = type(error).__name__
-        raise ModelUnavailable(f"the embedding model fails on public text ({reason}); nothing was charged")
-
-    def check_public(self, output: object) -> None:
-        text = text_of(output)
-        if text is None:
-            raise TypeError
-        if text.strip():
-            self.encode(text)
-
-    def encode(self, output: object) -> object:
-        return self._lattice(self.embeddings.embed_documents([_answer(output)]))
-
-    async def aencode(self, output: object) -> object:
-        return self._lattice(await self.embeddings.aembed_documents([_answer(output)]))
-
     def shown(self, encoded: object) -> object:
         return f"an embedding of {self._dimension} dimensions"
 
-    def _lattice(self, rows: list[list[float]]) -> NDArray[np.int64]:
+    def read(self, rows: Sequence[Sequence[float]]) -> NDArray[np.int64]:
         """The clipped vector in lattice steps, of norm at most `STEPS` exactly. Raises for what is not a vector."""
         vector = np.asarray(rows[0], np.float64)
         if vector.shape != (self._dimension,) or not np.isfinite(vector).all():
@@ -239,7 +132,7 @@ class EmbeddingMean(Aggregator[T]):
         mean = noisy[:-1] / (STEPS * (crowd.expected if crowd.own_calls else crowd.members))
         if self._units is None:
             return [float(number) for number in mean]
-        return self._texts[int(np.argmax(self._units @ mean))]
+        return self.texts[int(np.argmax(self._units @ mean))]
 
     def tells(self, members: int, parameter: float) -> bool:
         counted = None if self.crowd is None else math.floor(self.crowd.expected)
@@ -249,12 +142,8 @@ class EmbeddingMean(Aggregator[T]):
         """As for a vote between candidates at right angles to each other."""
         if self.crowd is None or self.release == "vector":
             return None
-        rivals = max(2, len(self._texts) or self.n_candidates)
+        rivals = max(2, len(self.texts) or self.n_candidates)
         return flip_probability(parameter, math.floor(self.crowd.expected), rivals)
-
-    @property
-    def variant(self) -> str:
-        return f"{self!r} {self._texts!r}"
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> Any:
         text = (text_of(output) or "").strip()
@@ -272,12 +161,4 @@ class EmbeddingMean(Aggregator[T]):
     def __repr__(self) -> str:
         if self.release == "vector":
             return f"EmbeddingMean({type(self.embeddings).__name__}, release='vector')"
-        candidates = f"{len(self._texts)} candidates" if self._chain is None else f"n_candidates={self.n_candidates}"
-        return f"EmbeddingMean({type(self.embeddings).__name__}, {candidates})"
-
-
-def _answer(output: object) -> str:
-    text = text_of(output)
-    if text is None or not text.strip():
-        raise ValueError
-    return text.strip()
+        return f"EmbeddingMean({type(self.embeddings).__name__}, {self._shown_candidates})"

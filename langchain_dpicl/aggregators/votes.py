@@ -52,6 +52,14 @@ def normal(text: str) -> str:
     return " ".join(text.strip(_EDGES).casefold().split())
 
 
+def reader_of(labels: Sequence[str] | None) -> Callable[[str], str | None] | None:
+    """A function from a text to the label that it stands for, or None; None without labels."""
+    if labels is None:
+        return None
+    known = {normal(label): label for label in check_labels("labels", labels)}
+    return lambda text: known.get(normal(text))
+
+
 def check_labels(name: str, value: object) -> tuple[str, ...]:
     """At least two strings that differ in more than case, spaces and the punctuation around them."""
     bound = "a list of at least two strings, each with a letter or digit"

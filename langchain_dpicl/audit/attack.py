@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,18 +13,79 @@ import numpy as np
 from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
+from langchain_dpicl.aggregators import LabelVote
 from langchain_dpicl.audit.bounds import choose_region
-from langchain_dpicl.audit.cases import CASES, PLANNED, Setting
+from langchain_dpicl.audit.cases import (
+    MORE_LABELS,
+    Case,
+    Setting,
+    candidate_vote,
+    counts_cases,
+    embedding_cases,
+    joint_em_cases,
+    ptr_cases,
+    tokens_cases,
+    vote_cases,
+)
 from langchain_dpicl.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
+from langchain_dpicl.audit.typed import median_cases, structured_cases, structured_options
 from langchain_dpicl.audit.worlds import BlockRandomness, owner_world, synthetic_world
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.plots import draw_bounds
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
+from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import Direction
 
 Canary = Literal["outputs", "owner"]
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What is attacked: a mechanism of a plan, with or without a call for every owner, and the cases to try.
+
+    The most telling case, by expectation, comes first.
+    """
+
+    mechanism: str
+    cases: Callable[[Setting], tuple[Case, ...]]
+    own_calls: bool = False
+    fixed: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The options of the plan's line."""
+        return {**self.fixed, **options_of(Crowd(2, 2, self.own_calls))}
+
+
+CASES: dict[str, Attacked] = {
+    "vote": Attacked("vote", vote_cases),
+    "scores": Attacked("scores", counts_cases),
+    "embedding": Attacked("embedding", embedding_cases),
+    "joint-em": Attacked("joint-em", joint_em_cases),
+    "ptr": Attacked("ptr", ptr_cases),
+    "tokens": Attacked("tokens", tokens_cases),
+    "vote-prior": Attacked("vote", partial(vote_cases, has_prior=True)),
+    "vote-em": Attacked("vote-em", vote_cases),
+    "vote-own-calls": Attacked("vote", partial(vote_cases, labels=MORE_LABELS), own_calls=True),
+    "vote-em-own-calls": Attacked("vote-em", vote_cases, own_calls=True),
+    "vote-em-prior": Attacked("vote-em", partial(vote_cases, has_prior=True), own_calls=True),
+    "details-own-calls": Attacked("scores", partial(counts_cases, details=True), own_calls=True),
+    "label-vote": Attacked("vote-em", partial(vote_cases, kind=LabelVote), own_calls=True),
+    "embedding-own-calls": Attacked("embedding", embedding_cases, own_calls=True),
+    "joint-em-own-calls": Attacked("joint-em", joint_em_cases, own_calls=True),
+    "candidate-vote": Attacked("vote-em", partial(vote_cases, kind=candidate_vote)),
+    "candidate-vote-own-calls": Attacked("vote-em", partial(vote_cases, kind=candidate_vote), own_calls=True),
+    "median": Attacked("median", median_cases),
+    "median-own-calls": Attacked("median", median_cases, own_calls=True),
+    "structured": Attacked("structured", structured_cases, fixed=structured_options()),
+    "structured-own-calls": Attacked("structured", structured_cases, own_calls=True, fixed=structured_options()),
+}
+"""What can be attacked, by name."""
+
+PLANNED = ("vote", "scores", "embedding", "joint-em", "ptr", "tokens")
+"""What a plan of many lines holds: one of each kind of mechanism."""
 
 PLAN = "plan"
 """One of each kind of mechanism in one plan, a line each."""
@@ -82,7 +143,7 @@ def audit(
     with the owner and on one without it; the adversary sees them all and adds up their log-likelihood ratios. A third
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
-    - ``mechanism``: a name in `cases.CASES` ("-own-calls", "label-vote" and "vote-em-prior": every owner has a call of
+    - ``mechanism``: a name in `CASES` ("-own-calls", "label-vote" and "vote-em-prior": every owner has a call of
       its own), "plan" (six of them in one plan, a line each), or "head".
     - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
       and ensemble, and an inserted owner whose member answers the canary. Of a head "outputs" shows all noisy sums, of

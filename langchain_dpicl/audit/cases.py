@@ -19,10 +19,10 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from scipy.special import expit, log_ndtr, ndtr, ndtri
 
-from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, LabelVote, NoisyVote
+from langchain_dpicl.aggregators import Aggregator, CandidateVote, EmbeddingMean, Keywords, NoisyVote
 from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
 from langchain_dpicl.audit.bounds import expected_bounds
-from langchain_dpicl.privacy.choice import Crowd, options_of
+from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.mechanisms import alone
 from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, discrete_gaussian
@@ -31,7 +31,7 @@ SURE = 30.0
 """A log-likelihood ratio of an outcome that the other data set practically never shows."""
 
 LABELS = ("Alder", "Birch")
-_MORE_LABELS = (*LABELS, "Cedar", "Elm", "Fir", "Hazel")
+MORE_LABELS = (*LABELS, "Cedar", "Elm", "Fir", "Hazel")
 _VOTES = 3  # of others for a label whose odds a prior sets
 
 _ANY_MEMBERS = 10
@@ -144,8 +144,11 @@ def _behind(setting: Setting, labels: int, behind: FloatArray) -> FloatArray:
     return np.asarray(weights @ at ** (labels - 1), np.float64)
 
 
-def _vote(
-    setting: Setting, labels: Sequence[str] = LABELS, kind: type[NoisyVote] = NoisyVote, has_prior: bool = False
+def vote_cases(
+    setting: Setting,
+    labels: Sequence[str] = LABELS,
+    kind: Callable[..., Aggregator[Any]] = NoisyVote,
+    has_prior: bool = False,
 ) -> tuple[Case, ...]:
     """The canary votes for the second label; without a call of its own it takes this vote from the first.
 
@@ -194,7 +197,7 @@ def _vote(
     return tuple(case(i) for i in dict.fromkeys((telling, close)))
 
 
-def _counts(setting: Setting, details: bool = False) -> tuple[Case, ...]:
+def counts_cases(setting: Setting, details: bool = False) -> tuple[Case, ...]:
     """All noisy counts are seen: the canary's vote moves its label's, and without a call of its own another's."""
     n, own = setting.members or _ANY_MEMBERS, setting.own_calls
 
@@ -211,19 +214,24 @@ def _counts(setting: Setting, details: bool = False) -> tuple[Case, ...]:
     return (MemberCase(words, vote, setting.parameter, base, LABELS[1], others, statistic),)
 
 
+def candidate_vote(labels: Sequence[str], **_: object) -> CandidateVote:
+    """A vote for the nearest of two candidates, which the labels are."""
+    return CandidateVote(Poles(), labels)
+
+
 class Poles(Embeddings):
-    """Embeds a text that starts with "north" as (1, 0), any other as (-1, 0)."""
+    """Embeds a text that starts with "north", and the canary's label, as (1, 0), any other as (-1, 0)."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector a text."""
-        return [[1.0 if text.startswith("north") else -1.0, 0.0] for text in texts]
+        return [[1.0 if text.startswith(("north", LABELS[1])) else -1.0, 0.0] for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
         """The same."""
         return self.embed_documents([text])[0]
 
 
-def _embedding(setting: Setting) -> tuple[Case, ...]:
+def embedding_cases(setting: Setting) -> tuple[Case, ...]:
     """The canary's unit vector is opposite to its member's other answer: the sum moves by 2, or by 1 without that."""
     n, moved = setting.members or _ANY_MEMBERS, setting.moved
 
@@ -236,7 +244,7 @@ def _embedding(setting: Setting) -> tuple[Case, ...]:
     return (MemberCase(words, aggregator, setting.parameter, base, "north", others, statistic),)
 
 
-def _ptr(setting: Setting) -> tuple[Case, ...]:
+def ptr_cases(setting: Setting) -> tuple[Case, ...]:
     """A gap that moves by 2 over one and the same keyword, and two data sets whose keywords differ."""
     sigma, reach = setting.parameter, float(ndtri(setting.options["delta0"]))
     if setting.members is None:
@@ -314,7 +322,7 @@ class _Domain:
         return present - without
 
 
-def _joint_em(setting: Setting) -> tuple[Case, ...]:
+def joint_em_cases(setting: Setting) -> tuple[Case, ...]:
     """The most telling numbers of words, by the event that (a, y) is released for some y."""
     domains = [_Domain(setting, many, few) for many in _MANY for few in _FEW if few <= many]
     logs = np.array([each.log_probabilities(["anchor", "y0"]) for each in domains])
@@ -326,7 +334,7 @@ def _joint_em(setting: Setting) -> tuple[Case, ...]:
     return (MemberCase(spoken, keywords, setting.parameter, best.base, best.canary, best.others, best.statistic),)
 
 
-def _tokens(setting: Setting) -> tuple[Case, ...]:
+def tokens_cases(setting: Setting) -> tuple[Case, ...]:
     """The public odds are those for which a tilt by all of the range tells most."""
     bound = setting.parameter
     first = np.concatenate([np.geomspace(1e-6, 0.05, 60), np.linspace(0.06, 0.5, 23)])
@@ -334,43 +342,3 @@ def _tokens(setting: Setting) -> tuple[Case, ...]:
     words = f"the owner's term prefers a token of public probability {chosen:.3g} by all of its range"
     ratios = two_point(tilted(chosen, bound), chosen)
     return (TokenCase(words, bound, chosen, lambda token: ratios[int(token != 0)]),)
-
-
-@dataclass(frozen=True)
-class Attacked:
-    """What is attacked: a mechanism of a plan, with or without a call for every owner, and the cases to try.
-
-    The most telling case, by expectation, comes first.
-    """
-
-    mechanism: str
-    cases: Callable[[Setting], tuple[Case, ...]]
-    own_calls: bool = False
-
-    @property
-    def options(self) -> dict[str, float]:
-        """The options of the plan's line."""
-        return options_of(Crowd(2, 2, self.own_calls))
-
-
-CASES: dict[str, Attacked] = {
-    "vote": Attacked("vote", _vote),
-    "scores": Attacked("scores", _counts),
-    "embedding": Attacked("embedding", _embedding),
-    "joint-em": Attacked("joint-em", _joint_em),
-    "ptr": Attacked("ptr", _ptr),
-    "tokens": Attacked("tokens", _tokens),
-    "vote-prior": Attacked("vote", partial(_vote, has_prior=True)),
-    "vote-em": Attacked("vote-em", _vote),
-    "vote-own-calls": Attacked("vote", partial(_vote, labels=_MORE_LABELS), own_calls=True),
-    "vote-em-own-calls": Attacked("vote-em", _vote, own_calls=True),
-    "vote-em-prior": Attacked("vote-em", partial(_vote, has_prior=True), own_calls=True),
-    "details-own-calls": Attacked("scores", partial(_counts, details=True), own_calls=True),
-    "label-vote": Attacked("vote-em", partial(_vote, kind=LabelVote), own_calls=True),
-    "embedding-own-calls": Attacked("embedding", _embedding, own_calls=True),
-    "joint-em-own-calls": Attacked("joint-em", _joint_em, own_calls=True),
-}
-"""What can be attacked, by name."""
-
-PLANNED = ("vote", "scores", "embedding", "joint-em", "ptr", "tokens")
-"""What a plan of many lines holds: one of each kind of mechanism."""

@@ -48,8 +48,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
 
 from langchain_dpicl.audit.reading import Known, Readings, read
-from langchain_dpicl.decoding.answer import STEP, IntArray, Settings, base_scores, clipped_terms
+from langchain_dpicl.decoding.answer import STEP, Settings, base_scores, clipped_terms
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.plots import draw_auc
@@ -151,10 +152,7 @@ def run_membership(
     if len(rows) < needed:
         raise InvalidRecords(f"{len(rows)} records; against + 1 + others = {needed} are needed")
     request = LineRequest("tokens", rate, (against + 1) * max_tokens)
-    plans = [
-        (epsilon, PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"tokens": request}).lines["tokens"])
-        for epsilon in epsilons
-    ]
+    plans = [(epsilon, PrivacyPlan.alone(request, epsilon=epsilon, delta=delta)) for epsilon in epsilons]
 
     randomness = SecureRandomness()
     drawn = np.argsort(randomness.uniforms(len(rows)))[:needed].tolist()

@@ -15,8 +15,9 @@ import numpy as np
 from scipy.special import log_softmax
 from tqdm import tqdm
 
-from langchain_dpicl.decoding.answer import IntArray, Settings, possible
+from langchain_dpicl.decoding.answer import Settings, possible
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import Demonstration, Logits
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.losses import FloatArray

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import LabelVote
 from langchain_dpicl.audit.cases import Case, TokenCase
-from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, choose, clipped_terms, slots_for
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose, clipped_terms
+from langchain_dpicl.decoding.exemplars import Exemplars, slots_for
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.privacy import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
@@ -111,7 +112,8 @@ def owner_world(
 
     if isinstance(case, TokenCase):
         model, slots = TwoTokens(case.first), slots_for(_TOKEN.shots, rate, OTHER_OWNERS)
-        exemplars = Exemplars(store, model, DemonstrationTemplate("{output}", "{input}"), _TOKEN.max_tokens)
+        drawn_from = PoissonExampleSelector(store, 2, rate=rate, max_exemplars=1)
+        exemplars = Exemplars(drawn_from, model, DemonstrationTemplate("{output}", "{input}"), _TOKEN.max_tokens)
 
         def token() -> int:
             answer = PrivateAnswer(model, _TOKEN, case.bound, randomness, slots, exemplars.padding)

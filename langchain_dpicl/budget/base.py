@@ -19,8 +19,7 @@ from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import UNLIMITED, Act, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, refuse_shared
-from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, Total
-from langchain_dpicl.budget.tickets import TicketReport
+from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, TicketReport, Total
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
@@ -154,12 +153,11 @@ class BaseBudget(Closed):
                 return
             self._watched.add(store)
             self._to_remember.append(store)
-        store.on_owner_forgotten(key, self._forget if self.tickets else None, self._ledger.forget_prints)
+        store.on_owner_forgotten(key, self._leave if self.tickets else None, self._ledger.forget_prints)
 
-    def _forget(self, mark: bytes) -> None:
+    def _leave(self, mark: bytes) -> Callable[[], object]:
         self._find()
-        if self._owner_index is not None:
-            self._owner_index.forget(mark)
+        return (lambda: None) if self._owner_index is None else self._owner_index.leave(mark)
 
     def _remember(self) -> None:
         """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
@@ -178,7 +176,7 @@ class BaseBudget(Closed):
             self._to_remember = [store for store in self._to_remember if store not in stores]
         if names:
             level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
-            while frame.f_back is not None and frame.f_globals["__name__"].startswith(_LIBRARIES):
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
                 level, frame = level + 1, frame.f_back
             warnings.warn(
                 f"the budget {self.name!r} is used with data on which other budgets were opened: "
@@ -246,6 +244,9 @@ class BaseBudget(Closed):
     def close(self) -> None:
         """Close the ledger's connections, and give back unused permits, as the end of the process does."""
         self._ledger.close()
+        for line in self._lines.values():
+            if line.tickets is not None:
+                line.tickets.close()
 
 
 def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:

@@ -73,6 +73,7 @@ class PrivacyBudget(BaseBudget):
     accept_noise
         Freeze the plan even if its noise overturns an answer on which all expected outputs agree in more than one of
         ten releases. Otherwise the first release raises `InfeasiblePlan`, which names what helps, and charges nothing.
+        Without it, too, a `PrivacyWarning` names a plan that leaves little of what the records bring.
 
     The plan is completed and frozen at first use, when every line's sampling rate and mechanism are known; from then
     on the ledger refuses other parameters under this name (`PlanMismatch`). Every release is charged before the first

@@ -17,6 +17,7 @@ from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, Sto
 from langchain_dpicl.budget.terms import Policy, Preview, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
+from langchain_dpicl.calls.observing import took
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
@@ -202,9 +203,10 @@ class BudgetLine:
 
     def _claim(self, request: ChargeRequest, overdue: Mapping[str, int]) -> list[Charge | Replayed] | dict[str, Claim]:
         """One attempt. `PrivacyBudgetExceeded` if fewer are left."""
-        found = self._ledger.charge(request, overdue)
-        if isinstance(found, dict):
+        began, found = time.perf_counter(), self._ledger.charge(request, overdue)
+        if isinstance(found, dict):  # another caller's release is waited for, which is private work
             return found
+        took("charge", began)
         if found is None:
             keys = dict.fromkeys(request.keys)
             known, _ = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
@@ -298,13 +300,13 @@ class BudgetLine:
             the same transaction: both happen or neither, and a power failure before the next charge may undo both.
             Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
             "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
-            nothing back (`LedgerError`, nothing changes); the same record written twice counts once. Filters and
-            tickets give nothing back, and neither does a charge that was reopened, or recorded by another process than
-            made it (a child of a fork): all of it counts.
+            nothing back (`LedgerError`, nothing changes); the same record written twice counts once. Filters give
+            nothing back, and neither does a charge that was reopened, or recorded by another process than made it (a
+            child of a fork): all of it counts. Tickets come back to all owners who paid (`tickets`, "Tokens").
         text
             The query's text, kept in the receipt if the budget was made with ``keep_queries=True``.
         """
-        gives_back = self._unit == "tokens" and self.plan is not None and self.tickets is None
+        gives_back = self._unit == "tokens" and self.plan is not None
         most = charge.units - 1 if gives_back else 0
         if checks.whole("unused", unused, at_least=0) and (outcome != RELEASED or unused > most):
             bound = f"tokens that were never sampled: at most {most} here, and 0 unless the outcome is {RELEASED!r}"
@@ -313,7 +315,10 @@ class BudgetLine:
         receipt = self._receipt(charge, outcome, unused)
         if text and self._policy.keep_queries:
             receipt["query"] = text
-        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, unused)
+        counted = unused if self.tickets is None else 0  # with tickets a counter only grows: owners are given back
+        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, counted)
+        if self.tickets is not None:
+            self.tickets.give_back(charge, unused)
         return receipt
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:

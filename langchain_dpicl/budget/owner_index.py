@@ -3,14 +3,24 @@
 An owner gets the next position at the first query that it is eligible for, and keeps it until it is forgotten. The
 ledger holds a mark at each position, the owner's keyed hash (`ExemplarStore.marks`). Zeros replace the mark of a
 forgotten owner, and no position is given again. A process remembers only what it has read from committed rows.
+
+**Forgetting** is two transactions here around the store's own (`OwnerIndex.leave`). The first puts zeros for the mark
+and appends its hold, the mark's complement: while the index has it, nobody gets a position by this mark. Then the store
+commits. The last puts zeros for the hold. So an owner who is still in the store gets no second position, and one who
+comes again none before the ledger has let go of the first: one position for each life, in whatever order processes see
+the commits. A lookup that saw the owner before the store's commit is made again, since both transactions count a
+change. A hold's position is its forgetting's own: if the owner is forgotten again meanwhile, the hold moves, and the
+last transaction of the first finds nothing. If a process dies in between, the hold stays, and the owner gets no tickets
+until it is forgotten once more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +37,7 @@ from langchain_dpicl.store.base import MARK, Numbers, PrivateStore
 UNKNOWN = -1
 LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"
 _NOBODY = bytes(MARK)
+_COMPLEMENT = bytes(range(255, -1, -1))
 
 
 class OwnersChanged(Exception):
@@ -113,6 +124,8 @@ class OwnerIndex:
     ) -> tuple[list[NDArray[np.int64]], int, str]:
         """The positions of every query's owners; an owner without one gets the next, with all its tickets.
 
+        While an owner is being forgotten it gets none, `UNKNOWN`.
+
         Once in a transaction, for all its queries: new positions are written after the last reading, so the process
         remembers none that may yet be rolled back.
 
@@ -130,12 +143,13 @@ class OwnerIndex:
         if wanted or first:
             self._hold(connection)
         with self._lock:
-            if wanted or first or self._hash_of_first(size) != marks:
+            # What this process knows beyond the counter's entries may have been overwritten meanwhile.
+            if wanted or first or size * MARK < len(self._marks) or self._hash_of_first(size) != marks:
                 self._read(connection, size, marks)
             if any(q.epoch != self._epoch or (q.new and q.changes != self._changes) for q in eligible):
                 raise OwnersChanged
             known = len(self._marks) // MARK
-            fresh = [mark for mark in wanted if mark not in self._position_of]
+            fresh = [m for m in wanted if m not in self._position_of and _hold_of(m) not in self._position_of]
             given = {mark: known + i for i, mark in enumerate(fresh)}
             if fresh:
                 row = {"plan_id": self._plan_id, "start": known, "marks": b"".join(fresh)}
@@ -213,14 +227,23 @@ class OwnerIndex:
 
     # -- forgetting, and looking --------------------------------------------------------------------------------------
 
-    def forget(self, mark: bytes) -> None:
-        """Overwrite an owner's mark, for good. Forgetting twice is forgetting once.
+    def leave(self, mark: bytes) -> Callable[[], object]:
+        """Before a store lets an owner go: overwrite its mark, for good, and hold it back. Call the answer when no
+        store holds the owner any more.
 
         Every process reads the index again when it next meets an owner whom it does not know.
         """
-        self._ledger.run(lambda connection: self._remove(connection, mark))
+        hold = _hold_of(mark)
+        place = self._ledger.run(partial(self._replace, marks=(mark, hold), new=hold))
+        return partial(self._ledger.run, partial(self._replace, marks=(hold,), at=place))
 
-    def _remove(self, connection: Connection, mark: bytes) -> None:
+    def _replace(
+        self, connection: Connection, marks: tuple[bytes, ...], new: bytes = b"", at: int | None = None
+    ) -> int:
+        """Overwrite these marks, as far as they are there (``at`` this position), and append a new one: its position.
+
+        Counts a change.
+        """
         of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
         rows = sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks).where(usage.c.counter_id.in_(of_plan))
         rows = rows.order_by(usage.c.counter_id).with_for_update()
@@ -228,24 +251,33 @@ class OwnerIndex:
         self._hold(connection)
         with self._lock:
             self._read(connection)
-            position, old = self._position_of.get(mark), self._marks
-            if position is not None:
+            places, old = [self._position_of.get(mark) for mark in marks], self._marks
+            size = len(old) // MARK
+            for position in [place for place in places if place is not None and at in (None, place)]:
                 self._reset()
                 self._read(connection)
                 if self._marks != old:
                     self._forget_all()
                     raise LedgerError(LOST)
-                new = old[: position * MARK] + _NOBODY + old[(position + 1) * MARK :]
-                start = owner_marks.c.start
-                last = sa.select(sa.func.max(start)).where(self._pieces, start <= position).scalar_subquery()
-                row = connection.execute(sa.select(start, owner_marks.c.marks).where(self._pieces, start == last)).one()
-                piece = new[row.start * MARK :][: len(row.marks)]
-                connection.execute(sa.update(owner_marks).where(self._pieces, start == row.start).values(marks=piece))
-                for counter_id, owners, marks in connection.execute(rows).all():
-                    if owners > position and _hash(old[: owners * MARK]) == marks:  # else it was wrong before
-                        change = sa.update(usage).where(usage.c.counter_id == counter_id)
-                        connection.execute(change.values(marks=_hash(new[: owners * MARK])))
-        connection.execute(sa.update(owner_index).where(self._here).values(changes=owner_index.c.changes + 1))
+                self._overwrite(connection, rows, old, position)
+        header = {"changes": owner_index.c.changes + 1, "size": size + len(new) // MARK}
+        if new:
+            connection.execute(sa.insert(owner_marks).values(plan_id=self._plan_id, start=size, marks=new))
+        connection.execute(sa.update(owner_index).where(self._here).values(header))
+        return size
+
+    def _overwrite(self, connection: Connection, rows: sa.Select[Any], old: bytes, position: int) -> None:
+        """Put zeros at a position of the ``old`` marks, and write the counters' hashes (``rows``) anew."""
+        new = old[: position * MARK] + _NOBODY + old[(position + 1) * MARK :]
+        start = owner_marks.c.start
+        last = sa.select(sa.func.max(start)).where(self._pieces, start <= position).scalar_subquery()
+        row = connection.execute(sa.select(start, owner_marks.c.marks).where(self._pieces, start == last)).one()
+        piece = new[row.start * MARK :][: len(row.marks)]
+        connection.execute(sa.update(owner_marks).where(self._pieces, start == row.start).values(marks=piece))
+        for counter_id, owners, marks in connection.execute(rows).all():
+            if owners > position and _hash(old[: owners * MARK]) == marks:  # else it was wrong before
+                change = sa.update(usage).where(usage.c.counter_id == counter_id)
+                connection.execute(change.values(marks=_hash(new[: owners * MARK])))
 
     def mend(self, connection: Connection) -> None:
         """Empty an index that cannot be read: for `upkeep.recover`, which then takes away all tickets."""
@@ -261,6 +293,11 @@ class OwnerIndex:
         with self._lock:
             self._read(connection, size, marks)
             return np.sort(np.fromiter(self._position_of.values(), np.int64, len(self._position_of)))
+
+
+def _hold_of(mark: bytes) -> bytes:
+    """What stands for a mark while its owner is being forgotten: its complement."""
+    return mark.translate(_COMPLEMENT)
 
 
 def _hash(marks: bytes) -> str:

@@ -15,7 +15,8 @@
   entries. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds
   the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten
 - usage, usage_rows, usage_counts: of each counter of such a plan, the positions that used a ticket at each charge
-  (``usage_rows``, numbered without a gap), the sums of the earlier rows by position (``usage_counts``), and one row
+  (``usage_rows``, numbered without a gap; those with fewer than 0 units give back, and begin with the number of their
+  charge, 8 bytes), the sums of the earlier rows by position (``usage_counts``), and one row
   that binds them (``usage``): the number of rows and tickets, the chained hash of all rows (``chain``; ``base`` of the
   summed ones), the hashes of the sums (``sums``) and of the first ``owners`` marks (``marks``), and the counter's
   ``spent`` and ``lost``. ``digest`` is the hash of the row, which the witness knows too, and ``before`` the one before.

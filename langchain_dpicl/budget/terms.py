@@ -319,3 +319,43 @@ def _sum(values: Sequence[float]) -> float:
     """The sum, rounded up if adding rounds at all."""
     answer = math.fsum(values)
     return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)
+
+
+# -- the private report of tickets ------------------------------------------------------------------------------------
+
+
+WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, published, or used to choose public numbers"
+
+
+class LineTickets(TypedDict):
+    """How many owners have used how many tickets of one line, and principal if each has a counter. PRIVATE."""
+
+    private: str
+    tickets: int
+    """The tickets of every owner."""
+    owners: int
+    """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
+    without: int
+    """Of these, how many have none left: they are left out."""
+    burnt: dict[str, int]
+    """How many of these have used how many tickets: by number, ascending."""
+    share_with_tickets: float | None
+    """The share of these who have tickets left; None if there are none."""
+
+
+TicketReport = dict[str, dict[str, LineTickets]]
+"""By line, and by principal ("" if all share one counter)."""
+
+
+def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
+    """Owners by their used tickets: from, to, and how many owners. Private.
+
+    At most ``most`` bins of one width for owners who have some left, and a last one for owners who have none.
+    """
+    width = -(-tickets // most)
+    ranges = [(low, min(low + width, tickets) - 1) for low in range(0, tickets, width)]
+    used = [(min(int(number), tickets), owners) for number, owners in burnt.items()]
+    return [
+        (low, high, sum(owners for number, owners in used if low <= number <= high))
+        for low, high in [*ranges, (tickets, tickets)]
+    ]

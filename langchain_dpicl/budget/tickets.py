@@ -37,13 +37,22 @@ transcript: the queries and their answers.
 5. No n entered the bound, so it holds for runs of any length: an event of an endless run is a limit of events of its
    beginnings.                                                                                                     QED
 
+Tokens. On a line of tokens a step of the proof is one token, at which every owner who paid for the answer flips a coin.
+An answer uses ``max_tokens`` tickets of every eligible owner who has as many left, and of no other: nobody has a part
+in its first tokens alone. Its length decides how many steps ran, and it is in the transcript; the tickets of the others
+are given back to every owner who paid, sampled or not, so that each has used one ticket for each step that ran, as step
+1 of the proof says. (If they came back only to those whom no coin chose, an owner's tickets would depend on its coins.)
+They are given back with the next charge of the process that made the answer, and in memory until then: if it ends
+before, or closes the budget, they stay used. So do those of an answer that failed, or whose reader left.
+
 What follows. Answers in parallel are one run: each uses its tickets in a transaction before its members are called,
 transactions have an order, and an answer is one step, whose query was chosen before it. A crash gives no ticket back.
 Owners that come later have all their tickets. An owner's life in the store is protected: an owner who is forgotten, and
-with it its row, and comes again is a new owner, and two lives have 2 T together. If each exemplar is its own owner,
-exemplars of equal content are one owner (`store.base`): one row, one coin, forgotten with the last of them. Forget in
-every process that has a copy of the store. A line's tickets are its own. Under ``per_principal`` each principal has a
-set of them, and colluding principals see the sum.
+with it its row, and comes again is a new owner, and two lives have 2 T together. While it is being forgotten it has no
+second position (`owner_index`). If each exemplar is its own owner, exemplars of equal content are one owner
+(`store.base`): one row, one coin, forgotten with the last of them. Forget in every process that has a copy of the
+store. A line's tickets are its own. Under ``per_principal`` each principal has a set of them, and colluding principals
+see the sum.
 
 Nobody may see which owners are eligible, how many are, which have tickets left, or how many were used. A caller learns
 that a charge took place, as everywhere. The ledger's rows say which owner was near to which query, by keyed hashes, and
@@ -54,31 +63,36 @@ others are refused like lost ones.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
-from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.database import TryAgain
 from langchain_dpicl.budget.owner_index import EMPTY, LOST, EligibleOwners, OwnerIndex, OwnersChanged, stored_bytes
 from langchain_dpicl.budget.schema import Charge, counters, hashed, usage, usage_counts, usage_digest, usage_rows
+from langchain_dpicl.budget.terms import WARNING, LineTickets
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers
 
 
 class Participants:
-    """The owners who may flip a coin in a release. Private: it shows nothing, and gives them once."""
+    """The owners who may flip a coin in a release. Private: it shows nothing, and gives them once.
 
-    __slots__ = ("_owners",)
+    So it does with ``positions``, their places in the owner index, for what is given back.
+    """
 
-    def __init__(self, owners: Numbers) -> None:
+    __slots__ = ("_owners", "_positions")
+
+    def __init__(self, owners: Numbers, positions: Numbers) -> None:
         self._owners: Numbers | None = owners
+        self._positions: Numbers | None = positions
 
     def take(self) -> Numbers:
         """The owners' numbers. They are not kept."""
@@ -86,6 +100,11 @@ class Participants:
         if owners is None:
             raise UnsafeConfigurationError("the owners of a release were taken already")
         return owners
+
+    def take_positions(self) -> Numbers | None:
+        """The owners' positions, the first time; None from then on."""
+        positions, self._positions = self._positions, None
+        return positions
 
     def __repr__(self) -> str:
         return "<owners who pay for a release>"
@@ -106,6 +125,18 @@ class TicketUsage:
     def of(self, counter_id: int) -> Usage:
         """What this process knows of one counter. Use it with the lock held."""
         return self._of_counter.setdefault(counter_id, Usage(self.index, self.tickets, counter_id))
+
+    def give_back(self, charge: Charge, units: int) -> None:
+        """Give ``units`` of a charge back, once, to all who paid it, at this process's next charge: see "Tokens"."""
+        positions = charge.participants.take_positions() if units and charge.participants is not None else None
+        if positions is not None:
+            with self.lock:
+                self.of(charge.counter_id).unused.append(Unused(positions, units, charge.number))
+
+    def close(self) -> None:
+        """Give nothing back any more: what is opened next in the ledger's place may be a copy without the charges."""
+        with self.lock:
+            self._of_counter.clear()
 
     def report(self, connection: Connection, counter_id: int) -> LineTickets:
         """How many owners have used how many tickets of a counter. PRIVATE."""
@@ -147,15 +178,40 @@ class TicketRule:
         except OwnersChanged:
             raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
         pairs = zip(charges, paid, strict=True)
-        return [replace(charge, participants=Participants(who)) for charge, who in pairs], before, after
+        return [replace(charge, participants=Participants(*who)) for charge, who in pairs], before, after
 
     def _find_again(self) -> None:
         index = self._usage.index
         self._eligible = [None if each is None else index.find(each.store, each.owners) for each in self._eligible]
 
 
+@dataclass(eq=False)
+class Unused:
+    """Tickets to give back: so many ``units`` at each of these positions, of this ``charge``. Private.
+
+    ``row`` is the usage row of the latest transaction that tried to (number, units, content). If a reader finds it
+    there, or summed with others, it is done. The content begins with the charge's number, which makes it unique:
+    another process's equal row, in the place of one that was rolled back, would be taken for it or not as other owners
+    are eligible or not.
+    """
+
+    positions: Numbers
+    units: int
+    charge: int
+    row: tuple[int, int, bytes] = (0, 0, b"")
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def number(self) -> int:
+        """Of its row; 0 before the first try."""
+        return self.row[0]
+
+
 SUM_AFTER = 512
 """So many usage rows are added up at a time."""
+
+CHARGE = 8
+"""So many bytes of a row that gives back are the number of its charge; the positions follow."""
 
 
 class Usage:
@@ -178,6 +234,8 @@ class Usage:
         self.used: NDArray[np.int64] = np.zeros(0, np.int64)
         self._row_count = 0
         self._chain = ""
+        self.unused: list[Unused] = []
+        """What this process gives back with its next charge."""
 
     def read(self, connection: Connection) -> Any:
         """Learn which tickets were used since; the summary row, or None if nothing was ever charged.
@@ -205,29 +263,32 @@ class Usage:
             if hashed(counts) != row.sums:
                 return False
             self.used, self._row_count, self._chain = _numbers(counts), row.summed, row.base
+            self.unused = [each for each in self.unused if not 0 < each.number <= row.summed]
         if self._row_count < row.row_count:
             since = sa.and_(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number > self._row_count)
             for each in connection.execute(sa.select(usage_rows).where(since).order_by(usage_rows.c.number)).all():
                 if each.number != self._row_count + 1:
                     return False
                 packed = stored_bytes(each.positions)
-                positions = _numbers(packed)
+                positions = _numbers(packed[CHARGE:] if each.units < 0 else packed)
                 self.used = grown(self.used, int(positions.max(initial=-1)) + 1)
                 self.used[positions] += each.units
+                self.unused = [back for back in self.unused if back.row != (each.number, each.units, packed)]
                 self._chain = _chained(self._chain, each.number, each.units, packed)
                 self._row_count = each.number
         return (self._row_count, self._chain, int(self.used.sum())) == (row.row_count, row.chain, row.tickets)
 
     def use(
         self, connection: Connection, eligible: Sequence[EligibleOwners], units: int, spent: int
-    ) -> tuple[list[Numbers], str, str]:
-        """Within a charge's transaction: use ``units`` tickets of every eligible owner who has as many left.
+    ) -> tuple[list[tuple[Numbers, Numbers]], str, str]:
+        """Within a charge's transaction: give back what is `unused`, and use ``units`` tickets of every eligible owner
+        who has as many left.
 
         Owners who share a position (exemplars of equal content, each its own owner) are one owner: the first of them
         takes part. ``spent`` is the counter's number before this charge.
 
-        Returns the owners who take part in each query, and the summary's digests before and after the charge. Raises
-        `OwnersChanged`.
+        Returns the owners who take part in each query, with their positions, and the summary's digests before and
+        after the charge. Raises `OwnersChanged`.
         """
         lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == self._counter_id)) or 0
         row = self.read(connection)
@@ -238,24 +299,43 @@ class Usage:
         size, marks = (0, EMPTY) if row is None else (row.owners, row.marks)
         found, size, marks = self._index.positions(connection, eligible, size, marks, first=row is None)
         used, number, chain, total = self.used, self._row_count, self._chain, int(self.used.sum())
-        participants: list[Numbers] = []
+        participants: list[tuple[Numbers, Numbers]] = []
         rows: list[dict[str, object]] = []
+
+        def append(positions: Numbers, units: int, charge: bytes = b"") -> bytes:
+            nonlocal number, chain, total
+            packed = charge + positions.astype("<u4").tobytes()
+            total, number = total + units * len(positions), number + 1
+            chain = _chained(chain, number, units, packed)
+            rows.append({"counter_id": self._counter_id, "number": number, "units": units, "positions": packed})
+            return packed
+
+        for back in self.unused:
+            if row is None or back.process != os.getpid():  # a fork's parent gives it back
+                continue
+            used = grown(used.copy(), int(back.positions.max(initial=-1)) + 1)
+            known = back.positions[used[back.positions] >= back.units]  # of others this copy of the ledger says "lost"
+            used[known] -= back.units
+            back.row = (number + 1, -back.units, append(known, -back.units, back.charge.to_bytes(CHARGE, "little")))
         for query, positions in zip(eligible, found, strict=True):
             distinct, first_of = np.unique(positions, return_index=True)
+            distinct, first_of = (each[distinct >= 0] for each in (distinct, first_of))  # -1: it is being forgotten
             used = grown(used, int(distinct.max(initial=-1)) + 1)
             pays = used[distinct] + units <= self._tickets - lost
             if len(eligible) > 1:  # the next query of this charge sees them used
                 used = used.copy()
                 used[distinct[pays]] += units
-            total += units * int(pays.sum())
-            number += 1
-            packed = distinct[pays].astype("<u4").tobytes()
-            chain = _chained(chain, number, units, packed)
-            participants.append(np.sort(query.owners[first_of[pays]]))
-            rows.append({"counter_id": self._counter_id, "number": number, "units": units, "positions": packed})
+            append(distinct[pays], units)
+            participants.append((np.sort(query.owners[first_of[pays]]), distinct[pays]))
         connection.execute(sa.insert(usage_rows), rows)
         before = row.digest if row is not None else usage_digest(spent=spent, lost=lost)
-        sums = {"row_count": number, "tickets": total, "spent": spent + units * len(rows), "lost": lost, "owners": size}
+        sums = {
+            "row_count": number,
+            "tickets": total,
+            "spent": spent + units * len(found),
+            "lost": lost,
+            "owners": size,
+        }
         values = {**sums, "chain": chain, "marks": marks, "before": before, "digest": usage_digest(chain, **sums)}
         write_summary(connection, self._counter_id, row is None, values)
         return participants, before, str(values["digest"])
@@ -316,43 +396,3 @@ def _numbers(packed: bytes) -> NDArray[np.int64]:
 
 def grown(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return counts if len(counts) >= size else np.concatenate([counts, np.zeros(size - len(counts), np.int64)])
-
-
-# -- the private report ------------------------------------------------------------------------------------------------
-
-
-WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, published, or used to choose public numbers"
-
-
-class LineTickets(TypedDict):
-    """How many owners have used how many tickets of one line, and principal if each has a counter. PRIVATE."""
-
-    private: str
-    tickets: int
-    """The tickets of every owner."""
-    owners: int
-    """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
-    without: int
-    """Of these, how many have none left: they are left out."""
-    burnt: dict[str, int]
-    """How many of these have used how many tickets: by number, ascending."""
-    share_with_tickets: float | None
-    """The share of these who have tickets left; None if there are none."""
-
-
-TicketReport = dict[str, dict[str, LineTickets]]
-"""By line, and by principal ("" if all share one counter)."""
-
-
-def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
-    """Owners by their used tickets: from, to, and how many owners. Private.
-
-    At most ``most`` bins of one width for owners who have some left, and a last one for owners who have none.
-    """
-    width = -(-tickets // most)
-    ranges = [(low, min(low + width, tickets) - 1) for low in range(0, tickets, width)]
-    used = [(min(int(number), tickets), owners) for number, owners in burnt.items()]
-    return [
-        (low, high, sum(owners for number, owners in used if low <= number <= high))
-        for low, high in [*ranges, (tickets, tickets)]
-    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,8 +21,8 @@ from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, l
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.terms import Receipt, assumption, parse_release_id, read_receipt, release_id
-from langchain_dpicl.budget.tickets import WARNING, begin_anew, is_whole
+from langchain_dpicl.budget.terms import WARNING, Receipt, assumption, parse_release_id, read_receipt, release_id
+from langchain_dpicl.budget.tickets import begin_anew, is_whole
 from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
 from langchain_dpicl.store.base import PrivateStore, owner_mark, sketch_hash
@@ -312,18 +312,24 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
     """
     keys = [ledger.key("fingerprint_key") for ledger in ledgers]
     for ledger, key in zip(ledgers, keys, strict=True):
-        store.on_owner_forgotten(key, partial(_forget_mark, ledger), ledger.forget_prints)
-    try:
+        store.on_owner_forgotten(key, partial(_leave, ledger), ledger.forget_prints)
+    with suppress(UnknownOwner):
         return store.forget(owner)
-    except UnknownOwner:
-        name = owner.encode("utf-8", "surrogatepass")
-    for ledger, key in zip(ledgers, keys, strict=True):
-        _forget_mark(ledger, owner_mark(key, name, named=True))
+    name = owner.encode("utf-8", "surrogatepass")
+    ends = [_leave(ledger, owner_mark(key, name, named=True)) for ledger, key in zip(ledgers, keys, strict=True)]
+    with suppress(UnknownOwner):
+        return store.forget(owner)  # it came meanwhile
+    for end, ledger, key in zip(ends, ledgers, keys, strict=True):
+        end()
         ledger.forget_prints([sketch_hash(key, name)], partial(store.fingerprint, key))
     raise UnknownOwner("the store holds no such owner; the ledgers hold nothing under its name any more")
 
 
-def _forget_mark(ledger: StoredLedger, mark: bytes) -> None:
-    for plan in ledger.plans():
-        if plan.tickets:
-            OwnerIndex(ledger, plan.id).forget(mark)
+def _leave(ledger: StoredLedger, mark: bytes) -> Callable[[], None]:
+    ends = [OwnerIndex(ledger, plan.id).leave(mark) for plan in ledger.plans() if plan.tickets]
+
+    def end() -> None:
+        for each in ends:
+            each()
+
+    return end

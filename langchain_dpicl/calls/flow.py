@@ -58,6 +58,15 @@ Effect = Callable[[], Any] | Either | Chunk
 Flow = Generator[Effect, Any, T]
 
 
+def awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """The function as one that is awaited, for `immediate`."""
+
+    async def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call
+
+
 def immediate(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends."""
     try:

@@ -48,10 +48,14 @@ class Overdue(BaseException):
 
 
 class Calls:
-    """The calls of one release: ``seconds`` of own work each (None: no limit), perhaps within the call ``outer``."""
+    """The calls of one release: ``seconds`` of own work each (None: no limit), perhaps within the call ``outer``.
 
-    def __init__(self, seconds: float | None, outer: Call | None) -> None:
+    Each waits ``patience`` seconds for servers that refuse it; `PATIENCE` unless given.
+    """
+
+    def __init__(self, seconds: float | None, outer: Call | None, patience: float | None = None) -> None:
         self.seconds = math.inf if seconds is None else seconds
+        self.patience = PATIENCE if patience is None else patience
         self.outer = outer
         self.stopped = threading.Event()
         self.gave_up = False
@@ -65,8 +69,9 @@ class Call:
         self._lock = threading.Lock()
         self._left: float | None = None  # what is left while the clock stands still
         self._waiting = 0
-        self._patience, self._tries = PATIENCE, 0
+        self._patience, self._tries = calls.patience, 0
         self.flights: set[Flight] = set()
+        self.routes: dict[Any, Any] = {}  # by the servers of a model: see `servers`
         self.closed_at = math.inf
         self.deadline = time.monotonic() + calls.seconds
 
@@ -117,7 +122,10 @@ class Call:
     def restart(self) -> None:
         """Begin anew, from zero."""
         with self._lock:
-            self.deadline = time.monotonic() + self._calls.seconds
+            if self._left is None:
+                self.deadline = time.monotonic() + self._calls.seconds
+            else:
+                self._left = self._calls.seconds
 
     async def pause(self, seconds: float, in_loop: bool) -> None:
         """Sleep off the clock; it suspends only if ``in_loop``. `Overdue` ends it if the release is stopped."""

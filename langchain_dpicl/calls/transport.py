@@ -1,8 +1,10 @@
 """What stands before the HTTP transport of a model's client: it ends a private call's requests with the call.
 
-Outside of private calls requests pass unchanged. Within one, a request
+Outside of private calls requests pass unchanged, but for a model on several servers: there the first that answers
+does. Within one, a request
 
-* waits, off the call's clock, for the slot of a model that has only one (`SlotGate`),
+* waits, off the call's clock, for a slot of a model that counts them (`servers`), and asks another of its servers if
+  one is gone,
 * is ended when the call's time is over: its connection is closed, and the server cancels it,
 * is repeated, off the clock, if the server refuses it with the status 429.
 
@@ -16,111 +18,19 @@ version 3 on.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import functools
 import inspect
-import os
-import threading
-import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
-from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import immediate
 from langchain_dpicl.calls.running import Call, Flight, Overdue, current
+from langchain_dpicl.calls.servers import Servers
 
 _LIBRARIES = ("httpx", "httpx2")
 _NEVER = 1e6  # seconds: a socket takes no time limit of any length
-
-
-class SlotGate:
-    """The slot of a model that serves this process alone. Private calls get it in the order in which they ask.
-
-    Parameters
-    ----------
-    settle
-        Returns when the slot is free at the model itself. It is asked after a request whose answer was not read to its
-        end.
-    """
-
-    _all: ClassVar[weakref.WeakSet[SlotGate]] = weakref.WeakSet()
-
-    def __init__(self, settle: Callable[[], object]) -> None:
-        self._settle = settle
-        self._all.add(self)
-        self.reset()
-
-    def reset(self) -> None:
-        """Nobody has the slot, and nobody waits: this is so in a process that was just forked."""
-        self._lock = threading.Lock()
-        self._line: deque[tuple[Call, Future[None]]] = deque()
-        self._taken = False
-        self._holder: Call | None = None
-        self._requests = 0  # of the holder, under way
-        self._clean = True  # whether the server has finished the holder's other requests
-
-    async def enter(self, call: Call, in_loop: bool) -> None:
-        """A request of a call begins once the call has the slot: its further requests then queue as its work.
-
-        It waits off the call's clock, and suspends only if ``in_loop``.
-        """
-        ticket: Future[None] = Future()
-        with self._lock:
-            if not self._taken or call is self._holder:
-                self._take(call)
-                return
-            self._line.append((call, ticket))
-        with call.waits():
-            try:
-                await asyncio.wrap_future(ticket) if in_loop else ticket.result()
-            except BaseException:  # the request will not be made
-                if not ticket.cancel():
-                    self.leave(call, clean=True)
-                raise
-
-    def leave(self, call: Call, *, clean: bool) -> None:
-        """A request is over; ``clean`` if the server has finished it. After a call's last, the next has the slot."""
-        with self._lock:
-            if call is not self._holder:  # `reset` after a fork
-                return
-            self._requests -= 1
-            self._clean = self._clean and clean
-            if self._requests:
-                return
-            self._holder, clean, self._clean = None, self._clean, True
-        pass_on = functools.partial(self._pass_on, clean)
-        if clean or not running.start(pass_on):
-            pass_on()
-
-    def _pass_on(self, clean: bool) -> None:
-        try:
-            if not clean:
-                self._settle()
-        finally:
-            with self._lock:
-                self._taken = False
-                while self._line and not self._taken:
-                    call, ticket = self._line.popleft()
-                    if ticket.set_running_or_notify_cancel():
-                        self._take(call)
-                        ticket.set_result(None)
-
-    def _take(self, call: Call) -> None:
-        self._taken, self._holder = True, call
-        self._requests += 1
-
-
-def _reset_all() -> None:
-    for gate in SlotGate._all:
-        gate.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)
 
 
 _sent: contextvars.ContextVar[Flight | None] = contextvars.ContextVar("dpicl_sent", default=None)
@@ -140,61 +50,116 @@ class _Around:
 class _Before(_Around):
     """A transport that stands before another, of the same client. Each client calls it in one of its two ways."""
 
-    def __init__(self, inner: Any, gate: SlotGate | None) -> None:
+    def __init__(self, inner: Any, servers: Servers | None) -> None:
         super().__init__(inner)
-        self._gate = gate
+        self._servers = servers
 
     def handle_request(self, request: Any) -> Any:
         call = current.get()
-        return self._inner.handle_request(request) if call is None else immediate(self._answer(call, request, False))
+        if call is None and self._servers is None:
+            return self._inner.handle_request(request)
+        return immediate(self._ask(request, False) if call is None else self._answer(call, request, False))
 
     async def handle_async_request(self, request: Any) -> Any:
         call = current.get()
-        return await (self._inner.handle_async_request(request) if call is None else self._answer(call, request, True))
+        if call is None and self._servers is None:
+            return await self._inner.handle_async_request(request)
+        return await (self._ask(request, True) if call is None else self._answer(call, request, True))
+
+    async def _send(self, request: Any, in_loop: bool) -> Any:
+        inner = self._inner
+        return await inner.handle_async_request(request) if in_loop else inner.handle_request(request)
+
+    async def _ask(self, request: Any, in_loop: bool) -> Any:
+        """Make a request that no private call makes, at the first server that answers."""
+        assert self._servers is not None
+        route, path = self._servers.route(None), self._servers.path(request)
+        while True:
+            self._servers.aim(request, address := route.address, path)
+            try:
+                response = await self._send(request, in_loop)
+            except Exception as error:
+                if not (_is_whole(request) and route.moves_on(address, error)):
+                    raise
+                continue
+            if not (_is_whole(request) and route.moves_on(address, response)):
+                return response
+            await response.aclose() if in_loop else response.close()
 
     async def _answer(self, call: Call, request: Any, in_loop: bool) -> Any:
-        """Make one request, and repeat it while the server refuses it. It suspends only if ``in_loop``."""
+        """Make one request, and repeat it while a server refuses it or is gone. It suspends only if ``in_loop``."""
         given = dict(request.extensions.get("timeout") or {})
+        servers, leave, address = self._servers, None, ""
+        route = None if servers is None else servers.route(call)
+        path = "" if servers is None else servers.path(request)
         while True:
-            if self._gate is not None:
-                await self._gate.enter(call, in_loop)
-            flight = Flight(call, None if self._gate is None else self._gate.leave)
+            if servers is not None and route is not None:
+                servers.aim(request, address := route.address, path)
+                gate = servers.gate(address)
+                leave = gate.leave
+                await gate.enter(call, in_loop, route.alone)
+            flight = Flight(call, leave)
             limits: dict[str, float] = {}  # no step of the request outlasts the call
             if (left := max(call.left(), 0.001)) <= _NEVER:
                 for step in ("connect", "read", "write", "pool"):
                     limits[step] = left if (own := given.get(step)) is None else min(own, left)
                 request.extensions["timeout"] = limits
+            repeats = route is not None and _is_whole(request)
             mark = _sent.set(flight)
-            response = None
+            response, lost = None, False
             try:
-                inner = self._inner
-                response = await inner.handle_async_request(request) if in_loop else inner.handle_request(request)
+                response = await self._send(request, in_loop)
+                if flight.wire is None:
+                    flight.wire = response.extensions.get("network_stream")
+                if limits:
+                    limits["read"] = max(min(limits["read"], call.left()), 0.001)
+                base = "AsyncByteStream" if in_loop else "SyncByteStream"
+                kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base)
+                response.stream = _timed(kind)(response.stream, flight)
+                if route is not None and repeats:  # an answer that breaks off can be asked for elsewhere
+                    response.stream = type(request.stream)(await _read(response.stream, in_loop))
+                    lost = route.moves_on(address, response)
             except BaseException as error:
                 flight.end(clean=False)
-                if not isinstance(error, Exception) or not call.overdue():
+                if not isinstance(error, Exception):
                     raise
+                if call.overdue():
+                    response = None
+                else:
+                    lost = route is not None and repeats and route.moves_on(address, error)
+                    if not lost:
+                        raise
             finally:
                 _sent.reset(mark)
+            if lost:
+                call.restart()
+                continue
             if response is None:
                 raise Overdue
-            if flight.wire is None:
-                flight.wire = response.extensions.get("network_stream")
-            if limits:
-                limits["read"] = max(min(limits["read"], call.left()), 0.001)
             wait = None
             if response.status_code == 429:
-                if type(request.stream).__name__ == "ByteStream":  # its body can be sent again
+                if _is_whole(request):
                     wait = call.wait_after(response.headers)
                 if wait is None:
                     response.headers["x-should-retry"] = "false"  # for SDKs made by Stainless: the waiting is done
             if wait is None:
-                base = "AsyncByteStream" if in_loop else "SyncByteStream"
-                kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base)
-                response.stream = _timed(kind)(response.stream, flight)
                 return response
             await response.aclose() if in_loop else response.close()
             flight.end(clean=True)
             await call.pause(wait, in_loop)
+
+
+def _is_whole(request: Any) -> bool:
+    """Whether a request's body can be sent again."""
+    return type(request.stream).__name__ == "ByteStream"
+
+
+async def _read(body: Any, in_loop: bool) -> bytes:
+    """The whole of an answer's body, which is closed then."""
+    try:
+        return b"".join([chunk async for chunk in body] if in_loop else list(body))
+    finally:
+        await body.aclose() if in_loop else body.close()
 
 
 @functools.cache
@@ -288,7 +253,7 @@ def is_client(client: Any) -> bool:
     return not any(getattr(getattr(transport, "_pool", None), "_http2", False) for transport in transports)
 
 
-def install(client: Any, gate: SlotGate | None = None) -> None:
+def install(client: Any, servers: Servers | None = None) -> None:
     """Put it before every transport of a client, once. The client stays as it was for all but private calls.
 
     Connections that are open already stay unknown.
@@ -301,8 +266,24 @@ def install(client: Any, gate: SlotGate | None = None) -> None:
         backend = getattr(pool, "_network_backend", None)
         if backend is not None and not isinstance(backend, _Watched):
             pool._network_backend = _Watched(backend)
-        return _Before(transport, gate)
+        return _Before(transport, servers)
 
     client._transport = before(client._transport)
     for pattern, transport in client._mounts.items():
         client._mounts[pattern] = before(transport)
+
+
+def clients(servers: Servers, seconds: float, connect: float) -> dict[str, Any]:
+    """What an OpenAI model takes for its clients, on these servers.
+
+    They ignore proxy variables, and keep no idle connection: it would be tied to one event loop, and a server that
+    closes it would seem to have died.
+    """
+    import httpx
+
+    timeout, limits = httpx.Timeout(seconds, connect=connect), httpx.Limits(max_keepalive_connections=0)
+    given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
+    found = {"http_client": httpx.Client(**given), "http_async_client": httpx.AsyncClient(**given)}
+    for client in found.values():
+        install(client, servers)
+    return {**found, "max_retries": 0, "timeout": timeout}

@@ -13,15 +13,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl import __version__
 from langchain_dpicl.errors import DPICLError, InvalidParameter
 
+if TYPE_CHECKING:
+    from langchain_dpicl.members.chains import ModelChoice
+
 COMMANDS = {
+    "check-data": ("data", "what a data file holds, what commands would refuse in it, and what would weaken privacy"),
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
     "answer": ("answer", "answer questions from your own examples"),
     "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
     "synthesize": ("answer", "write public demonstrations from your own examples"),
+    "advise": ("advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
     "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
@@ -35,17 +41,23 @@ COMMANDS = {
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     """Return the options of one command; its function is ``run``."""
+    return parser_of(given).parse_args(given)
+
+
+def parser_of(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the options of the given one alone."""
     parser = argparse.ArgumentParser(
         prog="dpicl", description="Differentially private in-context learning: answers from private examples."
     )
+    parser.add_argument("--version", action="version", version=f"langchain-dpicl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
-            declare = getattr(import_module(f"langchain_dpicl.cli.{module}"), f"{name}_options")
+            declare = getattr(import_module(f"langchain_dpicl.cli.{module}"), f"{name.replace('-', '_')}_options")
             command.description = inspect.getdoc(declare)
             declare(command)
-    return parser.parse_args(given)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +97,13 @@ def check_apart(options: argparse.Namespace, *names: str) -> None:
             raise InvalidParameter(f"--{name}", path, "another file than --data: its records are private")
 
 
+def holds_records(path: str) -> bool:
+    """Whether a public file has records, by its name; otherwise it has one text a line."""
+    from langchain_dpicl.store.datafile import ENDINGS
+
+    return path.removesuffix(".gz").endswith(ENDINGS)
+
+
 def show(options: argparse.Namespace, facts: Any, text: str, indent: int | None = 2) -> int:
     """Print the facts as JSON if ``--json`` asks for them, otherwise the text. Returns the exit status 0."""
     print(json.dumps(facts, indent=indent) if options.json else text, flush=True)
@@ -110,9 +129,25 @@ def add_witness(parser: Any) -> None:
     parser.add_argument("--witness", metavar="PATH", help="the ledger's witness: a path or a URL (default: beside it)")
 
 
+def add_reading(parser: Any) -> None:
+    """Declare how data files are read."""
+    files = parser.add_argument_group("data files")
+    names = "comma, semicolon, tab, pipe, or a character"
+    files.add_argument("--delimiter", help=f"of CSV files: {names} (default: found in the header)")
+    files.add_argument("--encoding", help="such as utf-8, cp1252, utf-16 (default: found: UTF-8, a mark, or cp1252)")
+    files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used; prints how many")
+
+
+def add_store(parser: Any) -> None:
+    """Declare the file that keeps the embeddings."""
+    kept = "keeps the embeddings of --data; made at first, and brought up to date when --data changes"
+    parser.add_argument("--store", metavar="FILE.npz", help=kept)
+
+
 def add_private_data(parser: Any, input_key: str, output_key: str, *, required: bool = True) -> None:
     """Declare the file with the private examples and its keys, and the budget that protects them."""
-    parser.add_argument("--data", required=required, help="private examples: JSON lines or CSV, plain or .gz")
+    kinds = "JSON lines, CSV or TSV (plain or .gz), or Parquet"
+    parser.add_argument("--data", required=required, help=f"private examples: {kinds}; see `dpicl check-data`")
     parser.add_argument("--input-key", default=input_key)
     parser.add_argument("--output-key", default=output_key)
     parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
@@ -121,6 +156,7 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     add_ledger(parser, "counts what is spent")
     add_witness(parser)
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
+    add_reading(parser)
 
 
 def add_ensemble(parser: Any, members: int, shots: int) -> None:
@@ -150,7 +186,20 @@ def calls_of(options: argparse.Namespace, members: int) -> dict[str, Any]:
 def add_model(parser: Any, default: str) -> None:
     """Declare the model: an embedded one, or one on a server."""
     parser.add_argument("--model", help=f"an embedded model, or a server's model (default: {default})")
-    parser.add_argument("--model-url", help="an OpenAI-compatible server; its key is read from OPENAI_API_KEY")
+    url = "an OpenAI-compatible server; its key is read from OPENAI_API_KEY; may be repeated: servers of one model"
+    parser.add_argument("--model-url", action="append", help=url)
+
+
+def model_of(options: argparse.Namespace) -> ModelChoice:
+    """The model that `add_model` declares. Raises `InvalidParameter` under its options' names."""
+    from langchain_dpicl.members.chains import ModelChoice
+
+    urls = options.model_url or [None]
+    try:
+        return ModelChoice(options.model, urls[0] if len(urls) == 1 else urls)
+    except InvalidParameter as error:
+        wrong = InvalidParameter({"name": "--model", "url": "--model-url"}[error.parameter], error.value, error.bound)
+    raise wrong
 
 
 def add_prices(parser: Any) -> None:

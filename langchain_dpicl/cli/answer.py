@@ -13,12 +13,16 @@ from langchain_dpicl.cli import (
     add_model,
     add_private_data,
     add_run,
+    add_store,
     calls_of,
     check_apart,
     chosen,
     given,
+    holds_records,
+    model_of,
     show,
 )
+from langchain_dpicl.cli.data import keys_of, private_store, read_file
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ def answer_options(parser: Any) -> None:
     """
     add_run(parser, answer)
     add_private_data(parser, "text", "label", required=False)
+    add_store(parser)
     parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
     modes = ("label", "label-vote", "embedding", "keywords-joint", "keywords-ptr", "head")
     kinds = "the kind of answer (default label; label-vote: owners near to the question vote, without a model)"
@@ -75,10 +80,9 @@ def answer_options(parser: Any) -> None:
 
 def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
-    from langchain_dpicl import ExemplarStore, PoissonExampleSelector, local
+    from langchain_dpicl import PoissonExampleSelector
     from langchain_dpicl.cli.session import known_answers, label_session, open_budget, text_session
-    from langchain_dpicl.members.chains import ModelChoice
-    from langchain_dpicl.store.records import read_records
+    from langchain_dpicl.release.advice import poor_plan
 
     if options.limit is not None and options.limit < 1:
         raise InvalidParameter("--limit", options.limit, "at least 1")
@@ -91,6 +95,7 @@ def answer(options: argparse.Namespace) -> int:
             raise InvalidParameter(f"--{name}", None, "given, except with --mode head")
     if options.head:
         raise InvalidParameter("--head", options.head, "left out, or --mode head")
+    choice = model_of(options)
     is_vote = options.mode in ("label", "label-vote")
     if is_vote and not options.labels:
         raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
@@ -100,18 +105,20 @@ def answer(options: argparse.Namespace) -> int:
     if options.mode == "label-vote" and None in (options.threshold, options.eligible):
         raise InvalidParameter("--threshold", options.threshold, "given with --eligible: who is near has a vote")
     labels = [label.strip() for label in options.labels.split(",")] if is_vote else None
-    records, tests = read_records(options.data), []
+    if options.store is not None and options.held_out > 0:
+        raise InvalidParameter("--held-out", options.held_out, "0 with --store, which keeps all of --data: use --test")
+    keys = keys_of(options)
+    records, tests = read_file(options, options.data, keys, labels, is_private=True), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
         owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
         last = set(list(dict.fromkeys(reversed(owner_of)))[: options.held_out])
         tests = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
         records = [row for owner, row in zip(owner_of, records, strict=True) if owner not in last]
     if options.test:
-        tests = read_records(options.test)
+        tests = read_file(options, options.test, keys._replace(owner_key=None), labels)
     if not options.question and not tests:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
-    keys = chosen(options, "input_key", "output_key", "owner_key")
-    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, progress=not options.json)
+    store = private_store(options, records)
     own = {"tickets": options.tickets, "accept_noise": options.accept_noise}
     budget = open_budget(options, store, lambda _: options.releases, **own)
     shape = {**calls_of(options, members=20), **given(options, "shots", "threshold", "eligible")}
@@ -122,14 +129,10 @@ def answer(options: argparse.Namespace) -> int:
         shape["calls"] = options.eligible  # a vote costs no call
     selector = PoissonExampleSelector(store, **shape)
     known = known_answers(tests, options, labels)
-    choice = ModelChoice(options.model, options.model_url)
-    try:
-        if labels is None:
-            session = text_session(options, budget, selector, choice)
-        else:
-            session = label_session(options, budget, selector, *_vote(options, choice, labels))
-    except ImportError:
-        sys.exit("dpicl answer: --model needs langchain-openai: pip install 'langchain-dpicl[openai]'")
+    if labels is None:
+        session = text_session(options, budget, selector, choice)
+    else:
+        session = label_session(options, budget, selector, *_vote(options, choice, labels))
     line = session.chain.line()
     session.say(f"{store!r}; {budget!r}")
     calls = (
@@ -137,10 +140,12 @@ def answer(options: argparse.Namespace) -> int:
     )
     calls = calls if options.mode != "label-vote" else "the labels of owners near to the question, no calls"
     session.say(f"each answer: {calls}, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
+    if warning := poor_plan(session.chain, line.plan_line):
+        session.say(f"warning: {warning}")
     session.ask(options.question, compared=options.compare)
     session.test(known[: options.limit])
     noise = {"parameter" if labels is None else line.plan_line.family.parameter: line.parameter}
-    facts = {"mechanism": line.mechanism, "members": selector.members, "calls": selector.calls}
+    facts = {"mechanism": line.mechanism, "members": selector.members, "calls": selector.calls, "warning": warning}
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **facts, **noise)
 
 
@@ -197,18 +202,25 @@ def synthesize(options: argparse.Namespace) -> int:
     from langchain_dpicl.cli.session import shortened
     from langchain_dpicl.decoding import Made
     from langchain_dpicl.members.chains import read_lines
-    from langchain_dpicl.store.records import read_records
+    from langchain_dpicl.release.advice import poor_plan
+    from langchain_dpicl.store.datacheck import NO_KEYS
 
     started, made = time.monotonic(), []
     if options.limit is not None and options.limit < 1:
         raise InvalidParameter("--limit", options.limit, "at least 1")
-    has_records = options.inputs.removesuffix(".gz").endswith((".jsonl", ".json", ".csv"))
-    found = read_records(options.inputs) if has_records else read_lines("--inputs", options.inputs)
+    is_file = holds_records(options.inputs)
+    found: list[Any] = (
+        read_file(options, options.inputs, NO_KEYS) if is_file else read_lines("--inputs", options.inputs)
+    )
     if not found:
         raise InvalidParameter("--inputs", options.inputs, "a file with at least one input")
     inputs: list[Any] = found[: options.limit]
-    sampler = _sampler(options, len(inputs))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "an owner changes the log-odds", PrivacyWarning)  # of the plan: said below
+        sampler = _sampler(options, len(inputs))
     line = sampler.line()
+    if (warning := poor_plan(sampler, line.plan_line)) is not None:
+        print(f"dpicl synthesize: {warning}", file=sys.stderr)
     if not options.json:
         print(f"{sampler.selector.store!r}; {sampler.budget!r}")
         print(f"each output: at most {options.max_tokens} tokens, rate {line.rate:.4g}; {line.plan_line.describe()}\n")
@@ -238,6 +250,7 @@ def synthesize(options: argparse.Namespace) -> int:
         "epsilon_spent": budget.epsilon_spent(),
         "tokens": sum(receipt["tokens"] or 0 for receipt in written.receipts),
         "remaining": line.remaining(),
+        "warning": warning,
         "output": options.output,
         "unanswered": unanswered,
         "demonstrations": [{**pair, "receipt": each} for pair, each in zip(written, written.receipts, strict=True)],
@@ -262,7 +275,6 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, local
     from langchain_dpicl.cli.session import open_budget
     from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-    from langchain_dpicl.store.records import read_records
 
     def tokens(plan: PrivacyPlan | None) -> int:
         """As given, as frozen, or enough for every input."""
@@ -273,10 +285,10 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
 
     if options.shots < 2:
         raise InvalidParameter("--shots", options.shots, "at least 2")
-    records = read_records(options.data)
+    keys = keys_of(options)
+    records = read_file(options, options.data, keys, is_private=True)
     no_search = np.zeros((len(records), 1), np.float32)
-    keys = chosen(options, "input_key", "output_key", "owner_key")
-    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys, vectors=no_search)
+    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys._asdict(), vectors=no_search)
     budget = open_budget(options, store, tokens)
     settings = given(options, "min_tokens", "top_k")
     if options.stop:

@@ -233,7 +233,7 @@ def _cell(value: object) -> object:
 
 
 def _tickets(options: argparse.Namespace) -> int:
-    from langchain_dpicl.budget.tickets import ticket_bins
+    from langchain_dpicl.budget.terms import ticket_bins
 
     with _open(options) as report:
         found = report.tickets(options.name)

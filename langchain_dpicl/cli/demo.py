@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TUNED_ON = 30
 """The first held-out questions chose the desks' names and the prompt: the ensemble is asked others."""
-NEW_QUESTIONS = 4
+NEW_QUESTIONS = 3
 
 
 def demo_options(parser: Any) -> None:
@@ -28,7 +28,7 @@ def demo_options(parser: Any) -> None:
     parser.add_argument("--epsilon", type=float, default=3.0, help="of the ensemble, and of the head (default 3)")
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--releases", type=int, default=100, help="answers of the ensemble's budget (default 100)")
-    parser.add_argument("--held-out", type=int, default=8, help="how many held-out questions to score (default 8)")
+    parser.add_argument("--held-out", type=int, default=5, help="how many held-out questions to score (default 5)")
     parser.add_argument("--ledger", help="counts the ensemble's answers (default: a temporary one, as for the head)")
 
 

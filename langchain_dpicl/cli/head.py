@@ -6,7 +6,18 @@ import argparse
 import time
 from typing import Any
 
-from langchain_dpicl.cli import add_model, add_private_data, add_run, check_apart, chosen, parse, show
+from langchain_dpicl.cli import (
+    add_model,
+    add_private_data,
+    add_run,
+    add_store,
+    check_apart,
+    holds_records,
+    model_of,
+    parse,
+    show,
+)
+from langchain_dpicl.cli.data import keys_of, private_store, read_file
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -25,8 +36,9 @@ def fit_options(parser: Any) -> None:
     """
     add_run(parser, fit)
     add_private_data(parser, "text", "label")
+    add_store(parser)
     parser.add_argument("--labels", required=True, help="the public list of labels, separated by commas")
-    parser.add_argument("--public", metavar="FILE", help="public texts like the questions, one a line, for directions")
+    parser.add_argument("--public", metavar="FILE", help="public texts like the questions, one a line, or such records")
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
     parser.add_argument("--owners", type=int, help="their public number (default: as the budget, else as the file)")
     parser.add_argument("--output", required=True, help="the head's file (.npz)")
@@ -41,32 +53,30 @@ def fit_options(parser: Any) -> None:
 
 def _model(options: argparse.Namespace) -> Any:
     """The model of the label scores; None if no option names one."""
-    from langchain_dpicl.members.chains import ModelChoice
-
-    named = options.model or options.model_url
-    return ModelChoice(options.model, options.model_url).load() if named else None
+    return model_of(options).load() if options.model or options.model_url else None
 
 
 def fit(options: argparse.Namespace) -> int:
     """Fit the head and write its file."""
-    from langchain_dpicl import ExemplarStore, LabelScores, PrivateHead, local
+    from langchain_dpicl import LabelScores, PrivateHead
     from langchain_dpicl.cli.session import open_budget, receipt_words
     from langchain_dpicl.members.chains import read_lines
-    from langchain_dpicl.store.records import read_records
 
     started = time.monotonic()
     check_apart(options, "public")
     labels = [label.strip() for label in options.labels.split(",")]
-    public = read_lines("--public", options.public) if options.public else None
+    public = None
+    if options.public and holds_records(options.public):
+        keys = keys_of(options)._replace(output_key=None, owner_key=None)
+        public = [row[options.input_key] for row in read_file(options, options.public, keys)]
+    elif options.public:
+        public = read_lines("--public", options.public)
     if (llm := _model(options)) is None and options.score_prompt is not None:
         raise InvalidParameter("--model", None, "the model of the scores with --score-prompt")
     if llm is not None and options.score_prompt is None:
         raise InvalidParameter("--model", options.model, "left out without --score-prompt: a head asks no model")
     scores = None if llm is None else LabelScores(llm, labels, options.score_prompt.replace("\\n", "\n"))
-    keys = chosen(options, "input_key", "output_key", "owner_key")
-    store = ExemplarStore.from_records(
-        read_records(options.data), local.local_embeddings(), **keys, progress=not options.json
-    )
+    store = private_store(options, read_file(options, options.data, keys_of(options), labels, is_private=True))
     budget = open_budget(options, store, lambda _: options.fits, "-head")
     more: dict[str, Any] = {"public": public, "scores": scores}
     more |= {"owners": options.owners, "output": options.output, "input_key": options.input_key}
@@ -94,9 +104,9 @@ def answer_by_head(options: argparse.Namespace) -> int:
     from langchain_dpicl import PrivateHead, local
     from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
     from langchain_dpicl.evaluation.scores import share_error
-    from langchain_dpicl.store.records import read_records
 
     used = {"mode", "head", "json", "question", "test", "limit", "input_key", "output_key", "model", "model_url"}
+    used |= {"delimiter", "encoding", "skip_bad"}
     for name, usual in vars(parse(["answer"])).items():
         if name not in used and (value := getattr(options, name)) != usual:
             raise InvalidParameter(f"--{name.replace('_', '-')}", value, "left out with --mode head")
@@ -106,8 +116,9 @@ def answer_by_head(options: argparse.Namespace) -> int:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     started = time.monotonic()
     head = PrivateHead.load(options.head, local.local_embeddings(), llm=_model(options))
-    tests = read_records(options.test)[: options.limit] if options.test else []
-    known = known_answers(tests, options, list(head.labels))
+    labels, keys = list(head.labels), keys_of(options)
+    tests = read_file(options, options.test, keys, labels)[: options.limit] if options.test else []
+    known = known_answers(tests, options, labels)
     answers = head.batch([*options.question, *(text for text, _ in known)])
     asked = [
         {"question": text, "private": found["label"], "confidence": found["confidence"]}

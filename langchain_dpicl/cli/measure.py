@@ -7,10 +7,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli import add_ensemble, add_model, add_prices, add_run, check_apart, chosen, given, show
+from langchain_dpicl.cli import (
+    add_ensemble,
+    add_model,
+    add_prices,
+    add_reading,
+    add_run,
+    check_apart,
+    chosen,
+    given,
+    model_of,
+    show,
+)
+from langchain_dpicl.cli.data import reading_of, tell
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -35,6 +48,7 @@ def evaluate_options(parser: Any) -> None:
     data.add_argument("--test", help="queries with their answers (default: the test split of --data)")
     data.add_argument("--public", help="public examples, for public prompts, a head's features, ...")
     data.add_argument("--column", action="append", default=[], metavar="KEY=NAME", help="a column of another name")
+    add_reading(parser)
     data.add_argument("--queries", type=int, default=100, help="how many test rows (default 100)")
     plan = parser.add_argument_group("the plan")
     plan.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
@@ -44,7 +58,7 @@ def evaluate_options(parser: Any) -> None:
     own = "one owner in each call, so many on average, instead of --members and --shots (label tasks)"
     plan.add_argument("--calls", type=int, help=own)
     study = parser.add_argument_group("the study")
-    methods = "vote, label-vote, head; embedding, joint-em, ptr, online, offline (default: all but the last two)"
+    methods = "vote, label-vote, head; embedding, candidate-vote, joint-em, ptr; online, offline (default: not these)"
     study.add_argument("--method", action="append", default=[], help=methods)
     numbers = "members, releases, shots; fits (heads in one plan); candidates; top_k"
     study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help=numbers)
@@ -69,11 +83,11 @@ def evaluate_options(parser: Any) -> None:
 def evaluate(options: argparse.Namespace) -> int:
     """Read the data, choose the model, measure, and write the results."""
     from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-    from langchain_dpicl.evaluation.passes import EvaluationPlan, load_rows
+    from langchain_dpicl.evaluation.passes import EvaluationPlan
     from langchain_dpicl.evaluation.report import write_index, write_report
+    from langchain_dpicl.evaluation.rows import load_rows
     from langchain_dpicl.evaluation.tasks import task
     from langchain_dpicl.local import DEFAULT_MODEL
-    from langchain_dpicl.members.chains import ModelChoice
     from langchain_dpicl.privacy.checks import whole
     from langchain_dpicl.privacy.choice import usual_most
 
@@ -82,11 +96,12 @@ def evaluate(options: argparse.Namespace) -> int:
     wording = {name: text.replace("\\n", "\n") for name, text in given(options, "instruction", "query").items()}
     about = replace(about, shape=replace(about.shape, **wording))
     columns = dict(_pairs("--column", options.column))
-    rows = load_rows(about, options.data, columns=columns)
+    how: dict[str, Any] = {"columns": columns, "reading": reading_of(options), "say": partial(tell, options)}
+    rows = load_rows(about, options.data, **how)
     if options.test is None and Path(options.data).is_file():
         raise InvalidParameter("--test", None, "a file with the queries and their answers")
-    queries = load_rows(about, options.test or options.data, split="test", columns=columns)
-    public = load_rows(about, options.public, columns=columns) if options.public else []
+    queries = load_rows(about, options.test or options.data, split="test", **how)
+    public = load_rows(about, options.public, **how) if options.public else []
     size = chosen(options, "members", "shots")
     if options.calls is not None:
         calls = whole("calls", options.calls)
@@ -108,7 +123,7 @@ def evaluate(options: argparse.Namespace) -> int:
             vary[name] = tuple(sorted({int(value) for value in values.split(",")}))
         except ValueError:
             raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas") from None
-    choice = ModelChoice(options.model, options.model_url)
+    choice = model_of(options)
     name = choice.name or (DEFAULT_MODEL if choice.is_embedded else "default")
     evaluation = Evaluation(
         task=about,
@@ -165,7 +180,8 @@ def audit_options(parser: Any) -> None:
     """
     add_run(parser, audit)
     names = (
-        "vote, vote-em, vote-prior, scores, embedding, joint-em, ptr, tokens; one owner per call: vote-own-calls, "
+        "vote, vote-em, vote-prior, scores, embedding, candidate-vote, joint-em, ptr, tokens, median, structured (the "
+        "last two and candidate-vote also with -own-calls); one owner per call: vote-own-calls, "
         "vote-em-own-calls, vote-em-prior, details-own-calls, label-vote, embedding-own-calls, joint-em-own-calls; "
         "plan: six in one plan; head; all; membership"
     )
@@ -232,7 +248,7 @@ def _membership(options: argparse.Namespace) -> int:
     """Can an attacker tell whose demonstration a model was shown?"""
     from langchain_dpicl.audit.membership import draw, run_membership
     from langchain_dpicl.decoding import DemonstrationTemplate, TransformersLogits
-    from langchain_dpicl.store.records import read_records
+    from langchain_dpicl.store.datafile import read_records
 
     if not options.data:
         raise InvalidParameter("--data", None, "a file of public records, for --mechanism membership")

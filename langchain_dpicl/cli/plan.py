@@ -14,10 +14,10 @@ from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PLDAccou
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
 from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_made, options_of, refuse_noise
 from langchain_dpicl.privacy.gate import Gate
-from langchain_dpicl.privacy.mechanisms import OWN_CALLS
+from langchain_dpicl.privacy.mechanisms import MEAN_SHARE, OWN_CALLS, PARTS, SHARE, PlanLine
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, VOTES, VoteNoise
-from langchain_dpicl.privacy.words import choice_words, flip_words, words
+from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, words
 
 _TICKETS = (
     "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
@@ -48,7 +48,7 @@ def plan_options(parser: Any) -> None:
     shape.add_argument("--owners", type=int, help="people whose exemplars are in the store")
     add_calls(shape, members=10)
     shape.add_argument("--rate", type=float, help="sampling rate, instead of members * shots / owners")
-    shape.add_argument("--labels", type=int, help="labels of a vote (default 2), candidates of an embedding mean (100)")
+    shape.add_argument("--labels", type=int, help="labels (default 2), candidates (100), or points of a median (101)")
     shape.add_argument("--margin", type=int, action="append", default=[], help="votes by which a winner leads (repeat)")
     gate = parser.add_argument_group("the relevance gate")
     gate.add_argument("--gated", action="store_true", help="plan for tickets: --releases counts them, for each owner")
@@ -56,7 +56,9 @@ def plan_options(parser: Any) -> None:
     fixed = parser.add_argument_group("fixed numbers of a mechanism")
     fixed.add_argument("--delta0", type=float, help="ptr: chance of a release after a failed test, paid every time")
     fixed.add_argument("--select", type=float, help="ptr: choose k with eps0 = select / sigma (default: k is public)")
-    fixed.add_argument("--step", type=float, help="embedding: the lattice of the noise")
+    fixed.add_argument("--step", type=float, help="embedding, mean: the lattice of the noise")
+    fixed.add_argument("--fields", type=int, help="structured: fields of equal shares (an optional number is two)")
+    fixed.add_argument("--means", type=int, help="structured: how many of the fields are clipped means (default 0)")
     bill = parser.add_argument_group("the bill")
     bill.add_argument("--prompt-tokens", type=float, help="tokens of one member's prompt")
     bill.add_argument("--answer-tokens", type=float, default=0.0, help="tokens of one member's answer")
@@ -82,7 +84,7 @@ def plan(options: argparse.Namespace) -> int:
         if warnings:
             numbers["warning"] = warnings[0]
     else:
-        _add_gate(gate, numbers)
+        _add_gate(gate, numbers, solved.lines[gate.mechanism], shape["labels"])
         text = _gated_words(gate, numbers)
         if gate.rate == 1.0:
             warnings.append("every eligible owner takes part, so nothing is amplified: fewer members or shots?")
@@ -105,7 +107,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _labels(options: argparse.Namespace) -> int:
-    usual = 100 if options.mechanism == "embedding" else 2
+    usual = {"embedding": 100, "median": 101}.get(options.mechanism, 2)
     return whole("labels", usual if options.labels is None else options.labels, at_least=2)
 
 
@@ -114,6 +116,12 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
     fixed = given(options, "delta0", "select", "step")
+    if mechanism == "structured":
+        fields = whole("fields", options.fields, at_most=PARTS)
+        means = whole("means", options.means or 0, at_least=0, at_most=fields)
+        fixed |= {f"{MEAN_SHARE if i < means else SHARE}{i + 1}": 1.0 / fields for i in range(fields)}
+    elif stray := given(options, "fields", "means"):
+        raise InvalidParameter(*next(iter(stray.items())), "given for --mechanism structured")
     for name, value in fixed.items():
         if name not in MECHANISMS[mechanism].options:
             raise InvalidParameter(name, value, f"{mechanism} has no such number")
@@ -157,15 +165,30 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
         request = LineRequest(mechanism, rate, promise[2], options=numbers, owners=of)
         solved = PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request})
     line = solved.lines[mechanism]
-    if mechanism in (*VOTES, "embedding") and not options.accept_noise:
-        flip = VoteNoise(mechanism, line.parameter, line.own_calls).flip(int(crowd.expected), labels)
-        refuse_noise(line, flip, crowd, options.gated)
+    if not options.accept_noise:
+        refuse_noise(line, _overturned(line, int(crowd.expected), labels), crowd, options.gated)
     return solved, gate, crowd
 
 
-def _add_gate(gate: Gate, found: dict[str, Any]) -> None:
+def _overturned(line: PlanLine, votes: int, labels: int) -> float:
+    """Return the chance that noise overturns what so many outputs agree on; 0 where that has no meaning."""
+    mechanism, parameter = line.mechanism, line.parameter
+    if mechanism == "median":
+        mechanism, votes = EXPONENTIAL, votes // 2
+    elif mechanism == "mean":
+        mechanism, labels = GAUSSIAN, 2
+    elif mechanism == "structured":
+        mechanism, parameter = EXPONENTIAL, parameter * min(s for name, s in line.options.items() if SHARE in name)
+    elif mechanism not in (*VOTES, "embedding"):
+        return 0.0
+    return VoteNoise(mechanism, parameter, line.own_calls).flip(votes, labels)
+
+
+def _add_gate(gate: Gate, found: dict[str, Any], planned: PlanLine, labels: int) -> None:
     """Add the numbers of a gate to those of its plan, and count its line in tickets. `Gate` explains them."""
     line = found["lines"][gate.mechanism]
+    if "choice" in line:
+        line["choice"] |= one_per_call(planned, (gate.epsilon, gate.delta), gate.members, gate.eligible, labels)
     line.pop("cost_of_all", None)  # the number of queries has no limit
     for entry in (line, *line["curve"]):
         entry["tickets"] = entry.pop("releases")
@@ -243,10 +266,9 @@ def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, floa
 
 def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[float, float]]:
     """Return the noise parameter that each epsilon allows, with everything else as in the plan."""
-    ((name, line),) = plan.lines.items()
+    (line,) = plan.lines.values()
     request = LineRequest(line.mechanism, line.rate, line.count, line.weight, line.options)
-    solved = [PrivacyPlan.solve(epsilon=each, delta=plan.delta, lines={name: request}) for each in epsilons]
-    return [(epsilon, other.lines[name].parameter) for epsilon, other in zip(epsilons, solved, strict=True)]
+    return [(each, PrivacyPlan.alone(request, epsilon=each, delta=plan.delta).parameter) for each in epsilons]
 
 
 def _panels(plan: PrivacyPlan, crowd: Crowd, labels: int, margins: list[int]) -> list[Panel]:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli import add_run, show
+from langchain_dpicl.cli import add_reading, add_run, show
+from langchain_dpicl.cli.data import read_file
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -30,6 +31,7 @@ def rehearse_options(parser: Any) -> None:
         "--example", metavar="JSON", action="append", default=[], help="one public example; may be repeated"
     )
     parser.add_argument("--question", required=True, help="a text, or a JSON object with the keys of a request")
+    add_reading(parser)
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -37,7 +39,8 @@ def rehearse(options: argparse.Namespace) -> int:
     from langchain_dpicl import SealedRelease
     from langchain_dpicl.release.base import releases_in
     from langchain_dpicl.serving.config import read
-    from langchain_dpicl.store.records import read_records
+    from langchain_dpicl.store.datacheck import NO_KEYS
+    from langchain_dpicl.store.records import RecordKeys
 
     settings = read(options.config)
     if options.examples and settings.store is not None:
@@ -46,14 +49,18 @@ def rehearse(options: argparse.Namespace) -> int:
             if path.exists() and Path(options.examples).exists() and os.path.samefile(options.examples, path):
                 raise InvalidParameter("--examples", options.examples, "another file than the store's: that is private")
     examples = [_object("--example", text) for text in options.example]
-    examples += read_records(options.examples) if options.examples else []
+    about = settings.store
+    keys = NO_KEYS if about is None or about.data is None else RecordKeys(about.input_key, about.output_key, None)
+    examples += read_file(options, options.examples, keys) if options.examples else []
     if not examples:
         raise InvalidParameter("--examples", None, "a file of public examples, or at least one --example")
     is_object = options.question.lstrip().startswith("{")
-    question = _object("--question", options.question) if is_object else options.question
+    question: Any = _object("--question", options.question) if is_object else options.question
     releases = [part for part in releases_in(settings.build()) if isinstance(part, SealedRelease)]
     if not releases:
         raise InvalidParameter("config", options.config, "a chain with a sealed release, which has members to rehearse")
+    if isinstance(question, str) and settings.chain is None:
+        question = {releases[0].store.input_key: question}  # as the server's requests have it
     reports = [release.rehearse(examples, question) for release in releases]
     facts = [{"release": repr(release), **report.facts} for release, report in zip(releases, reports, strict=True)]
     passed = all(report.passed for report in reports)

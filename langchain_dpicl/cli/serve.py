@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import sys
+import signal
+import tempfile
 from functools import partial
 from typing import Any
 
 from langchain_dpicl.cli import add_run, given, show
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 
 
 def serve_options(parser: Any) -> None:
@@ -27,8 +30,13 @@ def serve_options(parser: Any) -> None:
       release:  {kind: vote, labels: [billing, technical]}
       selector: {members: 20, shots: 2}    # or calls: 20, with one owner each
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
-      keys:     {mobile-app: 64 hex digits, as --new-key prints them}
+      keys:     {mobile-app: 64 hex digits, as --new-key prints them}    # or keys.yaml, which is followed
       server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
+      metrics:  {key: the hash of a key for Prometheus}
+
+    store and ledger on PostgreSQL, for many workers and hosts (docs/postgres.md):
+      store:    {url: "${STORE_URL}", name: tickets}
+      budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: "${LEDGER_URL}", name: tickets}
 
     answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
       selector: {calls: 20, threshold: 0.35, eligible: 400}
@@ -36,6 +44,15 @@ def serve_options(parser: Any) -> None:
 
     the same by the owners' own labels, without a model:
       release:  {kind: label_vote, labels: [billing, technical], details: true}
+
+    a number, a date, one of your sentences, or several fields at once (docs/tasks/server.md has all kinds):
+      release:  {kind: median, low: 0, high: 30}
+      release:  {kind: candidate_vote, candidates: sentences.txt}
+      release:  {kind: structured, fields: {desk: {choices: [billing, technical]}, days: {low: 0, high: 30}}}
+
+    texts from the documents near to a question, streamed; releases are tokens:
+      release:  {kind: documents, max_tokens: 40}
+      selector: {calls: 4, threshold: 0.35, eligible: 400, filter: {year: {$gte: 2020}}}
 
     a head that `dpicl fit` has written, instead of store, release, selector and budget:
       head:     head.npz
@@ -48,6 +65,7 @@ def serve_options(parser: Any) -> None:
     parser.add_argument("--host", help="instead of the file's")
     parser.add_argument("--port", type=int, help="instead of the file's")
     parser.add_argument("--workers", type=int, help="instead of the file's")
+    parser.add_argument("--log-format", choices=("text", "json"), help="instead of the file's")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -60,18 +78,20 @@ def serve(options: argparse.Namespace) -> int:
             raise InvalidParameter("--check", True, "left out with --new-key")
         text = f"{key}\n\nThis key is shown once. In the configuration, under keys:\n  {name}: {hash_of(key)}"
         return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
-    try:
-        import fastapi  # noqa: F401
-        import langserve.validation  # noqa: F401
-        import uvicorn
-    except ImportError:
-        sys.exit("dpicl serve needs pip install 'langchain-dpicl[serve]'")
+    for module in ("fastapi", "langserve.validation"):
+        require(module, "serve")
+    uvicorn = require("uvicorn", "serve")
+    from langchain_dpicl.serving import logs
     from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
+    from langchain_dpicl.serving.metrics import FOLDER
     from langchain_dpicl.serving.routes import heads_in
 
-    replaced = given(options, "host", "port", "workers")
+    replaced = given(options, "host", "port", "workers", "log_format")
     settings = read(options.config, **replaced)
+    if settings.server.log_format == "json" and not options.check:  # one form for all that is written
+        options.json = True
+        logs.begin_json()
     app: Any = create_app(settings)
     if options.check:
         ask_heads(app.state.chain)
@@ -83,7 +103,8 @@ def serve(options: argparse.Namespace) -> int:
         for head in heads_in(app.state.chain)
     ]
     where = f"http://{server.host}:{server.port}{server.path}"
-    callers = f"keys: {', '.join(settings.keys)}" if settings.keys else "no keys, this machine only"
+    keys = settings.api_keys()
+    callers = f"keys: {', '.join(keys.names)}" if keys else "no keys, this machine only"
     words = []
     for budget in budgets:
         state = "" if budget["frozen"] else ", not frozen yet"
@@ -96,13 +117,14 @@ def serve(options: argparse.Namespace) -> int:
                 left = "for each caller" if line["left"] is None else f"{line['left']:,} left"
                 count = f"{line['releases']:,} {line['unit']}, {left}"
             words.append(f"  {line['line']}: {count}; rate {line['rate']:.4g}\n  each: {line['mechanism']}")
+            words += [f"  warning: {line['warning']}"] if line["warning"] else []
     for head in heads:
         cost: Any = head["receipt"]
         spent = f"epsilon {cost['epsilon_spent']:.3g} of {cost['epsilon']:g} spent at delta {cost['delta']:.2g}"
         words.append(f"head {cost['id']}: {', '.join(head['labels'])}\n  released once: {cost['mechanism']}; {spent}")
         words.append(f"  no last answer, and none costs anything; embeddings: {head['embedder']}")
     words.append(f"{where} (workers: {server.workers}; {callers})")
-    facts = {"url": where, "workers": server.workers, "keys": len(settings.keys), "budgets": budgets}
+    facts = {"url": where, "workers": server.workers, "keys": len(keys.names) if keys else 0, "budgets": budgets}
     facts |= {"heads": heads} if heads else {}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
@@ -111,6 +133,8 @@ def serve(options: argparse.Namespace) -> int:
         "host": server.host,
         "port": server.port,
         "server_header": False,
+        "log_config": logs.log_config(server.log_format == "json"),
+        "access_log": False,  # it has addresses with their queries; `logs.Around` writes a line without
         "http": partial(TimedProtocol, header_seconds=server.header_seconds),
         "ws": "none",
         "h11_max_incomplete_event_size": 16 * 1024,
@@ -120,9 +144,13 @@ def serve(options: argparse.Namespace) -> int:
         "timeout_worker_healthcheck": 60,  # a worker that loads a model on a busy machine gives no sign for seconds
     }
     if server.workers == 1:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # "read again": keys are followed; with workers, each starts anew
         uvicorn.run(app, **how)
         return 0
     del app  # each worker opens its own chain
     os.environ[ENVIRONMENT] = json.dumps({"config": os.path.abspath(options.config), "server": replaced})
-    uvicorn.run("langchain_dpicl.serving.app:from_environment", factory=True, workers=server.workers, **how)
+    with contextlib.ExitStack() as until_the_end:
+        if settings.metrics is not None:  # each worker answers for all
+            os.environ[FOLDER] = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-metrics-"))
+        uvicorn.run("langchain_dpicl.serving.app:from_environment", factory=True, workers=server.workers, **how)
     return 0

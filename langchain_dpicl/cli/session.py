@@ -23,12 +23,13 @@ from tqdm import tqdm
 
 from langchain_dpicl import local
 from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
+from langchain_dpicl.aggregators.votes import reader_of
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.cli import show
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, LedgerError, MembersAbstained
+from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
 from langchain_dpicl.members.chains import ModelChoice, Wording, keywords_to_answer, read_lines
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.private.boundary import run_private
@@ -75,19 +76,9 @@ def open_budget(
 def known_answers(
     tests: Sequence[Mapping[str, Any]], options: argparse.Namespace, labels: list[str] | None
 ) -> list[tuple[str, str]]:
-    """The text and the right answer of each test record. Raises `InvalidRecords`."""
-    spelling, known = {label.casefold(): label for label in labels or ()}, []
-    for i, record in enumerate(tests):
-        text, right = record.get(options.input_key), record.get(options.output_key)
-        if isinstance(right, str) and labels is not None:
-            right = spelling.get(right.strip().casefold())
-        if not isinstance(text, str) or not isinstance(right, str):
-            needed = "a text" if labels is None else "one of the labels"
-            raise InvalidRecords(
-                f"test record {i} needs a text under {options.input_key!r} and {needed} under {options.output_key!r}"
-            )
-        known.append((text, right))
-    return known
+    """The text and the right answer of each test record, which `cli.data.read_file` has checked."""
+    label_of = reader_of(labels) or str
+    return [(record[options.input_key], label_of(record[options.output_key]) or "") for record in tests]
 
 
 @dataclass

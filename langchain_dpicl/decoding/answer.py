@@ -1,7 +1,9 @@
 """One answer: the draw of its owners, its tokens on the private side, and the public text that they make.
 
-For every token each owner flips a fresh coin of the plan's rate and, if in, shows one exemplar, chosen by its own
-randomness. The coins ignore the text, so those of all tokens are flipped before the first token, and the model can read
+For every token each owner flips a fresh coin of the plan's rate and, if in, shows one exemplar: the nearest to the
+query, if the selector looks for near ones, else one chosen by its own randomness. With a gate, a filter or tickets only
+owners whom these let through flip coins; who they are follows from each owner's own data, the query and the tickets it
+has left. The coins ignore the text, so those of all tokens are flipped before the first token, and the model can read
 the demonstrations together. No coin, choice or text depends on another owner's.
 
 One token from many rows of logits: clip every owner's term to a range, sum exactly, draw exactly. With l0 the zero-shot
@@ -22,24 +24,19 @@ whole steps, shifted to begin at 0 (a constant changes nothing), and at most flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import bdtrc
 
 from langchain_dpicl.calls.flow import Chunk, Flow
-from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits, LogitsModel, Rows, attempt
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.decoding.exemplars import NOBODY, Draw, IntArray
+from langchain_dpicl.decoding.model import Demonstration, Logits, LogitsModel, Rows, attempt
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 from langchain_dpicl.private import boundary
-from langchain_dpicl.store.base import PrivateStore, StoreView
-
-IntArray = NDArray[np.int64]
 
 STEP = 2.0**-20
 """The lattice of all scores, in nats. A power of two: dividing by it is exact."""
@@ -159,101 +156,6 @@ def draw(scores: IntArray, randomness: Randomness) -> int:
     return choose_exponential([1] * len(losses), losses, STEP, randomness)
 
 
-# -- who takes part ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class Draw:
-    """One answer's demonstrations, and for every token the positions of those that take part in it. Private."""
-
-    demonstrations: Sequence[Demonstration] = ()
-    steps: Sequence[Sequence[int]] = ()
-
-
-class Exemplars:
-    """One store's exemplars as a model's demonstrations, named for its cache, which drops what the store forgets.
-
-    The keys hold this object itself, so no other store or sampler has equal ones.
-    """
-
-    def __init__(self, store: PrivateStore, model: LogitsModel, template: DemonstrationTemplate, tokens: int) -> None:
-        self._store, self._model, self._template, self._tokens = store, model, template, tokens
-        self._forgotten = set[Hashable]()
-        self.padding = Demonstration((self, "padding"), template.padding)
-        store.on_forget(self._forget)
-
-    def _forget(self, ids: Sequence[int]) -> None:
-        gone = [(self, i) for i in ids]
-        self._forgotten.update(gone)
-        self._model.forget(gone)
-
-    def release(self, demonstrations: Iterable[Demonstration]) -> None:
-        """An answer has ended: drop what the store forgot while the answer held it."""
-        if gone := [each.key for each in demonstrations if each.key in self._forgotten]:
-            self._model.forget(gone)
-
-    def asked(self, input: object) -> tuple[Mapping[str, Any], str]:
-        """A request's values and its shared text, checked: it has what the template names, and fits the context."""
-        values = {self._store.input_key: input} if isinstance(input, str) else input
-        if not isinstance(values, Mapping):
-            raise InvalidParameter("input", type(input).__name__, "a string, or a mapping of names to values")
-        shared = self._template.ask(values)
-        if not self._model.fits(self._template.padding, shared, self._tokens):
-            bound = f"a query that leaves room for {self._tokens} tokens and a demonstration"
-            raise InvalidParameter("input", f"{len(shared)} characters", bound)
-        return values, shared
-
-    def draw(self, randomness: Randomness, rate: float | None, shared: str, steps: int) -> Draw:
-        """Draw a fresh Poisson sample of owners for each of so many tokens, with one exemplar for each owner.
-
-        An exemplar that the template cannot render, or that does not fit the context, has no part in any token, which
-        its owner's own data decide. Without a rate no owner takes part. Private.
-        """
-
-        def shown(exemplar: dict[str, Any]) -> str | None:
-            text = self._template.show(exemplar)
-            return text if self._model.fits(text, shared, self._tokens) else None
-
-        if rate is None:
-            return Draw((), [()] * steps)
-        with self._store.reading() as view:
-            rows = [_one_row_each(view, rate, randomness) for _ in range(steps)]
-            distinct = np.unique(np.concatenate(rows))
-            exemplars, ids = view.read(distinct), view.ids_of(distinct)
-        # An error of one owner must not fail the others' answer.
-        found = zip(distinct.tolist(), ids, [attempt(shown, exemplar) for exemplar in exemplars], strict=True)
-        usable = {row: Demonstration((self, i), text) for row, i, text in found if text is not None}
-        place = {row: position for position, row in enumerate(usable)}
-        return Draw(list(usable.values()), [[place[row] for row in step.tolist() if row in place] for step in rows])
-
-
-def _one_row_each(view: StoreView, rate: float, randomness: Randomness) -> IntArray:
-    """One exemplar's row for each owner of a fresh sample."""
-    owners = view.numbers[randomness.coin_positions(len(view.numbers), rate)]
-    rows, owner = view.rows_of(owners)
-    order = np.lexsort((randomness.uniforms(len(rows)), owner))
-    return rows[order][np.flatnonzero(np.diff(owner[order], prepend=-1))]
-
-
-@lru_cache(maxsize=64)
-def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
-    """The least number of slots that a token's sample exceeds with probability below 2^-40.
-
-    The sample is binomial, of ``owners`` owners (from whose number the rate was chosen when the plan was frozen) or of
-    ``shots / rate``. Both are public; what the store holds by now is not.
-
-    A token with a larger sample takes a further call of the model. The answer's law is the same, but a release that
-    also shows the number of calls is (eps, delta')-DP with delta' = delta + (1 + e^eps) * P(some token takes a further
-    call), as only then it differs from a release that always shows one call a token. P is at most 2^-40 times the
-    number of tokens.
-    """
-    owners = max(1, round(shots / rate)) if owners is None else owners
-    slots = min(owners, max(1, int(rate * owners)))
-    while slots < owners and bdtrc(slots, owners, min(1.0, rate)) >= 2.0**-40:
-        slots += 1
-    return slots
-
-
 # -- the whole answer --------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +192,7 @@ class PrivateAnswer:
     randomness: Randomness
     slots: int | None
     padding: Demonstration
-    drawn: Draw = Draw()
+    drawn: Draw = NOBODY
     _rows: Rows | None = None
 
     def written(

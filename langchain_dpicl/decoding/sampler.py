@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
-from asyncio import CancelledError
+import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,30 +13,28 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AddableDict
 
-from langchain_dpicl.budget import Budget, Charge, Receipt, Replayed
-from langchain_dpicl.budget.line import RELEASED, BudgetLine
-from langchain_dpicl.calls.flow import Chunk, Either, Flow, FlowClosed, arun, astream, run, stream, together
-from langchain_dpicl.decoding.answer import Exemplars, PrivateAnswer, Settings, TokenJournal, Writer, slots_for
-from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel, attempt, read_rows
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyBudgetExceeded
+from langchain_dpicl.budget import Budget, Receipt
+from langchain_dpicl.calls.flow import Chunk, Either, Flow, arun, astream, run, stream, together
+from langchain_dpicl.decoding.answer import Settings
+from langchain_dpicl.decoding.documents import document_template, fit_documents
+from langchain_dpicl.decoding.exemplars import Exemplars
+from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel
+from langchain_dpicl.decoding.steps import TokenRelease
+from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.private import boundary
-from langchain_dpicl.private.boundary import Failed, guarded
-from langchain_dpicl.release.base import AnyRelease, Configs, Doubts, check_budget
-from langchain_dpicl.release.transaction import Charged, Request, checked, transact
+from langchain_dpicl.release.advice import poor_plan
+from langchain_dpicl.release.base import Configs, Doubts, check_budget
+from langchain_dpicl.release.transaction import checked, transact
 from langchain_dpicl.selection import PoissonExampleSelector
 
 Input = str | Mapping[str, Any]
-
-CUT = "released, cut short: the tokens of the budget are spent"
-"""The outcome on the receipt of an answer that ended because nothing was left."""
 
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """Answers of a batch that run at once by default: as many as a pool of threads has."""
 
 
-class DPSampler(AnyRelease):
+class DPSampler(TokenRelease):
     """Writes an answer whose every token is drawn privately from the mixed logits of a fresh sample of owners.
 
     For each token every owner takes part with the plan's rate, by its own coin, and shows the model one demonstration.
@@ -53,11 +49,13 @@ class DPSampler(AnyRelease):
         A `LogitsModel`. Of the model itself nothing is private.
     selector
         Gives the ``store`` of exemplars, and the ``rate``: the probability with which an owner takes part in a token.
-        ``members`` counts only in that rate (members * shots / owners).
+        ``calls`` (how many do on average) and ``members`` count only in that rate. With a ``threshold`` or a filter
+        only owners whom it lets through take part, each with its exemplar nearest to the query: `over_documents`.
     budget
         Has a line of mechanism "tokens". An answer charges ``max_tokens`` before its first token and, when it ends,
         gives back those that were never sampled. If fewer are left, it charges these and may end there, as its
-        receipt then says. Raises `PrivacyBudgetExceeded` if none is left.
+        receipt then says. Raises `PrivacyBudgetExceeded` if none is left. With ``tickets=True`` every owner whom a
+        gate lets through pays a ticket for each token, and an owner who has fewer than ``max_tokens`` left sits out.
     template
         How demonstrations and queries read; default: the store's keys with their values (`DemonstrationTemplate.of`).
     max_tokens, min_tokens
@@ -68,22 +66,19 @@ class DPSampler(AnyRelease):
         How many candidates a token has.
     shots
         kappa, the weight of the public logits; it should be near the number of owners that a sample has. A public
-        constant, never the store's number of owners. Default: ``members * shots`` of a selector that was given
-        ``shots``; required if the selector was given ``rate``.
+        constant, never the store's number of owners. Default: the selector's ``calls``, or ``members * shots``;
+        required if the selector was given ``rate``.
     temperature
         Divides all logits BEFORE they are clipped, so an owner changes the exponent by a range of B at most.
     cap
         The largest weight of a demonstration's change, if clipping allows it.
     stop
         The answer ends before any of these texts. Default: what ends a demonstration in the template (an empty line).
-        For answers of one line give ``"\n"``.
-    pad
-        Fill each token's call with public rows up to a constant number (except with probability 2^-40 a token: see
-        `slots_for`). That is several times the work: 21 rows for 4 shots. It hides no more: an observer who times an
-        answer or counts forward passes sees the number and lengths of its demonstrations, and the model's cache. With
-        False a call has as many rows as the token has owners.
-    slots
-        That number of rows; default: by the binomial tail of a sample, at the frozen plan's rate and number of owners.
+    pad, slots
+        Fill each token's call with public rows up to ``slots`` (default: by the binomial tail of a sample, at the
+        plan's rate: see `slots_for`), several times the work: 21 rows for 4 shots. An observer who times an answer or
+        counts forward passes still sees the number and lengths of its demonstrations, and the model's cache. Without
+        ``pad`` a call has as many rows as the token has owners.
     line, return_receipt
         As for `DPAggregate`.
 
@@ -92,15 +87,6 @@ class DPSampler(AnyRelease):
     Equal queries are answered from the ledger, callers are named with `acting_for`, and errors before the charge cost
     nothing.
     """
-
-    mechanism = "tokens"
-    options: Mapping[str, float] = {}
-    """None: what else decides a token's distribution costs no privacy."""
-    comes_in_pieces = True
-    for_job = False
-    """Whether this makes one of many answers that are kept: no zero-shot answer stands in for it."""
-    journal: TokenJournal | None = None
-    """Keeps the tokens of a job's answer, so that it resumes after an interruption, on the same charge."""
 
     def __init__(
         self,
@@ -121,21 +107,17 @@ class DPSampler(AnyRelease):
         line: str | None = None,
         return_receipt: bool = False,
     ) -> None:
-        if not isinstance(model, LogitsModel):
-            raise InvalidParameter("model", type(model).__name__, "a LogitsModel")
-        if not isinstance(selector, PoissonExampleSelector):
-            raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
+        for name, value, kind in (("model", model, LogitsModel), ("selector", selector, PoissonExampleSelector)):
+            if not isinstance(value, kind):
+                raise InvalidParameter(name, type(value).__name__, f"a {kind.__name__}")
         if not isinstance(budget, Budget) or budget.is_filtered:
             raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
         check_budget(budget, return_receipt=bool(return_receipt))
-        if selector.rules:
-            raise InvalidParameter(
-                "filter", "given", "None for a DPSampler, as is visible_to: every owner may be asked"
-            )
-        if selector.threshold is not None or budget.tickets:
-            raise InvalidParameter("threshold", selector.threshold, "None for a DPSampler: every owner may be asked")
-        if selector.calls is not None:
-            raise InvalidParameter("calls", selector.calls, "None for a DPSampler: each owner has a row there")
+        if selector.max_calls is not None:
+            raise InvalidParameter("max_calls", selector.max_calls, "None for a DPSampler: nobody is displaced there")
+        if budget.tickets and not selector.gated:
+            bound = "given if owners pay with tickets (-1 makes every owner eligible), or a filter"
+            raise InvalidParameter("threshold", None, bound)
         if selector.rate is None:
             raise InvalidParameter("rate", None, "given for a DPSampler, or shots: a plan chooses rates of votes alone")
         if template is not None and not isinstance(template, DemonstrationTemplate):
@@ -161,13 +143,17 @@ class DPSampler(AnyRelease):
             stop=tuple(map(str, stops)),
         )
         self.model, self.selector, self.budget, self.template = model, selector, budget, template
-        self.query_key = selector.store.input_key  # a string goes in under this key
+        self.query_key = selector.nearest_to or selector.store.input_key  # a string goes in under this key
         self.units, self.pad, self.slots = self.settings.max_tokens, bool(pad), slots
         self.line_name, self.return_receipt, self.name = line, bool(return_receipt), "DPSampler"
         self._randomness, self._doubts = SecureRandomness(), Doubts()
-        self.exemplars = Exemplars(selector.store, model, template, self.units)
+        self.exemplars = Exemplars(selector, model, template, self.units)
         self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {self.settings!r}"
+        self._variant += "" if selector.threshold is None else f" threshold={selector.threshold!r}"
+        self._variant += "" if selector.search_query is None else " search_query"
         self._use_budget(stacklevel=3)
+        if said := poor_plan(self):
+            warnings.warn(said, PrivacyWarning, stacklevel=2)
 
     @property
     def InputType(self) -> Any:
@@ -179,11 +165,32 @@ class DPSampler(AnyRelease):
         """The answer, or the answer with its receipt."""
         return dict[str, Any] if self.return_receipt else str
 
-    def slots_of(self, line: BudgetLine) -> int | None:
-        """The rows of every call of the model: as given, or by the frozen line; None without padding."""
-        if self.slots is not None or not self.pad:
-            return self.slots
-        return slots_for(self.settings.shots, line.rate, line.plan_line.owners)
+    @classmethod
+    def over_documents(
+        cls,
+        model: LogitsModel,
+        selector: PoissonExampleSelector,
+        budget: Budget,
+        *,
+        instruction: str = "",
+        question_tokens: int = 64,
+        **settings: Any,
+    ) -> DPSampler:
+        """Answers to questions, written from the documents near to each: a row is one owner's best document and the
+        question.
+
+        ``selector`` has a ``threshold`` (or ``nearest_to``), under whose key a question goes in; ``instruction`` stands
+        before the question. Every document of the store must leave room for a question of ``question_tokens`` and an
+        answer (`InvalidRecords` says how many do not: split them), so none is left out without a word. A longer
+        question is refused, at no cost. A document that is too long and is added later has no part. ``settings`` are
+        the constructor's.
+        """
+        question_tokens = checks.whole("question_tokens", question_tokens)
+        if not isinstance(selector, PoissonExampleSelector):
+            raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
+        made = cls(model, selector, budget, template=document_template(selector, instruction), **settings)
+        fit_documents(made.exemplars, made.query_key, question_tokens)
+        return made
 
     def __repr__(self) -> str:
         return f"DPSampler(model={self.model.name!r}{self.selector.shown_rate}, {self.settings!r})"
@@ -282,110 +289,3 @@ class DPSampler(AnyRelease):
             raise failed[0]
         made = sum(not isinstance(answer, Exception) for answer in answers)
         raise PrivacyBudgetExceeded(f"{failed[0]} for this one of a batch of {len(answers)}; {made} were answered")
-
-    # -- the steps of a release ---------------------------------------------------------------------------------------
-
-    def check(self, values: Any) -> Request:
-        """The shared text, and the line of the plan."""
-        values, shared = self.exemplars.asked(values)
-        content = {"prompt": shared} if self.journal is None else {"prompt": shared, "job": self.journal.name}
-        request = self.request(shared, self.line(), content, self._variant, values)
-        self._doubts.asked(request.caller)
-        return request
-
-    def calls_public(self, request: Request) -> bool:
-        """Whether the model has not answered this caller, or failed since: then it is asked a public question."""
-        doubt = self._doubts.of(request.caller)
-        if not (doubt.never_answered or doubt.suspected):
-            return False
-        return self.journal is None or request.line.remaining(request.principal) > 0
-
-    def prepare(self, request: Request) -> Flow[None]:
-        """Ask the model a public question if there is doubt."""
-
-        def probe() -> None:
-            with contextlib.closing(self.model.session(request.asked, [], steps=1)) as session:
-                read_rows(self.model, session, [], [])
-
-        yield from ()
-        if not self.calls_public(request):
-            return
-        failure = None
-        try:
-            boundary.in_private(probe)
-        except Exception as error:
-            failure = f"{type(error).__module__}.{type(error).__qualname__}"
-        if failure is not None:
-            said = f"the model gives no logits for the query without demonstrations ({failure}); nothing was charged"
-            raise ModelUnavailable(said)
-        self._doubts.of(request.caller).judge(answered=True)
-
-    def reopened(self, request: Request) -> Charge | None:
-        """Note in the journal that this answer is under way; return the charge that it has if it was interrupted."""
-        if self.journal is None:
-            return None
-        self.journal.begin(request.asked)
-        charge = request.line.reopen(request.id, request.principal)
-        self.journal.is_reopened = charge is not None
-        return charge
-
-    def work(self, charged: Charged) -> Flow[Writer]:
-        """Draw the answer, and hand its text out as it becomes certain."""
-        assert isinstance(charged.entry, Charge)
-        return self._written(charged.request, charged.entry.units, charged.request.line.rate)
-
-    def _written(self, request: Request, units: int, rate: float | None) -> Flow[Writer]:
-        """An answer of up to so many tokens; without a rate the public one, in which no owner takes part."""
-        line, shown, source = request.line, self.exemplars, self._randomness
-        padding, slots = shown.padding, self.slots_of(line)
-        private = PrivateAnswer(self.model, self.settings, line.parameter, source, slots, padding)
-        try:
-            return (yield from private.written(request.asked, units, partial(shown.draw, source, rate), self.journal))
-        finally:
-            attempt(boundary.in_private, shown.release, private.drawn.demonstrations)
-
-    def kept(self, charged: Charged, release: Writer) -> tuple[str, str | None, int]:
-        """The text, and the tokens that were never sampled."""
-        assert isinstance(charged.entry, Charge)
-        units, text = charged.entry.units, json.dumps(release.text)
-        if units < self.settings.max_tokens and not release.ended:
-            logger = logging.getLogger("langchain_dpicl.decoding")
-            logger.warning("the budget's tokens are spent: an answer ends after %d tokens", units)
-            return CUT, text, 0
-        return RELEASED, text, units - len(release.tokens)
-
-    def answer(self, charged: Charged | None, release: Writer, receipt: Receipt) -> Flow[str]:
-        """The text, whose end is handed out after the receipt is recorded."""
-        if release.rest or not release.text:  # a stream has one chunk at least
-            yield Chunk(release.rest)
-        return release.text
-
-    def replay(self, request: Request, known: Replayed) -> Flow[str]:
-        """The text that was released before, in one piece."""
-        if self.journal is not None:
-            self.journal.tokens()  # drops those of another charge
-        text: str = json.loads(known.answer)
-        yield Chunk(text)
-        return text
-
-    def failed(self, charged: Charged, failure: Failed) -> bool:
-        """Doubt the model, unless the reader left. A charge that can be resumed stays open."""
-        self._doubt(charged.request, failure)
-        return self.journal is None
-
-    def _doubt(self, request: Request, failure: Failed) -> None:
-        if failure.interrupt not in (FlowClosed, CancelledError):
-            self._doubts.of(request.caller).suspected = True
-
-    def unreleased(self, request: Request) -> Flow[tuple[Any, Receipt]] | None:
-        """The public answer, if the deployer asked for it."""
-
-        def zero_shot() -> Flow[tuple[Any, Receipt]]:
-            found = yield from guarded(self._written(request, self.units, None))
-            if isinstance(found, Failed):
-                self._doubt(request, found)
-                raise found.error()
-            receipt = request.line.unreleased_receipt(request.principal)
-            return (yield from self.answer(None, found, receipt)), receipt
-
-        return zero_shot() if self.budget.on_exhausted == "zero_shot" and not self.for_job else None

@@ -287,8 +287,10 @@ def synthesize_demonstrations(
 
     Resuming a job. A second call with the same sampler, budget and file answers only the inputs without a line in the
     file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge, so no
-    token is charged twice (see the top). A budget with ``replay=False`` does not know earlier queries: such an answer
-    begins again, on a new charge, as one does without ``output``; finished ones are replayed from the ledger.
+    token is charged twice (see the top). A budget with ``replay=False`` does not know earlier queries, and one with
+    tickets not who paid: such an answer begins again, on a new charge, as one does without ``output``; finished ones
+    are replayed from the ledger (unless ``replay=False``). After a kill, tickets first wait the budget's
+    ``replay_patience``.
 
     Raises
     ------
@@ -311,6 +313,7 @@ def synthesize_demonstrations(
         "template": [template.demonstration, template.query],
         "output": key,
     }
+    request |= {"rules": rules.named(acting_principal())} if (rules := sampler.selector.rules) else {}
     digest = str(sampler.line().query_id(request, sampler._variant, acting_principal()))
     path = None if output is None else Path(output).expanduser().resolve()
     with contextlib.nullcontext() if path is None else contextlib.closing(Journal(path, digest)) as journal:
@@ -331,9 +334,9 @@ def synthesize_demonstrations(
         writer.for_job, writer.journal = True, journal
         sampler.store.remember_release(f"demonstrations, on the budget {budget.name!r}")
         for shared in [*first, *(each for each in asked if each not in lines and each not in first)]:
-            kept, _ = asked[shared]
+            kept, given = asked[shared]
             try:
-                text, receipt = run(transact(writer, kept))
+                text, receipt = run(transact(writer, given))
             except PrivacyBudgetExceeded:
                 break
             except ReleaseFailed:

@@ -23,7 +23,7 @@ DESKS = {"pharmacy": "Flask", "billing": "Ledger", "appointments": "Porch"}
 """What each desk does (no model sees this) and the name that the clinic gave it."""
 
 DEMO_LABELS = tuple(DESKS.values())
-DEMO_CALLS = 20
+DEMO_CALLS = 8
 DEMO_THRESHOLD = 0.5
 DEMO_ELIGIBLE = 0.2
 DEMO_EXEMPLARS = 3

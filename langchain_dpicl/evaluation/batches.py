@@ -10,7 +10,7 @@ draws are the sampler's own (`langchain_dpicl.decoding.answer.choose`), from the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from langchain_dpicl.decoding.answer import IntArray, Settings, Writer, choose, clipped_terms
+from langchain_dpicl.decoding.answer import Settings, Writer, choose, clipped_terms
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.evaluation.passes import Pairs
@@ -28,13 +29,16 @@ from langchain_dpicl.evaluation.tasks import Shape
 from langchain_dpicl.members.scoring import Position, label_scores
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray
-from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 
 _BATCH = 24
 _ALTERNATIVES = 100
 
 State = list[tuple[Any, Any]]
 """Keys and values of every layer, (heads, tokens, width) each."""
+
+Shown = tuple[str, tuple[int, ...]]
+"""A demonstration, and the tokens after it."""
 
 
 class Batches:
@@ -56,7 +60,7 @@ class Batches:
             raise InvalidParameter("model", model.name, "one whose prompts can be read in a padded batch")
         self.known.clear()
 
-    def rows(self, prompts: Sequence[tuple[str, list[int]]]) -> list[Logits]:
+    def rows(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> list[Logits]:
         """Return the next-token scores after each (demonstration, tokens). "" is no demonstration."""
         first = self.network.first
         missing = sorted({shown for shown, _ in prompts if shown} - self.known.keys())
@@ -65,30 +69,44 @@ class Batches:
         tokens = [after if shown else [*first, *after] for shown, after in prompts]
         return self.scores(tokens, [self.known.get(shown) for shown, _ in prompts])
 
-    def states(self, tokens: Sequence[list[int]], before: State | None) -> list[State]:
+    def states(self, tokens: Sequence[Sequence[int]], before: State | None) -> list[State]:
         """Return the state after each row of tokens, all read after the same earlier state."""
         found: list[Any] = [None] * len(tokens)
-        past = _length(before)
-        with self.network.working():
-            for some in _batches([len(row) for row in tokens]):
-                _, cache = self._read([tokens[i] for i in some], [before] * len(some))
-                for place, i in enumerate(some):
-                    end = past + len(tokens[i])
-                    found[i] = [
-                        (layer.keys[place, :, :end].clone(), layer.values[place, :, :end].clone())
-                        for layer in cache.layers
-                    ]
+        for some, _, state in self._passes(tokens, [before] * len(tokens)):
+            for i in some:
+                found[i] = state(i)
         return found
 
-    def scores(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> list[Logits]:
+    def scores(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> list[Logits]:
         """Return the next-token scores after each row of tokens, read after its own state."""
         found: list[Any] = [None] * len(tokens)
-        with self.network.working():
-            for some in _batches([(_length(state), len(row)) for state, row in zip(states, tokens, strict=True)]):
-                vectors, _ = self._read([tokens[i] for i in some], [states[i] for i in some])
-                for i, row in zip(some, self.network.scores(vectors), strict=True):
-                    found[i] = row
+        for some, vectors, _ in self._passes(tokens, states):
+            for i, row in zip(some, self.network.scores(vectors), strict=True):
+                found[i] = row
         return found
+
+    def grown(self, tokens: Sequence[Sequence[int]], states: Sequence[State]) -> list[tuple[Logits, State]]:
+        """Return the next-token scores after each row of tokens, read after its own state, and the state then."""
+        found: list[Any] = [None] * len(tokens)
+        for some, vectors, state in self._passes(tokens, states):
+            for i, row in zip(some, self.network.scores(vectors), strict=True):
+                found[i] = row, state(i)
+        return found
+
+    def _passes(
+        self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]
+    ) -> Iterator[tuple[list[int], list[Any], Callable[[int], State]]]:
+        """Read the rows, those of one length together: which they are, their last vectors, and a row's state then."""
+        with self.network.working():
+            for some in _batches([(len(row), _length(state)) for state, row in zip(states, tokens, strict=True)]):
+                vectors, cache = self._read([tokens[i] for i in some], [states[i] for i in some])
+                past = max(_length(states[i]) for i in some)
+
+                def state(i: int, some: list[int] = some, past: int = past, layers: Any = cache.layers) -> State:
+                    own, place = slice(past - _length(states[i]), past + len(tokens[i])), some.index(i)
+                    return [(each.keys[place, :, own].clone(), each.values[place, :, own].clone()) for each in layers]
+
+                yield some, vectors, state
 
     def label_scores(self, row: Logits, labels: Sequence[str]) -> list[float]:
         """Return the scores of labels from the next-token scores, as `langchain_dpicl.members.scoring` defines them.
@@ -102,7 +120,7 @@ class Batches:
         top = [(self._piece(int(i)), float(shares[i])) for i in best]
         return label_scores([Position(top[0][0], top)], labels)
 
-    def _read(self, tokens: Sequence[list[int]], states: Sequence[State | None]) -> tuple[list[Any], Any]:
+    def _read(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> tuple[list[Any], Any]:
         """The vector after each row's last token, and the cache. Earlier states stand on the left, padded there."""
         import torch
         from transformers.cache_utils import DynamicCache
@@ -181,7 +199,9 @@ NO_BOUND = 1e6
 class Decoder:
     """Decodes answers with an embedded model, or a GGUF file. Records have the texts ``input`` and ``output``.
 
-    The sample of a token has ``shots`` owners on average; a prompt shows ``prompt_shots`` demonstrations.
+    The sample of a token has ``shots`` owners on average; a prompt shows ``prompt_shots`` demonstrations. ``draws``
+    gives the draws for a place of an answer: methods that share them are compared in pairs. With ``remembers`` a prompt
+    that comes again is not read again, at 200 kB each.
     """
 
     model: str
@@ -193,6 +213,9 @@ class Decoder:
     prompt_shots: int = 4
     threads: int | None = None
     dtype: Any = "float32"
+    draws: Callable[[int, int], Randomness] = lambda answer, place: SecureRandomness()
+    remembers: bool = False
+    _read: dict[Shown, Logits] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rate(self) -> float:
@@ -206,8 +229,7 @@ class Decoder:
     def bound(self, epsilon: float, answers: int) -> float:
         """Return B of a plan for so many answers."""
         request = LineRequest("tokens", self.rate, answers * self.settings.max_tokens)
-        plan = PrivacyPlan.solve(epsilon=epsilon, delta=self.delta, lines={"only": request})
-        return plan.lines["only"].parameter
+        return PrivacyPlan.alone(request, epsilon=epsilon, delta=self.delta).parameter
 
     def _mix(self, bound: float, _: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
         return clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=self.settings.cap)
@@ -218,29 +240,37 @@ class Decoder:
         ``kappa`` is the weight of the public logits, if it is not the settings' ``shots``.
         """
         settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
-        randomness, batches = SecureRandomness(), self._batches
-        asked = [batches.network.tokens(self.template.ask({"input": text})) for text in inputs]
+        batches, questions = self._batches, [self.template.ask({"input": text}) for text in inputs]
+        asked = [batches.network.tokens(text) for text in questions]
         writers = [Writer(batches.model, settings.stop) for _ in inputs]
         total = len(inputs) * settings.max_tokens
         with tqdm(total=total, desc=name, unit="token", disable=None, file=sys.stderr) as bar:
             for place in range(settings.max_tokens):
                 terms = partial(mix or partial(self._mix, NO_BOUND), place)
-                prompts: list[list[tuple[str, list[int]]]] = []  # by unfinished answer: without a demonstration first
+                prompts: list[list[Shown]] = []  # by unfinished answer: without a demonstration first
                 unfinished = [i for i, writer in enumerate(writers) if not writer.ended]
-                for i in unfinished:
+                draws = [self.draws(i, place) for i in unfinished]
+                for i, randomness in zip(unfinished, draws, strict=True):
                     owners = randomness.coin_positions(len(self.private), self.rate if mix else 0.0)
-                    shown = ["", *(self.template.show(self.private[int(owner)]) for owner in owners)]
-                    prompts.append([(text, [*asked[i], *writers[i].tokens]) for text in shown])
-                rows = iter(batches.rows([prompt for some in prompts for prompt in some]))
-                for i, some in zip(unfinished, prompts, strict=True):
+                    done, after = tuple(writers[i].tokens), (*asked[i], *writers[i].tokens)
+                    public = (questions[i], done) if done else ("", after)  # the question is read once
+                    prompts.append([public, *((self.template.show(self.private[int(o)]), after) for o in owners)])
+                rows = iter(self._rows([prompt for some in prompts for prompt in some]))
+                for i, randomness, some in zip(unfinished, draws, prompts, strict=True):
                     zero_shot, *others = (next(rows) for _ in some)
                     one_shot = np.array(others, np.float32).reshape(-1, len(zero_shot))
-                    done = writers[i].tokens
-                    writers[i].add(choose(batches.model, settings, done, zero_shot, one_shot, terms, randomness))
+                    chosen = choose(batches.model, settings, writers[i].tokens, zero_shot, one_shot, terms, randomness)
+                    writers[i].add(chosen)
                 bar.update(len(unfinished))
         for writer in writers:
             writer.finish()
         return writers
+
+    def _rows(self, prompts: Sequence[Shown]) -> list[Logits]:
+        known = self._read if self.remembers else {}
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
+        known.update(zip(missing, self._batches.rows(missing), strict=True))
+        return [known[prompt] for prompt in prompts]
 
     def texts(self, name: str, inputs: Sequence[str], bound: float | None) -> list[str]:
         """Return the texts of the sampler's own terms at this bound; None for no owner in any sample."""

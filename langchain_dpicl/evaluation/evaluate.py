@@ -16,7 +16,9 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, PassFile, Row, Sampler, key_of
+from langchain_dpicl.evaluation import studies
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, PassFile, Sampler, key_of
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
 from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
@@ -24,21 +26,21 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
 
-_LABELS, _TEXTS, _DECODED = ("vote", "label-vote", "head"), ("embedding", "joint-em", "ptr"), ("online", "offline")
+_LABELS, _DECODED = ("vote", "label-vote", "head"), ("online", "offline")
+_TEXTS = (*studies.BY_CANDIDATES, "joint-em", "ptr")
 _VARIED = {
     "vote": ("members", "releases", "shots"),
     "head": ("fits",),
-    "embedding": ("candidates", "members"),
+    **dict.fromkeys(studies.BY_CANDIDATES, ("candidates", "members")),
     "online": ("top_k",),
 }
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model that answers, by the name in the results.
+    """The model that answers, by the name in the results. ``load`` returns it for keyword settings (``max_tokens``).
 
-    ``load`` returns the LangChain model for keyword settings (``max_tokens``, ``temperature``). ``embedded`` is the
-    name of an embedded model, which can also be read in batches in this process, with ``threads``; None for another.
+    ``embedded`` names an embedded model, which can be read in batches here, with ``threads``; None for another.
     """
 
     name: str
@@ -56,8 +58,8 @@ class Evaluation:
     - ``samples``: how many samples of owners get each query.
     - ``draws``: how often noise is drawn for each sample.
     - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
-    - ``methods``: "vote", "label-vote" and "head" for a classification task; else "embedding", "joint-em", "ptr",
-      "online" and "offline". () stands for all that need no decoding. Only "label-vote" and "head" ask no model.
+    - ``methods``: "vote", "label-vote", "head" for a classification task; else "embedding", "candidate-vote",
+      "joint-em", "ptr", "online", "offline". () is all that need no decoding. "label-vote" and "head" ask no model.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
     - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
@@ -246,17 +248,17 @@ class Evaluation:
                     texts.append(author.members(prompts, row.input, s))
                     bar.update()
         candidates: Sequence[Sequence[str]] = [()] * len(self.queries)
-        if "embedding" in self._chosen:
+        if chosen := [method for method in self._chosen if method in studies.BY_CANDIDATES]:
             rows = tqdm(self.queries, desc="public candidates", unit="query", disable=None, file=sys.stderr)
             candidates = [author.candidates(row.input, self.candidates) for row in rows]
         study = TextStudy(task, self.queries, written, candidates, self.plan, local_embeddings(), author, self.draws)
         found = study.prompts()
-        if "embedding" in self._chosen:
-            found += study.embedding()
-            for count in self.vary.get("candidates", ()):
-                found += study.embedding(count=count, study="candidates")
-            for members in self.vary.get("members", ()):
-                found += study.embedding(self.plan.varied(members=members), study="members")
+        for method in chosen:
+            found += study.embedding(method=method)
+            for n in self.vary.get("candidates", ()):
+                found += study.embedding(count=n, study="candidates", method=method)
+            for n in self.vary.get("members", ()):
+                found += study.embedding(self.plan.varied(members=n), study="members", method=method)
         for method in ("joint-em", "ptr"):
             found += study.keywords(method) if method in self._chosen else []
         return found

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Row, key_of
+from langchain_dpicl.evaluation.passes import EvaluationPlan, key_of
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
 from langchain_dpicl.once.fitting import Sums, descend
 from langchain_dpicl.once.head import PrivateHead
@@ -72,13 +73,29 @@ def head_without_noise(
     place = {label: i for i, label in enumerate(labels)}
     held = features.features(vectors).astype(np.float32)
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
-    steps, shape = int(MECHANISMS["head"].options["steps"].default or 0), (len(labels), features.size)
-    weigh = partial(descend, owners=len(texts), sigma=sigma, steps=steps, shape=shape)
+    steps = int(MECHANISMS["head"].options["steps"].default or 0)
+    weights = descended(records, (len(labels), features.size), sigma, steps)
+    nothing = cast("Receipt", {})  # it was not released
+    return PrivateHead(weights, labels, features, embeddings, nothing, embedder=embedder_of(embeddings))
+
+
+def descended(
+    records: OwnedRecords,
+    shape: tuple[int, int],
+    sigma: float,
+    steps: int,
+    noise: Callable[[tuple[int, int]], NDArray[np.int64]] | None = None,
+) -> NDArray[np.float64]:
+    """Return the weights of a fit, as of single records' owners, with this ``noise`` on each sum. NOT private.
+
+    ``sigma``: the noise for which the steps are chosen.
+    """
+    weigh = partial(descend, owners=len(records.owners), sigma=sigma, steps=steps, shape=shape)
     sums: Sums = []
     for _ in range(steps):
-        sums.append(clipped_sum(records, weigh(sums)[0]))
-    nothing = cast("Receipt", {})  # it was not released
-    return PrivateHead(weigh(sums)[1], labels, features, embeddings, nothing, embedder=embedder_of(embeddings))
+        total = clipped_sum(records, weigh(sums)[0])
+        sums.append(total if noise is None else total + noise(shape))
+    return weigh(sums)[1]
 
 
 @dataclass(frozen=True, eq=False)

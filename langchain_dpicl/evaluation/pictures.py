@@ -12,7 +12,7 @@ from langchain_dpicl.evaluation.scores import MEASURES, Score, main_measure, wor
 from langchain_dpicl.plots import COLORS, Chart, Curve, Level
 
 _METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")
-_ALIKE = {"vote, prior": "embedding", "label vote": "joint-em"}  # of other tasks
+_ALIKE = {"vote, prior": "embedding", "label vote": "joint-em", "candidate-vote": "vote"}  # of other tasks
 _MARKERS = "os^DvP<>"
 _DOTS = ((0, (1, 1)), (0, (1, 3)), (0, (3, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (2, 4)))
 _GREYS = ("#222222", "#555555", "#777777", "#555555", "#222222")

@@ -11,6 +11,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 
 MEASURES: Mapping[str, str] = {
     "accuracy": "accuracy",
@@ -138,18 +139,17 @@ def text_measures(predictions: Sequence[str], references: Sequence[str | Sequenc
     """
     if isinstance(predictions, str) or len(predictions) != len(references) or not predictions:
         raise InvalidParameter("predictions", len(predictions), f"as many as there are references ({len(references)})")
-    from rapidfuzz.distance import Levenshtein
-    from rouge_score.rouge_scorer import RougeScorer
-    from sacrebleu.metrics.bleu import BLEU
-
-    rouge, bleu = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True), BLEU(effective_order=True)
+    levenshtein = require("rapidfuzz.distance", "eval").Levenshtein
+    rouge_scorer = require("rouge_score.rouge_scorer", "eval").RougeScorer
+    bleu = require("sacrebleu.metrics.bleu", "eval").BLEU(effective_order=True)
+    rouge = rouge_scorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     measured: dict[str, list[float]] = {name: [] for name in ("rouge1", "rouge2", "rougeL", "bleu", "levenshtein")}
     for prediction, reference in zip(predictions, references, strict=True):
         known = _several(reference)
         for name, found in rouge.score_multi(known, prediction).items():
             measured[name].append(found.fmeasure)
         measured["bleu"].append(bleu.sentence_score(prediction, known).score / 100)
-        measured["levenshtein"].append(max(Levenshtein.normalized_similarity(prediction, each) for each in known))
+        measured["levenshtein"].append(max(levenshtein.normalized_similarity(prediction, each) for each in known))
     return measured
 
 

@@ -20,9 +20,11 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators import EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
+from langchain_dpicl.aggregators import CandidateVote, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
+from langchain_dpicl.aggregators.embedded import STEPS, Embedded
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, Row, ask_members, key_of
+from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, ask_members, key_of
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.scores import Score, Value, text_values
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask
 from langchain_dpicl.members.chains import keywords_to_answer
@@ -245,6 +247,13 @@ class Author:
         return self._file.answers(key, prompts, lambda some: ask_members(member, some, query))
 
 
+BY_CANDIDATES: dict[str, type[EmbeddingMean[Any]] | type[CandidateVote]] = {
+    "embedding": EmbeddingMean,
+    "candidate-vote": CandidateVote,
+}
+"""The methods that release one of some public texts."""
+
+
 @dataclass(frozen=True)
 class TextStudy:
     """How good private texts are: aggregates of the texts of a pass against epsilon.
@@ -265,7 +274,7 @@ class TextStudy:
     embeddings: Embeddings
     author: Author
     draws: int = 5
-    _means: dict[tuple[int, int], EmbeddingMean] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, int, int], Embedded[Any]] = field(default_factory=dict, repr=False)
 
     def _score(
         self, method: str, epsilon: float | None, runs: Runs, facts: dict[str, float] | None = None, study: str = ""
@@ -289,40 +298,48 @@ class TextStudy:
 
     @cached_property
     def _vectors(self) -> list[list[list[Any]]]:
-        """By query, sample and member: the embedding of its text; abstention without a text."""
-        encode = EmbeddingMean(self.embeddings, release="vector").prepare({}, {}).encode
+        """By query, sample and member: the embedding of its text, the only row; None without a text."""
+        embed = self.embeddings.embed_documents
         return [
-            [[encode(text) if text else boundary.ABSTAIN for text in texts[: self.plan.members]] for texts in samples]
+            [[embed([text]) if text else None for text in texts[: self.plan.members]] for texts in samples]
             for samples in self.written
         ]
 
-    def embedding(self, plan: EvaluationPlan | None = None, count: int = 0, study: str = "") -> list[Score]:
-        """The nearest of the first ``count`` candidates to the mean, without noise and at each epsilon; 0 means all."""
+    def embedding(
+        self, plan: EvaluationPlan | None = None, count: int = 0, study: str = "", method: str = "embedding"
+    ) -> list[Score]:
+        """The nearest of the first ``count`` candidates to the mean, or by vote, without noise and at each epsilon.
+
+        0 means all candidates; ``method`` is one of `BY_CANDIDATES`.
+        """
         plan, count = plan or self.plan, count or max(map(len, self.candidates))
-        facts = {**plan.facts, "candidates": count}
-        plain = self.choose(plan, count, _NO_NOISE, draws=1)
-        found = [self._score("embedding", None, plain, facts, study)]
+        kind, facts = BY_CANDIDATES[method], {**plan.facts, "candidates": count}
+        plain = self.choose(plan, count, _NO_NOISE if kind is EmbeddingMean else _NO_CHOICE, draws=1, method=method)
+        found = [self._score(method, None, plain, facts, study)]
         for epsilon in plan.epsilons:
-            vector = EmbeddingMean(self.embeddings, release="vector")
-            sigma = plan.parameter(epsilon, vector.mechanism, vector.options)
-            runs = self.choose(plan, count, sigma, draws=self.draws)
+            options = {"step": 1 / STEPS} if kind is EmbeddingMean else {}
+            noise = plan.parameter(epsilon, kind.mechanism, options)
+            runs = self.choose(plan, count, noise, draws=self.draws, method=method)
             changed = [text != plain[r // self.draws][i] for r, row in enumerate(runs) for i, text in enumerate(row)]
-            noisy = {**facts, "sigma": sigma, "flipped": 100 * sum(changed) / len(changed)}
-            found.append(self._score("embedding", epsilon, runs, noisy, study))
+            noisy = {**facts, MECHANISMS[kind.mechanism].parameter: noise}
+            noisy["flipped"] = 100 * sum(changed) / len(changed)
+            found.append(self._score(method, epsilon, runs, noisy, study))
         return found
 
-    def choose(self, plan: EvaluationPlan, count: int, sigma: float, *, draws: int) -> Runs:
+    def choose(self, plan: EvaluationPlan, count: int, noise: float, *, draws: int, method: str = "embedding") -> Runs:
         """Releases by the product's own mechanism; "" if the members abstain, and if there is no candidate."""
         randomness = SecureRandomness()
 
         def release(query: int, sample: int) -> str:
-            texts, key = self.candidates[query][:count], (query, count)
-            if not texts:
-                return ""
-            if key not in self._means:
-                self._means[key] = EmbeddingMean(self.embeddings, texts).prepare({}, {})
-            vectors = self._vectors[query][sample][: plan.members]
-            return str(self._means[key].aggregate(vectors, sigma, randomness) or "")
+            texts, key = list(dict.fromkeys(self.candidates[query][:count])), (method, query, count)
+            if len(texts) < 2:
+                return "".join(texts)
+            if key not in self._known:
+                self._known[key] = BY_CANDIDATES[method](self.embeddings, texts).prepare({}, {})
+            aggregator = self._known[key]
+            rows = self._vectors[query][sample][: plan.members]
+            said = [boundary.ABSTAIN if row is None else aggregator.read(row) for row in rows]
+            return str(aggregator.aggregate(said, noise, randomness) or "")
 
         samples = [s for s in self._samples for _ in range(draws)]
         return [[release(i, s) for i in range(len(self.queries))] for s in samples]

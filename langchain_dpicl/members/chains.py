@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +22,9 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_dpicl import local
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 from langchain_dpicl.members.scoring import LabelScorer
+from langchain_dpicl.members.servers import CONCURRENCY, ModelServers, checked
 
 RANKED = " with the following word suggestions ranked by their frequency from high to low: {words}"
 UNRANKED = " with the following word suggestions: {words}"
@@ -29,29 +32,57 @@ UNRANKED = " with the following word suggestions: {words}"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """An embedded model by its name (default: the usual one), or one behind an OpenAI-compatible server.
+    """An embedded model by its name (default: the usual one), or one behind an OpenAI-compatible server, or several.
 
-    The key of a server is read from the environment variable ``key_from``.
+    The key of a server is read from the environment variable ``key_from``. ``concurrency`` is for several servers.
+    Raises `InvalidParameter`, under these names, for addresses that `ModelServers` would refuse.
     """
 
     name: str | None = None
-    url: str | None = None
+    url: str | Sequence[str] | None = None
     key_from: str = "OPENAI_API_KEY"
+    concurrency: int | Sequence[int] = CONCURRENCY
+
+    def __post_init__(self) -> None:
+        if self.url is None or isinstance(self.url, str):
+            return
+        try:
+            checked(self.url, self.name, self.concurrency)
+            return
+        except InvalidParameter as error:
+            name = {"addresses": "url", "model": "name"}.get(error.parameter, error.parameter)
+            wrong = InvalidParameter(name, error.value, error.bound)
+        raise wrong
 
     @property
     def is_embedded(self) -> bool:
         """Whether it runs in this process."""
         return self.url is None and (self.name is None or self.name in local.KNOWN_MODELS)
 
+    @property
+    def key(self) -> str:
+        """The key of a server."""
+        return os.environ.get(self.key_from, "none")
+
+    @functools.cached_property
+    def servers(self) -> ModelServers | None:
+        """Shared by all models of this choice: a server has so many calls at once, whichever model makes them. None if
+        there is one server, or none."""
+        if self.url is None or isinstance(self.url, str):
+            return None
+        return ModelServers(self.url, self.name or "", concurrency=self.concurrency, api_key=self.key)
+
     def load(self, **settings: Any) -> BaseLanguageModel[Any]:
-        """The LangChain model. ImportError if it needs langchain-openai and that is not there."""
+        """The LangChain model. Raises `MissingExtra` if it needs langchain-openai and that is not there."""
         if self.is_embedded:
             return local.local_llm(self.name or local.DEFAULT_MODEL, **settings)
-        from langchain_openai import ChatOpenAI
-
+        if self.servers is not None:
+            return self.servers.chat_model(**settings)
         if self.url:
             settings["base_url"] = self.url
-        return ChatOpenAI(model=self.name or "default", api_key=os.environ.get(self.key_from, "none"), **settings)  # type: ignore[arg-type]
+        settings |= {"model": self.name or "default", "api_key": self.key}
+        model: BaseLanguageModel[Any] = require("langchain_openai", "openai").ChatOpenAI(**settings)
+        return model
 
 
 def label_member(model: ModelChoice, labels: list[str], query_key: str, **settings: Any) -> LabelScorer:

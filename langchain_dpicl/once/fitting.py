@@ -29,6 +29,7 @@ from langchain_dpicl.durable import LineFile, sync_folder
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch
 from langchain_dpicl.once.scores import CalibratedScores
 from langchain_dpicl.once.steps import LATTICE, MOST_FEATURES, FeatureMap, Floats, OwnedRecords, clipped_sum
+from langchain_dpicl.privacy.advice import head_signal
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request
@@ -74,7 +75,7 @@ def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, i
     default settings. The formula was fitted to these 168 means. It errs by .06 (root mean square), by .17 at most.
     """
     labels, features = shape
-    signal = owners / (sigma * math.sqrt(features / steps))
+    signal = head_signal(owners, sigma, steps, features)
     return 1.0 / labels + 0.55 * (1.0 - 1.0 / labels) * -math.expm1(-signal / 7.0)
 
 

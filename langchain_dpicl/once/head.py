@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -19,14 +19,15 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.budget import Budget, Receipt
-from langchain_dpicl.calls.flow import immediate, run
+from langchain_dpicl.calls.flow import awaitable, immediate, run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
+from langchain_dpicl.once.fallback import HeadThenRelease
 from langchain_dpicl.once.fitting import Fit, Job
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.base import check_budget, warn_of_delta
+from langchain_dpicl.release.base import AnyRelease, check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store.base import PrivateStore, embedder_of
@@ -159,8 +160,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         raise ModelUnavailable(f"the embedding model failed on public text ({fault})")
 
     def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
-        row = None if self.scores is None else _awaitable(self.scores.scores.row)
-        return immediate(self._answers_to(questions, row, _awaitable(self.embeddings.embed_documents)))
+        row = None if self.scores is None else awaitable(self.scores.scores.row)
+        return immediate(self._answers_to(questions, row, awaitable(self.embeddings.embed_documents)))
 
     async def _aanswer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
         row = None if self.scores is None else self.scores.scores.arow
@@ -203,6 +204,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     ) -> list[Any]:
         """The same, asynchronously."""
         return await self._abatch_with_config(self._aanswer_all, inputs, config, return_exceptions=return_exceptions)
+
+    def with_private_fallback(self, release: AnyRelease[Any], below: float = 0.6) -> HeadThenRelease:
+        """Ask a private ``release`` whatever the head's confidence is below ``below`` for; the head answers the rest.
+
+        The answer is ``{"answer": ..., "receipt": ...}``, and the receipt's "path" is "head" or "release".
+        """
+        return HeadThenRelease(self, self.receipt, release, below)
 
     # -- fitting -------------------------------------------------------------------------------------------------------
 
@@ -380,13 +388,6 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     def __repr__(self) -> str:
         return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
-
-
-def _awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    async def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    return call
 
 
 def _only(answers: list[HeadAnswer | Exception]) -> HeadAnswer:

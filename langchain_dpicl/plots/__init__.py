@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 
 COLORS = ("#1f4e79", "#b8692a", "#3b7d4f", "#7a4b8c", "#8a8a2e", "#2a8a94", "#a23b53", "#5b6b7a")
 SHADES = ("#9ecae1", "#6baed6", "#2171b5", "#08306b")
@@ -20,13 +21,8 @@ GREY = "#7f7f7f"
 
 
 def new_figure(path: str | Path, width: float, height: float) -> Any:
-    """Return an empty figure of this size in inches. Raises `InvalidParameter` without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        bound = "drawing needs matplotlib: pip install 'langchain-dpicl[eval]'"
-        raise InvalidParameter("plot", str(path), bound) from None
-    return Figure(figsize=(width, height), layout="constrained")
+    """Return an empty figure of this size in inches. Raises `MissingExtra` without matplotlib."""
+    return require("matplotlib.figure", "eval").Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
@@ -111,7 +107,7 @@ class Chart:
 def figure_of(charts: Sequence[Chart], path: str | Path, title: str = "") -> Any:
     """Return one chart with its legend at the right, or several side by side below a title, with legends below them.
 
-    Raises `InvalidParameter`, which names the path, without matplotlib.
+    Raises `MissingExtra` without matplotlib.
     """
     figure = new_figure(path, 1.2 + 5.0 * len(charts), 4.8) if title else new_figure(path, 9.0, 5.0)
     style = {"fontsize": 8, "frameon": False, "handlelength": 3.0}
@@ -191,7 +187,7 @@ class Panel:
 
 
 def draw_panels(panels: Sequence[Panel], path: str) -> None:
-    """Draw the panels side by side. Raises `InvalidParameter` without matplotlib, and if the file cannot be written."""
+    """Draw the panels side by side. Raises `InvalidParameter` if the file cannot be written."""
     figure = new_figure(path, 5.5 * len(panels), 4.6)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set(xscale="log", yscale="log" if panel.is_log else "linear", xlabel=panel.x, ylabel=panel.y)
@@ -234,6 +230,9 @@ class Spending:
     legend: str = ""
 
 
+_TICKS = ["%Y", "%b %Y", "%d %b", "%d %b\n%H:%M", "%H:%M", "%H:%M:%S"]
+"""Ticks of years, months, days, hours, minutes and seconds: each is read by itself."""
+
 TicketBars = tuple[str, int, Sequence[tuple[int, int, int]]]
 """A line: its title, every owner's tickets, and (from, to, owners) by used tickets; the last has no ticket. PRIVATE."""
 
@@ -263,10 +262,16 @@ def draw_spending(budgets: Sequence[Spending], path: str) -> None:
         if len(budget.curves) > len(shown):
             axes.plot([], [], " ", label=f"and {len(budget.curves) - len(shown)} more with less")
         if shown:
-            locator = AutoDateLocator(minticks=3, maxticks=9)
+            moments = [moment for _, curve in shown for moment, _ in curve]
+            begin, end = min(moments), max(moments)
+            pad = max(0.04 * (end - begin), timedelta(seconds=5))  # one charge spans no time
+            axes.set_xlim(begin - pad, end + pad)
+            locator = AutoDateLocator(minticks=3, maxticks=7)
             axes.xaxis.set_major_locator(locator)
-            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-            axes.set_xlabel("time of the charge (UTC, by the machine's clock)")
+            how: dict[str, Any] = {"formats": _TICKS, "zero_formats": _TICKS, "show_offset": False}
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, **how))
+            days = " to ".join(dict.fromkeys(f"{day:%d %b %Y}" for day in (begin, end)))
+            axes.set_xlabel(f"time of the charge (UTC, by the machine's clock): {days}")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
             aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "alignment": "left"}
             axes.legend(frameon=False, title=budget.legend, **aside)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.errors import AccountingError
+from langchain_dpicl.extras import require
 from langchain_dpicl.privacy.checks import open_unit, positive, real
 from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
@@ -130,8 +131,6 @@ def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
     for accountant, ask in ((PRV, _ask_prv), (GOOGLE, _ask_google)):
         try:
             opinions.append(Opinion(accountant, *ask(schedule, delta)))
-        except ImportError:
-            opinions.append(Opinion(accountant, None, "not installed: pip install 'langchain-dpicl[verify]'"))
         except Exception as failure:
             opinions.append(Opinion(accountant, None, str(failure) or type(failure).__name__))
     return tuple(opinions)
@@ -144,8 +143,8 @@ def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
 
 def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     """Its subsampled Gaussian, or its grid for our profile; its convolutions for all."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+    pld = require("dp_accounting.pld.privacy_loss_distribution", "verify")
+    from_grid = require("dp_accounting.pld.pld_pmf", "verify").create_pmf_pessimistic_connect_dots_fixed_gap
 
     if delta <= 10.0 * _TRUNCATED:
         raise AccountingError(f"it cuts tails of {_TRUNCATED:g} off, which is too much for delta {delta:g}")
@@ -169,7 +168,7 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
             for direction, held in zip(DIRECTIONS, both, strict=True):
                 low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
                 deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)
-                pmfs.append(create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0)))
+                pmfs.append(from_grid(step, low, high, np.clip(deltas, 0.0, 1.0)))
             one = pld.PrivacyLossDistribution(*pmfs)
         many = one.self_compose(line.count, _TRUNCATED)
         total = many if total is None else total.compose(many, _TRUNCATED)

@@ -59,6 +59,9 @@ _FINENESS = 0.1
 _COARSEST = 0.3
 """The step where that takes too many places, since losses are rare and large."""
 
+_WIDE = 1000
+"""Places on either side of the grid of one release of several mechanisms."""
+
 _TAIL = 55.0
 """A grid ends where delta is below e^-55. What lies above counts as an infinite loss."""
 
@@ -151,9 +154,9 @@ class _Trials:
         return mean, bend
 
 
-def _tau(eps0: float) -> FloatArray:
+def _tau(eps0: float, intervals: int = _INTERVALS) -> FloatArray:
     """The trials of a curve: evenly spaced in e^(-tau / 2), which evens out what the intervals cost."""
-    tau = -2.0 * np.log(np.linspace(1.0, math.exp(-0.5 * eps0), _INTERVALS + 1))
+    tau = -2.0 * np.log(np.linspace(1.0, math.exp(-0.5 * eps0), intervals + 1))
     tau[0], tau[-1] = 0.0, eps0
     return np.asarray(np.clip(tau, 0.0, eps0))
 
@@ -197,22 +200,35 @@ def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
 def _curves(eps0: float, rate: float, count: int) -> dict[int, FloatArray]:
     """V_n - V_0 on the grid of ``count``, for n = count and the powers of two below it."""
     below, above, step = _grid(eps0, rate, count)
-    trials = _Trials(eps0, rate, _tau(eps0))
-    places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
-    reach = math.ceil(max(trials.log_u[0], -trials.log_v[-1]) / step * (1.0 + _RATIO_ERROR)) + 2
-    sides = [
-        (at, _Filter(trials.log_u, part, step, sign), _Filter(trials.log_v, part, step, sign))
-        for at, part, sign in ((0, places[:below], -1.0), (below, places[below:], 1.0))
-    ]
-    values, kept = np.zeros(places.size), {}
+    one = _Step(_Trials(eps0, rate, _tau(eps0)), below, above, step)
+    values, kept = np.zeros(below + above + 1), {}
     for n in range(1, count + 1):
-        padded = np.pad(values, reach, mode="edge")
-        bounds = [trials.bounds(of_u(padded, reach + at), of_v(padded, reach + at))[1] for at, of_u, of_v in sides]
-        values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
-        np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
+        values = one(values)
         if n == count or n & (n - 1) == 0:
             kept[n] = values
     return kept
+
+
+class _Step:
+    """One step of the recursion: from V_(n-1) - V_0 on a grid to an upper bound on V_n - V_0."""
+
+    def __init__(self, trials: _Trials, below: int, above: int, step: float) -> None:
+        places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
+        self._trials = trials
+        self._reach = math.ceil(max(trials.log_u[0], -trials.log_v[-1]) / step * (1.0 + _RATIO_ERROR)) + 2
+        self._sides = [
+            (at, _Filter(trials.log_u, part, step, sign), _Filter(trials.log_v, part, step, sign))
+            for at, part, sign in ((0, places[:below], -1.0), (below, places[below:], 1.0))
+        ]
+
+    def __call__(self, values: FloatArray) -> FloatArray:
+        padded = np.pad(values, self._reach, mode="edge")
+        bounds = [
+            self._trials.bounds(of_u(padded, self._reach + at), of_v(padded, self._reach + at))[1]
+            for at, of_u, of_v in self._sides
+        ]
+        values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
+        return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
 
 
 class _Filter:
@@ -249,13 +265,37 @@ class _Filter:
 
 @lru_cache(maxsize=256)
 def _pair(eps0: float, rate: float, count: int, size: int, direction: Literal["remove", "add"]) -> Losses:
-    """The pair of the curve of ``size`` releases, on the grid of ``count``: its corners are the atoms.
+    """The pair of the curve of ``size`` releases, on the grid of ``count``."""
+    below, above, step = _grid(eps0, rate, count)
+    return _atoms(_curves(eps0, rate, count)[size], below, above, step, direction)
+
+
+@lru_cache(maxsize=256)
+def together(ranges: tuple[float, ...], direction: Literal["remove", "add"]) -> Losses:
+    """The pair of ONE release of several mechanisms of these ranges on the same outputs, before amplification.
+
+    V_j(a) = max over L of E[l V_(j-1)(a / l)], at rate 1, with the j-th range at the j-th step. All of the mechanisms
+    are drawn at every release, so nobody chooses their order, and the step's range may change along a fixed one. (It
+    may not in a plan of several lines, whose order callers choose: see above.) The induction over j is that of equal
+    ranges: what the mechanisms before the j-th give away is at most V_(j-1) for every outcome of the j-th. No loss
+    exceeds the sum of the ranges, where the grid ends.
+    """
+    total = math.fsum(ranges)
+    step = total / _WIDE
+    values = np.zeros(2 * _WIDE + 3)
+    intervals = int(min(max(OPERATIONS / (8.0 * values.size * len(ranges)), _INTERVALS), 16 * _INTERVALS))
+    steps = {each: _Step(_Trials(each, 1.0, _tau(each, intervals)), _WIDE + 1, _WIDE + 1, step) for each in set(ranges)}
+    for each in ranges:
+        values = steps[each](values)
+    return _atoms(values, _WIDE + 1, _WIDE + 1, step, direction)
+
+
+def _atoms(values: FloatArray, below: int, above: int, step: float, direction: Literal["remove", "add"]) -> Losses:
+    """The pair of a curve, V - V_0 on a grid: its corners are the atoms.
 
     Without the owner an atom weighs the change of the curve's slope in a, rounded up. Beside them is the mass of the
     ratio 0 (the slope at 0) and, with the owner, of an infinite one (the value at the grid's end).
     """
-    below, above, step = _grid(eps0, rate, count)
-    values = _curves(eps0, rate, count)[size]
     losses = np.asarray(np.arange(-below, above + 1) * step, np.float64)
     a = np.exp(losses)
     slopes = np.concatenate([values[:1] / a[:1], np.diff(values) / (a[:-1] * math.expm1(step)), np.zeros(1)])

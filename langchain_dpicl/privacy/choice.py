@@ -23,6 +23,12 @@ OVERTURNED = 0.1
 FULLEST = 4.0
 """The most owners that a bucket is expected to hold, if the plan chooses the rate."""
 
+CALLS = 20
+"""Calls of one owner each on average, unless told otherwise."""
+
+ELIGIBLE = 0.2
+"""What share of the owners a question is taken to find near enough, unless told otherwise."""
+
 _RATES = 9
 
 _PASSED = 1e-3
@@ -117,7 +123,11 @@ def best_vote(
     epsilon: float, delta: float, count: int, rate: float, crowd: Crowd, labels: int, lead: float = LEAD
 ) -> str:
     """The mechanism of a vote whose winner, ahead by ``lead`` of the expected votes, is overturned less often."""
-    found = compared(epsilon, delta, count, rate, crowd, labels, lead)
+    return best_of(compared(epsilon, delta, count, rate, crowd, labels, lead))
+
+
+def best_of(found: dict[str, tuple[float, float]]) -> str:
+    """The mechanism of `compared` that is overturned less often."""
     return min(found, key=lambda name: found[name][1]) if found else GAUSSIAN
 
 
@@ -164,6 +174,7 @@ def refuse_noise(line: PlanLine, overturned: float, crowd: Crowd, tickets: bool)
         return
     fewer = f"fewer {'tickets' if tickets else 'releases'} than {line.count:,}"
     gated = "" if tickets else " tickets=True with a threshold (then the count is each owner's, not the questions'),"
+    gated += "" if line.own_calls else " one owner per call (calls= without max_calls=, which takes less noise),"
     raise InfeasiblePlan(
         f"with this plan's noise ({line.family.parameter} {line.parameter:.4g}) an answer on which all "
         f"{crowd.expected:.3g} expected outputs agree is overturned with probability {overturned:.2g} "

@@ -86,7 +86,8 @@ class Gate:
     @property
     def _weight(self) -> int:
         """By what the odds of two outcomes divide eps0, for each output between them."""
-        return {"vote-em": 2, "joint-em": 4}.get(self.mechanism, 1) // (2 if alone(self.options) else 1)
+        whole = {"vote-em": 2, "structured": 2, "joint-em": 4, "median": 4}.get(self.mechanism, 1)
+        return whole // (2 if alone(self.options) else 1)
 
     @property
     def signal_name(self) -> str:
@@ -102,8 +103,9 @@ class Gate:
 
         M outputs are expected: those of empty buckets count nothing. For a sigma, M / sigma. For vote-em, M eps0 / 2:
         the logarithm of the odds of a label that all outputs name against one that none names. For joint-em the same of
-        a word, M eps0 / 4. With one owner per call, twice these two. For tokens, expected exemplars times range_bound:
-        the furthest that they move two logits.
+        a word, and for the median of the points on one side of all outputs, M eps0 / 4. A field of a structured answer
+        has its share of M eps0 / 2. With one owner per call, twice these. For tokens, expected exemplars times
+        range_bound: the furthest that they move two logits.
         """
         if parameter is None:
             return None

@@ -15,6 +15,7 @@ from langchain_dpicl.privacy.checks import FrozenMapping, positive, probability,
 from langchain_dpicl.privacy.profile import (
     MAX_COUNT,
     BoundedRange,
+    BoundedRanges,
     DiscreteGaussian,
     Gaussian,
     Line,
@@ -148,6 +149,43 @@ def _counts(sigma: float, fixed: Mapping[str, float]) -> Profile:
     return DiscreteGaussian(sigma, (1,) if alone(fixed) else (1, 1))
 
 
+PARTS = 32
+"""The most mechanisms of one structured answer."""
+
+SHARE, MEAN_SHARE = "share_", "mean_share_"
+"""Options of a structured answer, with the number of a mechanism behind: its share of eps0, and that of a mean."""
+
+_LEAST_MEAN = 0.11
+
+
+def mean_sigma(eps0: float, own_calls: bool) -> float:
+    """The sigma of a mean that weighs as much as an exponential mechanism of range eps0.
+
+    That has rho = eps0^2 / 8 of zero-concentrated privacy, as a Gaussian of noise multiplier 2 / eps0 has.
+    """
+    return max(_LEAST_MEAN, 2.0 * _mean_moves(own_calls) / eps0)
+
+
+def _mean_moves(own_calls: bool) -> float:
+    return 1.0 if own_calls else math.sqrt(2.0)  # the float is above the root
+
+
+def _mean(sigma: float, fixed: Mapping[str, float]) -> Profile:
+    return Gaussian(lattice_multiplier(sigma / fixed["step"], _mean_moves(alone(fixed)) / fixed["step"]))
+
+
+def _structured(eps0: float, fixed: Mapping[str, float]) -> Profile:
+    own, parts = {OWN_CALLS: fixed.get(OWN_CALLS, 0.0), "step": 2.0**-16}, list[Profile]()
+    ranges = tuple(eps0 * share for name, share in fixed.items() if name.startswith(SHARE))
+    if ranges:
+        parts.append(BoundedRanges(ranges) if len(ranges) > 1 else BoundedRange(*ranges))
+    for share in (share for name, share in fixed.items() if name.startswith(MEAN_SHARE)):
+        parts.append(_mean(mean_sigma(eps0 * share, alone(own)), own))
+    if not parts:
+        raise InvalidParameter("options", dict(fixed), f"at least one share, such as {SHARE}1")
+    return parts[0].compose(*parts[1:])
+
+
 _ALL = (
     Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", _counts, _OWN),
     Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, _counts, _OWN),
@@ -177,6 +215,40 @@ _ALL = (
         "keywords in order with probability proportional to exp({weight:g} * utility / 2), a single one without / 2",
         lambda eps0, _: BoundedRange(eps0),
         _OWN,
+    ),
+    Mechanism(
+        "median",
+        *_EPS0,
+        "one member's output replaced: a loss moves by at most 1 either way (own_calls: one added or removed, by 1/2)",
+        "a point of a public grid with probability proportional to exp(-{weight:g} * its rank's distance from the "
+        "middle)",
+        lambda eps0, _: BoundedRange(eps0),
+        _OWN,
+    ),
+    Mechanism(
+        "mean",
+        *("sigma", _LEAST_MEAN, 1e6, +1),
+        "one member's output replaced: two sums of shares move by sqrt 2 (own_calls: one added or removed, by 1)",
+        "a function of two sums, of the values' shares and of the rest, on a lattice of {step:g}, plus discrete "
+        "Gaussian noise of standard deviation {p:g} each",
+        _mean,
+        FrozenMapping({"step": _STEP, **_OWN}),
+    ),
+    Mechanism(
+        "structured",
+        *_EPS0,
+        "one member's output replaced (own_calls: added or removed): the input of every field changes",
+        "a value for each field of a model, by exponential mechanisms whose ranges add up to {p:g} at most (a mean by "
+        "Gaussian noise of as much weight), composed before they are amplified",
+        _structured,
+        FrozenMapping(
+            {
+                f"{name}{number}": Option(f"the share of mechanism {number}", 0.0, 1.0, 0.0, quiet=True)
+                for name in (SHARE, MEAN_SHARE)
+                for number in range(1, PARTS + 1)
+            }
+            | {**_OWN}
+        ),
     ),
     Mechanism(
         "ptr",

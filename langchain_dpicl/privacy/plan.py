@@ -71,6 +71,11 @@ class PrivacyPlan:
         found = zip(solve(epsilon, delta, lines), lines.items(), strict=True)
         return cls(epsilon, delta, {name: PlanLine(**{**vars(line), "parameter": n}) for n, (name, line) in found})
 
+    @classmethod
+    def alone(cls, request: LineRequest, *, epsilon: float, delta: float) -> PlanLine:
+        """The line of a plan that has nothing else."""
+        return cls.solve(epsilon=epsilon, delta=delta, lines={"only": request}).lines["only"]
+
     @cached_property
     def certified_epsilon(self) -> float:
         """The accountant's upper bound at full count: at most `epsilon` for a solved plan."""

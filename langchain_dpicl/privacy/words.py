@@ -8,7 +8,16 @@ from typing import Any
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.choice import Crowd, compared
 from langchain_dpicl.privacy.mechanisms import PlanLine
-from langchain_dpicl.privacy.votes import EXPONENTIAL, FALSE_RATE, GAUSSIAN, TOLD, VOTES, VoteNoise, told_probability
+from langchain_dpicl.privacy.votes import (
+    EXPONENTIAL,
+    FALSE_RATE,
+    GAUSSIAN,
+    LEAD,
+    TOLD,
+    VOTES,
+    VoteNoise,
+    told_probability,
+)
 
 NAMES = {EXPONENTIAL: "the exponential mechanism", GAUSSIAN: "Gaussian noise"}
 
@@ -64,24 +73,34 @@ def _abstention(line: PlanLine, crowd: Crowd, labels: int) -> dict[str, Any]:
 
 def _choice(line: PlanLine, share: tuple[float, float], crowd: Crowd, labels: int, lead: float) -> dict[str, Any]:
     """Both mechanisms of a vote side by side, and of one with a call for every owner: noise, and chance of a flip."""
-
-    def rows(rate: float, crowd: Crowd) -> dict[str, Any]:
-        found = compared(*share, line.count, rate, crowd, labels, lead)
-        return {name: {"parameter": noise, "flip_probability": flip} for name, (noise, flip) in found.items()}
-
     margin = crowd.ahead_by(lead)
-    mechanisms = rows(line.rate, crowd)
+    mechanisms = _rows(line, share, line.rate, crowd, labels, lead)
     flip = VoteNoise(line.mechanism, line.parameter, line.own_calls).flip(margin, labels)
     mechanisms[line.mechanism] = {"parameter": line.parameter, "flip_probability": flip}
     best = min(mechanisms, key=lambda name: mechanisms[name]["flip_probability"])
     found = {"margin": margin, "expected": crowd.expected, "mechanisms": mechanisms, "best": best}
-    if line.owners is not None and not line.own_calls:
-        calls = min(crowd.members, line.owners)
-        own = Crowd.of(0, calls / line.owners, line.owners, calls)
-        if other := rows(calls / line.owners, own):
-            best = min(other, key=lambda name: other[name]["flip_probability"])
-            found["one_owner_per_call"] = {"calls": calls, "members": own.members, "mechanism": best, **other[best]}
+    if line.owners is not None:
+        found |= one_per_call(line, share, crowd.members, line.owners, labels, lead)
     return found
+
+
+def one_per_call(
+    line: PlanLine, share: tuple[float, float], members: int, owners: int, labels: int, lead: float = LEAD
+) -> dict[str, Any]:
+    """``one_owner_per_call``: the vote of a line of shared buckets if owners had calls of their own, as many."""
+    calls = min(members, owners)
+    own = Crowd.of(0, calls / owners, owners, calls)
+    if line.own_calls or not (rows := _rows(line, share, calls / owners, own, labels, lead)):
+        return {}
+    best = min(rows, key=lambda name: rows[name]["flip_probability"])
+    return {"one_owner_per_call": {"calls": calls, "members": own.members, "mechanism": best, **rows[best]}}
+
+
+def _rows(
+    line: PlanLine, share: tuple[float, float], rate: float, crowd: Crowd, labels: int, lead: float
+) -> dict[str, dict[str, float]]:
+    found = compared(*share, line.count, rate, crowd, labels, lead)
+    return {name: {"parameter": noise, "flip_probability": flip} for name, (noise, flip) in found.items()}
 
 
 def words(numbers: dict[str, Any]) -> str:

@@ -171,9 +171,10 @@ class _Round:
     reader: OutputReader | None = None
     timeout: float | None = None
     failed: Callable[[BaseException], object] = lambda error: ABSTAIN
+    patience: float | None = None
 
     def __post_init__(self) -> None:
-        self.calls = Calls(self.timeout, current.get())
+        self.calls = Calls(self.timeout, current.get(), self.patience)
         self.outputs: list[object | Abstention] = [ABSTAIN] * len(self.requests)
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}

@@ -80,6 +80,12 @@ def check_public(public: object) -> tuple[object, ...]:
 
 def instead_of(part: Any) -> str:
     """What to use in the place of a collection of private documents."""
+    if is_of(part, (BaseStore,)):
+        return (
+            "If it holds the documents of a ParentDocumentRetriever's chunks, make an ExemplarStore of "
+            "split_with_parents(documents, splitter), build the app over its as_vectorstore() and as_docstore(), and "
+            "give it to PrivateEnsemble(selector, app)"
+        )
     return _INSTEAD.get(name_of(part)) or (
         "If it holds the private documents, put them into an ExemplarStore, build the app over store.as_vectorstore() "
         "and give it to PrivateEnsemble(selector, app)"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators import ReleasedKeywords
@@ -34,11 +34,14 @@ from langchain_dpicl.privacy.choice import best_rate
 from langchain_dpicl.privacy.mechanisms import PlanLine
 from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
-from langchain_dpicl.release.transaction import Release
+from langchain_dpicl.release.transaction import Release, Request
 from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection.rules import Sought
 from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.records import Vectors
 
 if TYPE_CHECKING:
+    from langchain_core.runnables.graph import Graph
     from langchain_core.tools import BaseTool
 
 Configs = RunnableConfig | list[RunnableConfig] | None
@@ -76,7 +79,28 @@ class AnswerWithReceipt(TypedDict, Generic[T]):
     receipt: Receipt
 
 
-class AnyRelease(Released, Closed, Release, Runnable[Any, T], Generic[T]):
+class NeverHidden:
+    """A Runnable whose fallbacks never hide a spent budget."""
+
+    def with_fallbacks(
+        self,
+        fallbacks: Sequence[Runnable[Any, Any]],
+        *,
+        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
+        exception_key: str | None = None,
+    ) -> Any:
+        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
+
+        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
+        """
+        handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
+        if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
+            raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
+        runnable: Any = super()
+        return runnable.with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
+
+
+class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Generic[T]):
     """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
 
     A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
@@ -182,9 +206,31 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, T], Generic[T]):
         if self.line_name is not None:
             self.declare()
 
+    def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:
+        """Ask its model a public question: a request, or a text of ours. Returns the class of what it raised; None if
+        it answered, or if there is none."""
+        yield from ()
+        return None
+
+    def looked_for(self, request: Request, text: str | None) -> Flow[Vectors | Sought | None]:
+        """What the selector looks for: exemplars near to a text (None: near to nothing) that pass the filter."""
+        store, vector = self.store, None
+        if text is not None:
+            vector = yield Either(partial(store.embed_query, text), partial(store.aembed_query, text))
+        return Sought(vector, request.wanted) if self.selector.rules else vector
+
     def _told(self, answer: Any, receipt: Any) -> Any:
         """What a caller gets."""
         return {"answer": answer, "receipt": receipt} if self.return_receipt else answer
+
+    def get_graph(self, config: RunnableConfig | None = None) -> Graph:
+        """LangChain's, with what the release is charged to: pictures show it at the release's node."""
+        graph, budget = super().get_graph(config), self.budget
+        told = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "calls": self.selector.members}
+        for key, node in graph.nodes.items():
+            if node.data is self:
+                graph.nodes[key] = node._replace(metadata=told)
+        return graph
 
     def with_receipt(self) -> AnyRelease[AnswerWithReceipt[T]]:
         """The same release, on the same budget, that answers ``{"answer": ..., "receipt": ...}``."""
@@ -197,28 +243,6 @@ class AnyRelease(Released, Closed, Release, Runnable[Any, T], Generic[T]):
     ) -> BaseTool:
         """This release as an agent's tool: `langchain_dpicl.as_tool`."""
         return as_tool(self, name, description, inputs=inputs)
-
-    def with_fallbacks(
-        self,
-        fallbacks: Sequence[Runnable[Any, Any]],
-        *,
-        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
-        exception_key: str | None = None,
-    ) -> Any:
-        """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
-
-        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
-        """
-        handled = handled_by_fallbacks(exceptions_to_handle)
-        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
-
-
-def handled_by_fallbacks(given: tuple[type[BaseException], ...] | None) -> tuple[type[BaseException], ...]:
-    """What a fallback may stand in for; by default a model that is down. Raises if a spent budget is among it."""
-    handled = (ModelUnavailable,) if given is None else given
-    if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
-        raise UnsafeConfigurationError("a fallback must not hide PrivacyBudgetExceeded: handle narrower exceptions")
-    return handled
 
 
 def warn_of_delta(budget: Budget, owners: int, stacklevel: int) -> None:
@@ -264,10 +288,10 @@ def as_tool(
         which is asked under the release's own key (what its selector is ``nearest_to``, else "input"; of a sampler its
         store's ``input_key``).
 
-    The tool's message is the answer as text; of a release by itself its artifact is the receipt. A spent budget
-    (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with the status "error" and a
-    text that it can act on, at no cost; so do members that abstain, which is a release and charged like one. What else
-    goes wrong is raised.
+    The tool's message is the answer as text (a pydantic model as JSON); of a release by itself its artifact is the
+    receipt. A spent budget (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with
+    the status "error" and a text that it can act on, at no cost; so do members that abstain, which is a release and
+    charged like one. What else goes wrong is raised.
     """
     from langchain_core.tools import StructuredTool, ToolException
 
@@ -305,6 +329,8 @@ def as_tool(
         receipt = None
         if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
             answer, receipt = answer["answer"], answer["receipt"]
+        if isinstance(answer, BaseModel):
+            return answer.model_dump_json(), receipt
         return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer), receipt
 
     return StructuredTool.from_function(

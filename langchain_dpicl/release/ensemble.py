@@ -7,8 +7,9 @@ import copy
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, Generic, NoReturn, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
@@ -100,8 +101,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     and what it gives is looked into.
 
     What the member's functions can write (containers, attributes, variables) is compared around two calls on made-up
-    examples, once, before the first charge. What changed is refused, unless ``allow_state`` names it; see the README
-    for state that no check sees. Zero-shot answers, candidates and questions about the model's health are asked of a
+    examples, once, before the first charge. What changed is refused, unless ``allow_state`` names it; the threat model
+    lists state that no check sees. Zero-shot answers, candidates and questions about the model's health are asked of a
     copy, made with the ensemble, of everything but models, embeddings, public collections and classes: what an app
     changes in its objects later does not reach them. What cannot be copied is refused.
 
@@ -278,14 +279,19 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             )
         self.unproven = False
 
+    def ask(
+        self, values: Mapping[str, Any], read: Callable[[object], None] = lambda output: None
+    ) -> Flow[type[BaseException] | None]:
+        """Call the member on a query without examples, and ``read`` its answer. The class of what either raised."""
+        return (yield from boundary.probe(self.public_member, self.public_request(values), self.timeout, read))
+
     def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
         """Call the member on the query without examples, before charging a caller who has doubt about it.
 
         Both the doubt and the call (no private example) are public to the caller (`BudgetLine.caller`). Raises
         `ModelUnavailable`, also if the aggregator could not use any answer of this kind.
         """
-        question = self.public_request(values)
-        failure = yield from boundary.probe(self.public_member, question, self.timeout, aggregator.check_public)
+        failure = yield from self.ask(values, aggregator.check_public)
         self.doubts.of(caller).judge(failure is None)
         if failure is not None:
             raise ModelUnavailable(
@@ -341,13 +347,14 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             found = yield partial(_own_outputs, buckets, reader)
             return found
         requests = [(values, bucket) for bucket in buckets]
-        requests += [self.public_request(values)] * (self.members - len(buckets))  # with own calls: padding
+        requests += [self.public_request(values) for _ in range(self.members - len(buckets))]  # with own calls: padding
+        filled = [bool(bucket) for _, bucket in requests]  # before the calls: a member may write into its list
         found = yield self.calls(self._member, requests, reader=reader, timeout=self.timeout)
         if self.count_empty:
             return found
         if not getattr(reader, "takes_own_calls", True):
-            return [out if bucket else boundary.ABSTAIN for out, (_, bucket) in zip(found, requests, strict=True)]
-        return [output for output, (_, bucket) in zip(found, requests, strict=True) if bucket]
+            return [output if counts else boundary.ABSTAIN for output, counts in zip(found, filled, strict=True)]
+        return list(compress(found, filled))
 
     def run(
         self, values: Mapping[str, Any], rate: float, reader: boundary.OutputReader | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import traceback
 from abc import abstractmethod
@@ -26,9 +27,13 @@ from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts, releases_in
 from langchain_dpicl.release.watched import WatchedExamples
 from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection.rules import text_searched
 
 _LINE = 300
 """Characters of what a call raised, in one line."""
+
+_PATIENCE = 10.0
+"""Seconds that a call waits for a server that asks it to wait. In a release it waits longer."""
 
 _SHOWN = 1500
 """Characters of a prompt or an output that the text of a report shows."""
@@ -36,12 +41,13 @@ _SHOWN = 1500
 
 @dataclass(frozen=True)
 class RehearsedCall:
-    """One public call: of the member, or of an aggregator's own chain.
+    """One public call: of the member, of an aggregator's own chain, or of a ``search_query``.
 
     Attributes
     ----------
     name
-        What it was given: "with 2 examples", "without examples", or "the aggregator's public call".
+        What it was given: "with 2 examples", "without examples", or what else is asked in public: "the aggregator's
+        public call", "the text to search for".
     prompts
         What the LangChain models in it were asked, in order. What code sends to a model by other ways is not seen.
     output
@@ -209,7 +215,8 @@ def hear(
     Unless it ``must_count``, the output is fine if it is of the kind that the aggregator reads, whatever it says.
     """
     heard, started = _Heard(chain), time.perf_counter()
-    (found,) = yield boundary.private_calls(heard, [request], max_concurrency=1, timeout=timeout)
+    how: dict[str, Any] = {"max_concurrency": 1, "timeout": timeout, "patience": _PATIENCE}
+    (found,) = yield boundary.private_calls(heard, [request], **how)
     error, trace, parsed = heard.line, heard.traceback, None
     late = found is boundary.ABSTAIN and (heard.error is None or not heard.ended)
     if late:
@@ -227,9 +234,11 @@ def hear(
                 error = error or _useless(found, aggregator, reason)
     seconds = time.perf_counter() - started if late else heard.seconds
     output = None if heard.error or late else found
-    plain = output if isinstance(output, (str, int, float, type(None))) else text_of(output) or repr(output)
-    read = isinstance(request[1], WatchedExamples) and request[1].read
-    prompts = tuple(heard.hearing.prompts)
+    is_plain = math.isfinite(output) if isinstance(output, float) else isinstance(output, (str, int, type(None)))
+    plain = output if is_plain else text_of(output) or repr(output)
+    (values, bucket), prompts = request, tuple(heard.hearing.prompts)
+    shown = "\n".join([*prompts, str(plain)])
+    read = isinstance(bucket, WatchedExamples) and (bucket.read or bucket.shown_in(shown, str(values)))
     return RehearsedCall(
         name, prompts, plain, parsed, error, trace, round(seconds, 4), heard.hearing.tokens, read
     ), output
@@ -289,8 +298,9 @@ class Rehearsing:
         ----------
         public_examples
             Examples that stand in for private ones: mappings with the store's keys, LangChain documents, or texts if
-            the store has no ``output_key``. They fill buckets as large as a member's may be, with a call for each. One
-            more call has no example, as an empty bucket has none. Not private records: the report shows them.
+            the store has no ``output_key``; of a store of `split_with_parents`, public documents that are split so,
+            too. They fill buckets as large as a member's may be, with a call for each. One more call has no example, as
+            an empty bucket has none. Not private records: the report shows them.
         question
             A request of the release, or the text alone.
         aggregator
@@ -348,6 +358,15 @@ class Rehearsing:
             except (InvalidParameter, ModelUnavailable) as error:
                 found.append(str(error))
                 aggregator = None
+        if self.selector.search_query is not None:
+            rewriting, _, seconds = self.public_chain(self.selector.search_query, 1)
+            rewriting = watched.without_store(rewriting, ())
+            call, made = yield from hear(rewriting, (values, nothing), seconds, "the text to search for")
+            calls.append(call)
+            try:
+                text_searched(made)
+            except ModelUnavailable as error:
+                found.append(str(error))
         for bucket in buckets:
             name = f"with {bucket.number} example{'s' * (bucket.number > 1)}"
             call, _ = yield from hear(chain, (values, bucket), self.timeout, name, aggregator)
@@ -358,7 +377,7 @@ class Rehearsing:
                 type(self.public_member).__name__,
                 f"a chain that reads its examples: {watched.READS_NOTHING}",
             )
-            refused.add_note(str(Rehearsal(values, tuple(calls))))
+            refused.add_note(str(Rehearsal(values, tuple(calls), (str(refused),))))
             raise refused
         call, _ = yield from hear(
             chain, (values, nothing), self.timeout, "without examples", aggregator, must_count=False

@@ -35,7 +35,6 @@ from langchain_dpicl.release.transaction import (
     settle,
     transact,
 )
-from langchain_dpicl.selection.rules import Sought
 
 _PROOF_SECONDS = 60
 
@@ -50,7 +49,8 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     Parameters
     ----------
     aggregator
-        The mechanism: ``NoisyVote(labels)``, ``EmbeddingMean(...)``, ``Keywords.joint_em(...)``, ``Keywords.ptr(...)``.
+        The mechanism: ``NoisyVote(labels)``, ``CandidateVote(...)``, ``EmbeddingMean(...)``, ``Structured(Model)``,
+        ``NoisyMedian(low, high)``, ``NoisyMean(low, high)``, ``Keywords.joint_em(...)``, ``Keywords.ptr(...)``.
     budget
         Counts every release; its plan sets the noise.
     line
@@ -238,10 +238,9 @@ class SealedRelease(AnyRelease[T]):
 
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
         """The aggregator for this query, and what the selector looks for: its embedding and filter."""
-        values, vector, answers = request.asked, None, ()
-        if self.selector.nearest_to is not None:
-            text = yield from self.ensemble.search_text(values)
-            vector = yield Either(partial(self.store.embed_query, text), partial(self.store.aembed_query, text))
+        values, answers = request.asked, ()
+        text = None if self.selector.nearest_to is None else (yield from self.ensemble.search_text(values))
+        query = yield from self.looked_for(request, text)
         if self._candidates is not None:
             chain, count, timeout = self._candidates
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
@@ -250,7 +249,12 @@ class SealedRelease(AnyRelease[T]):
         self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)
-        return aggregator, Sought(vector, request.wanted) if self.selector.rules else vector
+        return aggregator, query
+
+    def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:
+        if values is None:
+            values = dict.fromkeys({*self.ensemble.needs, self.query_key, self.store.input_key}, "ready?")
+        return (yield from self.ensemble.ask(values)) if self.ensemble.has_member else None
 
     def eligible(self, ready: Any) -> Find | None:
         """Finds the owners near enough to the query, with an exemplar that passes its filter."""

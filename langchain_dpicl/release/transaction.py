@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls.flow import Flow, together
+from langchain_dpicl.calls.observing import observer, took
 from langchain_dpicl.errors import (
     DPICLError,
     InvalidParameter,
@@ -210,7 +212,10 @@ def checked(release: Release, values: Any) -> Request:
     """Step 1, which blocks if it solves a plan or reads a store's file."""
     boundary.check_surroundings()
     release.store.refresh()  # a file that cannot be followed is known before anything is charged
-    return release.check(values)
+    began = time.perf_counter()  # after the store: how long that is read depends on what it holds
+    request = release.check(values)
+    took("check", began)
+    return request
 
 
 def charge(release: Release, requests: Sequence[Request], at_once: int | None = None) -> Flow[list[Charged]]:
@@ -222,13 +227,22 @@ def charge(release: Release, requests: Sequence[Request], at_once: int | None = 
         known = line.ahead(ids, principal)
     answered = [answer for answer in known if answer is not None]
     if len(answered) == len(requests):  # there is nothing to charge
+        _tell(release, line, answered)
         return [Charged(request, None, answer) for request, answer in zip(requests, answered, strict=True)]
     fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
     made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once))
     rest = iter(made)
     ready = [None if answer is not None else next(rest) for answer in known]
     entries = yield from _charged(release, requests, ready)
+    _tell(release, line, entries)
     return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
+
+
+def _tell(release: Release, line: BudgetLine, entries: Sequence[Charge | Replayed]) -> None:
+    """Tell the server, if there is one. Equal requests share a charge, which pays for the first of them."""
+    if (found := observer()) is not None:
+        charges = len({id(entry) for entry in entries if isinstance(entry, Charge)})
+        found.charged(release.budget.name, line.name, charges, len(entries) - charges)
 
 
 def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]) -> Flow[Entries]:
@@ -242,7 +256,7 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
     def by_owners(find: Sequence[Find | None]) -> Flow[Entries]:
         """Find each query's eligible owners, and charge them. Private."""
         owners = yield lambda: [None if each is None else line.ask(release.store, each()) for each in find]
-        return (yield from pay(owners=owners))
+        return (yield from pay(owners=owners, units=units))
 
     if line.tickets is not None:
         finds = [None if each is None else release.eligible(each) for each in ready]
@@ -272,7 +286,10 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
         raise found.error()
     outcome, answer, unused = release.kept(charged, found)
     # No cancellation comes between the work and its record.
+    began = time.perf_counter()
     receipt = request.line.record(entry, outcome, answer, unused=unused, text=request.text)
+    if request.line.tickets is None:  # else every owner who paid may get tickets back
+        took("receipt", began)
     return (yield from release.answer(charged, found, receipt)), receipt
 
 

@@ -40,33 +40,9 @@ READS_NOTHING = (
 
 
 class WatchedExamples(Examples):
-    """Public examples that notice whether anybody reads them: ``read``."""
+    """Public examples that notice whether anybody reads them: ``read``. Code in C may read them unnoticed."""
 
     read = False
-
-    def _noticed(self, name: str, *given: Any) -> Any:
-        self.read = True
-        return getattr(super(), name)(*given)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.read = True
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        self.read = True
-        return super().__len__()
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._noticed("__getitem__", index)
-
-    def __reversed__(self) -> Any:
-        return self._noticed("__reversed__")
-
-    def __contains__(self, item: object) -> bool:
-        return bool(self._noticed("__contains__", item))
-
-    def __add__(self, other: Any) -> Any:
-        return self._noticed("__add__", other)
 
     def __repr__(self) -> str:
         return f"<{self.number} examples>"
@@ -77,6 +53,28 @@ class WatchedExamples(Examples):
     def number(self) -> int:
         """How many there are, without reading."""
         return list.__len__(self)
+
+    def shown_in(self, shown: str, question: str) -> bool:
+        """Whether the text of one of them stands in prompts or an output, and not in the question."""
+        texts = (exemplar[self.input_key] for exemplar in list.__iter__(self))
+        return any(text in shown and text not in question for text in texts)
+
+    def __radd__(self, other: Any) -> Any:
+        return other + list(self)
+
+
+def _watch(name: str) -> None:
+    def noticed(self: WatchedExamples, *given: Any, **named: Any) -> Any:
+        self.read = True
+        return getattr(list, name)(self, *given, **named)
+
+    setattr(WatchedExamples, name, noticed)
+
+
+for (
+    _name
+) in "__iter__ __len__ __getitem__ __reversed__ __contains__ __add__ __mul__ __eq__ __ne__ copy sort index".split():
+    _watch(_name)
 
 
 def public_buckets(given: object, selector: PoissonExampleSelector) -> list[WatchedExamples]:
@@ -188,11 +186,12 @@ def names_examples(chain: Any) -> bool:
 
 def _names(text: str) -> bool:
     """Whether a text is the key, or a template that may name it."""
-    return text == "examples" or ("{" in text and re.search(r"\bexamples\b", text) is not None)
+    return text == "examples" or re.search(r"\{[^{}]*\bexamples\b", text) is not None
 
 
 def _texts_of(code: CodeType) -> Iterator[str]:
-    yield from (*code.co_names, *code.co_varnames)
+    """Constants and names, of variables the arguments alone."""
+    yield from (*code.co_names, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _texts_of(constant)

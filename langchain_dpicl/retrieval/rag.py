@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,14 +23,16 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_dpicl.aggregators import Aggregator
+from langchain_dpicl.aggregators import Aggregator, CandidateVote
 from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.budget import Budget
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
 from langchain_dpicl.private.boundary import check_public, searches
 from langchain_dpicl.private.copies import Timeout
 from langchain_dpicl.private.reach import is_named
+from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
@@ -41,12 +44,6 @@ from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors
 from langchain_dpicl.store.standin import DOCUMENTS, bucket_here, documents_of
-
-CALLS = 20
-"""Calls of one owner each on average, unless told otherwise."""
-
-ELIGIBLE = 0.2
-"""What share of the owners a question is taken to find eligible, unless told otherwise."""
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
@@ -60,7 +57,7 @@ _OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.C
 def wrap_rag(
     chain: Any,
     source: PrivateStore | VectorStore | VectorStoreRetriever,
-    aggregator: Aggregator[Any],
+    aggregator: Aggregator[Any] | Sequence[str] | Runnable[Any, Any],
     budget: Budget,
     *,
     calls: float | None = None,
@@ -102,7 +99,8 @@ def wrap_rag(
         `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k`` and
         a filter. A store stands for the one vector store that the chain searches.
     aggregator, budget, line, noise, return_receipt
-        As for `DPAggregate`.
+        As for `DPAggregate`. For texts: public candidates, a list or a chain that writes them without documents, among
+        which a `CandidateVote` with the store's embedding model chooses.
     calls, pad_to, max_calls
         As for `PoissonExampleSelector`: each sampled owner has a copy of its own, and so many have one on average.
         Default: 20 calls, padded to 35.
@@ -116,7 +114,8 @@ def wrap_rag(
         amplified: for the largest collections.
     documents
         The most documents in a member's bucket. Default: the largest ``k`` of the chain's searches (``fetch_k`` of
-        MMR, 20 unless given), else 4. Say it if a function asks for more, or several queries should find more.
+        MMR, 20 unless given), else 4. Say it if a function asks for more, or several queries should find more. A search
+        finds its own ``k`` of them, however many there are: for more in a prompt, raise the retriever's ``k``.
     threshold
         The relevance gate of `PoissonExampleSelector`: only owners with a document at least so similar to the question
         take part in an answer. With a budget of ``tickets=True`` an owner pays only for these questions. The default
@@ -154,13 +153,16 @@ def wrap_rag(
     A chat's history is part of the request, and stays outside: ``RunnableWithMessageHistory(release, ...)`` keeps the
     questions and the released answers.
 
-    The ledger's replay knows a chain by these settings alone. Give two different chains two lines, two budgets or
-    ``replay=False``: on one line the second would answer an equal question with the first one's release.
+    The ledger's replay knows a chain by these settings alone, and of ``search_query`` only that there is one. Give two
+    different chains two lines, two budgets or ``replay=False``: on one line the second would answer an equal question
+    with the first one's release.
 
     Promise. All documents of an owner lie in one call's bucket, drawn by the owner's own coins, and a copy searches its
     own bucket alone. So without an owner one call is missing (with ``members``: one member's input differs), and the
     aggregator's promise for one output holds here. An owner's own documents, the question and the public threshold
     decide whether the owner takes part.
+
+    Warns (`PrivacyWarning`) if the plan of a vote is a poor one for the public numbers: see ``dpicl advise``.
 
     Raises
     ------
@@ -178,6 +180,10 @@ def wrap_rag(
     """
     if isinstance(chain, AnyRelease):
         raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
+    listed = isinstance(aggregator, (list, tuple, Runnable))
+    if not listed and not isinstance(aggregator, Aggregator):
+        bound = "an Aggregator such as NoisyVote(labels), or for texts public candidates: a list of them, or a chain"
+        raise InvalidParameter("aggregator", type(aggregator).__name__, bound)
     public = check_public(public)
     fixed = None
     collection: Any = None
@@ -199,6 +205,7 @@ def wrap_rag(
         if not isinstance(collection, VectorStore):
             raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
+    chosen: Any = CandidateVote(store.embeddings, aggregator) if listed else aggregator  # type: ignore[arg-type]
     replaced, allow_state = on_stand_in(coerce_to_runnable(chain), store, collection, public, allow_state)
     if searches(replaced) == (documents_key is not None):
         bound = "given if the chain has no search of its own" if documents_key is None else "None if the chain searches"
@@ -247,7 +254,10 @@ def wrap_rag(
     }  # fmt: skip
     member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
     ensemble = AskedEnsemble(selector, member, form, question_key, documents_key, needed, **settings)
-    return PrivateRAG(ensemble, DPAggregate(aggregator, budget, line=line, noise=noise, return_receipt=return_receipt))
+    release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, noise=noise, return_receipt=return_receipt))
+    if said := poor_plan(release):
+        warnings.warn(said, PrivacyWarning, stacklevel=2)
+    return release
 
 
 class PrivateRAG(SealedRelease[T]):

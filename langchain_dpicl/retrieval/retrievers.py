@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 
 from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Released
-from langchain_dpicl.release.base import SAID, AnyRelease, handled_by_fallbacks, releases_in, said
+from langchain_dpicl.release.base import SAID, AnyRelease, NeverHidden, releases_in, said
 
 
-class DPRetriever(Released, BaseRetriever):
+class DPRetriever(NeverHidden, Released, BaseRetriever):
     """A retriever whose documents are releases: put it in the place of a chain's retriever, and the chain is private.
 
     Parameters
@@ -35,7 +35,8 @@ class DPRetriever(Released, BaseRetriever):
     on_exhausted
         What happens if the budget is spent, the model is down or the members abstain: "raise" the error, or give it as
         a "message", a document that says so, with the error's name in its metadata. "auto" (default): a message within
-        an agent's tool, which reads it and goes on, else an error.
+        an agent's tool, which reads it and goes on, else an error. A tool that searches in tasks or threads of its own
+        (``gather``, ``batch``, a `MultiQueryRetriever` around this one) is not recognised: say "message" there.
 
     In a release of `wrap_rag` only documents near to the query take part (its ``threshold``), and in another release if
     its selector has a threshold.
@@ -84,7 +85,7 @@ class DPRetriever(Released, BaseRetriever):
     ) -> list[Document]:
         request, k = self._checked(query, k)
         try:
-            return _documents(self.release.invoke(request, {"callbacks": run_manager.get_child()}), k)
+            return _documents(self.release.invoke(request, _config(run_manager)), k)
         except tuple(SAID) as error:
             return self._told(error)
 
@@ -93,20 +94,9 @@ class DPRetriever(Released, BaseRetriever):
     ) -> list[Document]:
         request, k = self._checked(query, k)
         try:
-            return _documents(await self.release.ainvoke(request, {"callbacks": run_manager.get_child()}), k)
+            return _documents(await self.release.ainvoke(request, _config(run_manager)), k)
         except tuple(SAID) as error:
             return self._told(error)
-
-    def with_fallbacks(
-        self,
-        fallbacks: Sequence[Runnable[Any, Any]],
-        *,
-        exceptions_to_handle: tuple[type[BaseException], ...] | None = None,
-        exception_key: str | None = None,
-    ) -> Any:
-        """As of a release: a fallback never hides `PrivacyBudgetExceeded`."""
-        handled = handled_by_fallbacks(exceptions_to_handle)
-        return super().with_fallbacks(fallbacks, exceptions_to_handle=handled, exception_key=exception_key)
 
     def _told(self, error: Exception) -> list[Document]:
         """The error as a document, or the error."""
@@ -118,6 +108,11 @@ class DPRetriever(Released, BaseRetriever):
         if not isinstance(query, str):
             raise InvalidParameter("query", type(query).__name__, "a text")
         return {self.input_key: query}, self.k if k is None else checks.whole("k", k)
+
+
+def _config(run: AsyncCallbackManagerForRetrieverRun | CallbackManagerForRetrieverRun) -> RunnableConfig:
+    """Of the release: with the metadata, by which it knows requests that LangServe's own routes let in."""
+    return {"callbacks": run.get_child(), "metadata": dict(run.inheritable_metadata)}
 
 
 def _within_tool() -> bool:

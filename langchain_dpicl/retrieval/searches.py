@@ -13,6 +13,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
+from langchain_core.structured_query import Comparator, Comparison, StructuredQuery, Visitor
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
@@ -123,11 +124,23 @@ def searches_in(chain: Any) -> list[Search]:
             search = Search(str(getattr(kind, "value", kind)), {**settings, **added})
             if is_library(type(part).__module__):
                 check_search(search.kind, search.settings)
+                _check_translator(getattr(part, "structured_query_translator", None))
             found.append(search)
         elif is_one(part, BaseExampleSelector) and hasattr(part, "vectorstore"):
             limits = {name: getattr(part, name) for name in ("k", "fetch_k") if hasattr(part, name)}
             found.append(Search("mmr" if "fetch_k" in limits else "similarity", limits))
     return found
+
+
+def _check_translator(translator: Any) -> None:
+    """Refuse a self-query retriever whose filters no bucket carries out: each member would fail, and be charged."""
+    if is_one(translator, Visitor):
+        equal = Comparison(comparator=Comparator.EQ, attribute="name", value="value")
+        try:
+            check_search("similarity", translator.visit_structured_query(StructuredQuery(query="", filter=equal))[1])
+        except Exception:
+            bound = "one that writes filters as mappings with $eq, $and and the like, such as a ChromaTranslator"
+            raise InvalidParameter("structured_query_translator", type(translator).__name__, bound) from None
 
 
 def _prepared(chain: Any) -> Iterator[Any]:

@@ -111,7 +111,8 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     search_query
         Makes the text to be near to, if that is not what stands under ``nearest_to``: a Runnable or a function of the
         request, such as a model that makes one question of a chat's history. A public call before the charge; if it
-        fails, or gives no text, that is `ModelUnavailable` at no cost.
+        fails, or gives no text, that is `ModelUnavailable` at no cost. The ledger's replay knows that there is one, and
+        not which: give two of them two lines, as two members.
 
     With ``nearest_to``, a sampled bucket of a few exemplars has nothing near to offer, so take a higher ``rate`` than
     without: it finds better exemplars and amplifies less. At rate=1 all owners are split at random into N private
@@ -242,8 +243,11 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     def crowd(self, rate: float, owners: int | None) -> Crowd:
         """The public numbers of one release's outputs at a plan's rate, chosen for so many owners (None: unknown)."""
-        owners = self._eligible if owners is None else self._typical(owners)
-        return Crowd.of(self.members, rate, owners, self.calls, self.max_calls is not None)
+        return Crowd.of(self.members, rate, self.sampled_from(owners), self.calls, self.max_calls is not None)
+
+    def sampled_from(self, owners: int | None) -> int | None:
+        """The public number of owners who may be sampled for a typical query, of so many in all (None: unknown)."""
+        return self._eligible if owners is None else self._typical(owners)
 
     def check_owners(self) -> None:
         """Refuse a store with too few owners to sample as asked: `InvalidParameter`, or `InvalidRecords` for none.
@@ -285,9 +289,10 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if not self.gated:
             raise InvalidParameter("threshold", None, "given: without one nobody is let through, or kept out")
         with self.store.reading() as view:
-            return self._let_through(view, self._sought(query))
+            return self._let_through(view, self.sought(query))
 
-    def _sought(self, query: Vectors | Sought | None) -> Sought:
+    def sought(self, query: Vectors | Sought | None) -> Sought:
+        """What `embed_query` gave, as a question to the store. Raises `InvalidParameter` for anything else."""
         sought = query if isinstance(query, Sought) else Sought(query, None)
         if (sought.vector is None) != (self.nearest_to is None) or bool(self.rules) != isinstance(query, Sought):
             raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
@@ -314,7 +319,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         gave. ``among`` are the owners who may flip a coin, if a budget has asked `eligible` already. ``with_vectors``:
         buckets carry their exemplars' vectors, for members that search them.
         """
-        sought, draw = self._sought(query), self._randomness
+        sought, draw = self.sought(query), self._randomness
         rate = self.rate if rate is None else rate
         if rate is None:
             raise InvalidParameter("rate", None, "the plan's, which chooses it")
@@ -329,12 +334,8 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
                 first = np.argsort(priority)[: self.max_calls]
                 chosen, priority = chosen[first], priority[first]
                 buckets_made, member_of = len(chosen), np.arange(len(chosen))
-            rows, position = view.rows_of(chosen)
-            if sought.wanted is not None:
-                passing = view.passing(rows, sought.wanted)
-                rows, position = rows[passing], position[passing]
+            rows, position, far = sought.rows(view, chosen)
             order_within = draw.uniforms(len(rows))
-            far = np.zeros(len(rows), np.float32) if sought.vector is None else -view.similarity(rows, sought.vector)
             if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
                 # Of one owner's rows the nearest, else the first in its own random order.
                 order = np.lexsort((order_within, far, position))

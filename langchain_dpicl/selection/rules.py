@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
+from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Vectors, attempt
 
@@ -33,6 +36,16 @@ class Sought:
 
     vector: Vectors | None
     wanted: MetadataFilter | None
+
+    def rows(self, view: StoreView, owners: Numbers) -> tuple[Numbers, Numbers, NDArray[np.float32]]:
+        """Of these owners' exemplars those that pass: their rows, each one's position in ``owners``, and how far it is
+        from the query, 0 for each if nearness does not count. Private."""
+        rows, position = view.rows_of(owners)
+        if self.wanted is not None:
+            passing = view.passing(rows, self.wanted)
+            rows, position = rows[passing], position[passing]
+        far = np.zeros(len(rows), np.float32) if self.vector is None else -view.similarity(rows, self.vector)
+        return rows, position, far
 
 
 def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | None:
@@ -69,6 +82,13 @@ class Rules:
 
     def __bool__(self) -> bool:
         return bool(self._filters) or self._visible_to is not None
+
+    def named(self, principal: str | None) -> list[str]:
+        """What tells these rules for this caller from others: filters in words, functions by their names."""
+        found = [
+            str(getattr(each, "__qualname__", type(each))) if callable(each) else str(each) for each in self._filters
+        ]
+        return found if self._visible_to is None else [*found, f"visible to {principal}"]
 
     def wanted(self, values: Mapping[str, Any], principal: str | None) -> MetadataFilter | None:
         """What an exemplar has to pass for this request of this caller; None for nothing. Raises `InvalidParameter`."""

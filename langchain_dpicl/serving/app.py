@@ -16,29 +16,34 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import ladder
+from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import releases_in
+from langchain_dpicl.serving import logs
 from langchain_dpicl.serving.config import Configuration, read
 from langchain_dpicl.serving.guards import ApiKeys, failure_of
+from langchain_dpicl.serving.health import Readiness
+from langchain_dpicl.serving.metrics import Metrics
 from langchain_dpicl.serving.routes import add_dp_routes, heads_in
 from langchain_dpicl.serving.state import by_budget, unit_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 ENVIRONMENT = "DPICL_SERVE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,30 +70,31 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     """
     from fastapi import APIRouter, FastAPI, Security
     from fastapi.security import HTTPBearer
-    from starlette.exceptions import HTTPException
 
-    server, keys = settings.server, ApiKeys(settings.keys)
-    if settings.keys and server.anonymous:
+    server, keys = settings.server, settings.api_keys()
+    if keys and server.anonymous:
         raise InvalidParameter("server.anonymous", True, "left out if there are keys")
-    if not settings.keys and not (server.anonymous and server.host in LOOPBACK):
+    if not keys and not (server.anonymous and server.host in LOOPBACK):
         bound = "at least one key (dpicl serve --new-key NAME), or server.anonymous: true on a loopback host"
         raise InvalidParameter("keys", "none", bound)
+    if settings.metrics is not None and keys and settings.metrics.key is None:
+        raise InvalidParameter("metrics.key", None, "the hash of a key for whoever reads the metrics (--new-key)")
     runnable = settings.build() if chain is None else chain
-    app = FastAPI(title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: _life(runnable))
+    metrics: Metrics | None = None
+    operator: Callable[[Request], str | None] = _local_caller
+    if settings.metrics is not None:
+        metrics = Metrics(releases_in(runnable), principals=settings.metrics.principals)
+        if settings.metrics.key is not None:
+            operator = ApiKeys({"metrics": settings.metrics.key}).known
+    app = FastAPI(title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: _life(runnable, metrics))
     bearer = HTTPBearer(auto_error=False, description="A key of dpicl serve --new-key.")  # `ApiKeys` looks at it
-    router = APIRouter(dependencies=[Security(bearer)] if settings.keys else [])
-
-    def local_caller(request: Request) -> str | None:
-        """One principal for this machine. Another name in the Host header is a web page that reaches through a
-        browser."""
-        return "anonymous" if request.url.hostname in LOOPBACK else None
-
-    principal_from = keys.principal if settings.keys else local_caller
+    router = APIRouter(dependencies=[Security(bearer)] if keys else [])
+    principal_from = keys.principal if keys else _local_caller
     limits = server.model_dump(include={"max_body_bytes", "max_batch", "max_concurrency", "body_seconds"})
     add_dp_routes(router, runnable, server.path, principal_from=principal_from, **limits)
     app.include_router(router)
     if server.page:
-        about: dict[str, Any] = {"api": server.path, "title": server.title, "needs_key": bool(settings.keys)}
+        about: dict[str, Any] = {"api": server.path, "title": server.title, "needs_key": bool(keys)}
         if releases := releases_in(runnable):
             about["line"], key = releases[0].line_name, releases[0].query_key
             about["beside"] = bool(heads_in(runnable))
@@ -98,18 +104,54 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         add_page(app, input_key=server.input_key or key, **about)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return failure_of(error, request.scope["path"]).response()
+        failure = failure_of(error, request.scope["path"])
+        request.state.dpicl_error = failure.error
+        return failure.response()
 
+    servers = settings.model.choice.servers if chain is None else None
+    readiness = Readiness(releases_in(runnable), heads_in(runnable), server.ready_question, servers)
+
+    async def health() -> Response:
+        return JSONResponse({"alive": True})
+
+    async def ready(request: Request) -> Response:
+        parts = await readiness.look()
+        said: dict[str, Any] = {"ready": all(parts.values()), **parts}
+        if metrics is not None and servers is not None and operator(request) is not None:
+            said["servers"] = await readiness.servers()
+        return JSONResponse(said, 200 if said["ready"] else 503)
+
+    async def shown(request: Request) -> Response:
+        assert metrics is not None
+        if operator(request) is None:
+            raise HTTPException(401, headers={"WWW-Authenticate": "Bearer"})
+        content, media_type = await asyncio.to_thread(metrics.shown, request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": media_type})
+
+    app.add_api_route("/health", health, include_in_schema=False)
+    app.add_api_route("/ready", ready, include_in_schema=False)
+    if metrics is not None:
+        app.add_api_route("/metrics", shown, include_in_schema=False)
     app.state.chain = runnable
     app.add_exception_handler(HTTPException, failed)
     app.add_exception_handler(Exception, failed)
+    within = app.build_middleware_stack()  # the handler of unforeseen errors, too
+    app.middleware_stack = logs.Around(within, metrics, server.log_questions)
     return app
+
+
+def _local_caller(request: Request) -> str | None:
+    """One principal for this machine. Another name in the Host header is a web page that reaches through a browser."""
+    return "anonymous" if request.url.hostname in LOOPBACK else None
 
 
 def from_environment() -> FastAPI:
     """Make a worker's application from the configuration that its parent has put into the environment."""
     held = json.loads(os.environ[ENVIRONMENT])
-    return create_app(read(held["config"], **held["server"]))
+    settings = read(held["config"], **held["server"])
+    if settings.server.log_format == "json":
+        logs.begin_json()
+    return create_app(settings)
 
 
 def ask_heads(chain: Runnable[Any, Any]) -> None:
@@ -119,13 +161,32 @@ def ask_heads(chain: Runnable[Any, Any]) -> None:
         head.invoke("ready?")
 
 
+def embed_questions(chain: Runnable[Any, Any]) -> None:
+    """Load what releases with a gate need: their vectors, and by a public question their model.
+
+    If it fails, `/ready` says so.
+    """
+    for release in releases_in(chain):
+        if release.selector.threshold is not None:
+            with contextlib.suppress(Exception):
+                release.store.load_vectors()
+        if release.selector.nearest_to is not None:
+            with contextlib.suppress(Exception):
+                release.store.embed_query("ready?")
+
+
 @contextlib.asynccontextmanager
-async def _life(chain: Runnable[Any, Any]) -> AsyncIterator[None]:
-    """Warm up, with more threads than asyncio's few: members that block must not keep the ledger waiting."""
+async def _life(chain: Runnable[Any, Any], metrics: Metrics | None) -> AsyncIterator[None]:
+    """Warm up, with more threads than asyncio's few: members that block must not keep the ledger waiting.
+
+    One after the other: scipy cannot be imported while another thread imports torch.
+    """
     with ThreadPoolExecutor(64, thread_name_prefix="dpicl-serve") as pool:
         asyncio.get_running_loop().set_default_executor(pool)
-        await asyncio.to_thread(warm, chain)
-        await asyncio.to_thread(ask_heads, chain)
+        for load in (warm, ask_heads, embed_questions):
+            await asyncio.to_thread(load, chain)
+        if metrics is not None:
+            await asyncio.to_thread(metrics.begin)
         yield
     for release in releases_in(chain):  # SIGTERM is sent again after this, and ends the process at once
         release.budget.close()
@@ -179,7 +240,7 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
                 for each in tried:
                     each.declare()
                 bound = [each.tried_line() for each in tried]
-            for line in bound:
+            for release, line in zip(releases, bound, strict=True):
                 spent = line.spent() if is_shared else None  # else each principal has a counter
                 lines[line.name] = {
                     "line": line.name,
@@ -190,6 +251,7 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
                     "mechanism": line.plan_line.describe(),
                     "rate": line.rate,
                     "parameter": line.parameter,
+                    "warning": poor_plan(release, line.plan_line),
                 }
         found.append({**facts, "tickets": tickets, "frozen": is_frozen, "lines": list(lines.values())})
     return found
@@ -239,8 +301,6 @@ def add_page(
             raise InvalidParameter(name, value, "a non-empty string")
     if line is not None and (head or not isinstance(line, str)):
         raise InvalidParameter("line", line, "a line of the budget, or None, as for a head")
-    from starlette.responses import HTMLResponse
-
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     settings = {"api": api.rstrip("/"), "inputKey": input_key, "needsKey": bool(needs_key), "line": line}
     settings |= {"head": bool(head)} | ({"beside": True} if beside else {})

@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, Field
 
 from langchain_dpicl import errors
+from langchain_dpicl.calls.observing import observer
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 
@@ -81,7 +82,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
             phrase = HTTPStatus(error.status_code).phrase if known else "Error"
             detail = error.detail if isinstance(error.detail, str) and error.detail else phrase
             return Failure(error.status_code, phrase.title().replace(" ", ""), detail, error.headers)
-        case InvalidParameter(parameter="input"):  # any other parameter is the deployer's
+        case InvalidParameter(parameter="input" | "filter"):  # any other parameter is the deployer's
             return Failure(422, "InvalidParameter", str(error))
         case errors.PrivacyBudgetExceeded():
             return Failure(429, "PrivacyBudgetExceeded", str(error))
@@ -94,6 +95,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
             logger.error("%s: the ledger cannot be used: %s", where, error)
             message = "the ledger cannot be used now; without it nothing is released, and what it has charged stands"
             return Failure(503, "LedgerUnavailable", message)
+        case errors.StoreError():
+            logger.error("%s: the store cannot be used: %s", where, error)
+            return Failure(503, "StoreUnavailable", "the records cannot be read now; what was charged stands")
         case errors.ReleaseFailed():
             return Failure(500, "ReleaseFailed", str(error))
     last = traceback.extract_tb(error.__traceback__, limit=-1)
@@ -120,36 +124,77 @@ def check_name(name: str) -> str:
 
 
 class ApiKeys:
-    """Names and hashes of keys; finds the owner of the key in a request.
+    """Names and hashes of keys; finds the name of the key in a request.
+
+    A name may have several keys: an old one and its successor are the same principal, with the same budget.
+
+    Parameters
+    ----------
+    hashes
+        Each name's hash, or hashes.
+    news
+        Looked at before each request: new ``hashes`` in the place of the old, or None if nothing has changed. If they
+        are not valid, the old ones stay, and the log says so.
 
     Raises `InvalidParameter`, without showing the value in the place of a hash: it may be a key.
     """
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
-        for name, digest in hashes.items():
-            check_name(name)
-            if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
-                raise InvalidParameter(f"keys.{name}", "(not shown)", "64 hex digits, as dpicl serve --new-key prints")
-        if len(set(hashes.values())) < len(hashes):
-            raise InvalidParameter("keys", "(not shown)", "a key of its own for every name")
-        self._hashes = dict(hashes)
+    def __init__(
+        self,
+        hashes: Mapping[str, str | Sequence[str]] | None = None,
+        news: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    ) -> None:
+        self._news = news
+        self._hashes = _checked((news() or {}) if hashes is None else hashes)
 
-    def principal(self, request: Request) -> str:
-        """Return the name of the bearer key in a request. Takes equally long for all keys.
+    @property
+    def names(self) -> list[str]:
+        """The principals."""
+        return list(dict.fromkeys(name for name, _ in self._hashes))
 
-        Raises a 401 without a known key.
-        """
-        from starlette.exceptions import HTTPException
+    def _follow(self) -> None:
+        try:
+            if (news := self._news()) is not None and (found := _checked(news)) != self._hashes:
+                self._hashes = found
+                logger.warning("the keys were read again: %s", ", ".join(self.names))
+        except InvalidParameter as error:
+            logger.error("the keys cannot be read again, and those before stay: %s", error)
 
+    def known(self, request: Request) -> str | None:
+        """Return the name of the bearer key in a request; None without a known one. Takes equally long for all keys."""
+        self._follow()
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given, found = hash_of(key.strip()), None
-        for name, digest in self._hashes.items():
+        for name, digest in self._hashes:
             if hmac.compare_digest(given, digest):
                 found = name
-        if found is None or scheme.lower() != "bearer":
+        return found if scheme.lower() == "bearer" else None
+
+    def principal(self, request: Request) -> str:
+        """Return the name of the bearer key in a request. Raises a 401 without a known one."""
+        from starlette.exceptions import HTTPException
+
+        if (found := self.known(request)) is None:
             message = "a known API key is needed: Authorization: Bearer KEY"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         return found
+
+
+def _checked(hashes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Every name with each of its hashes."""
+    found = [
+        (check_name(name), digest)
+        for name, given in hashes.items()
+        for digest in (given if isinstance(given, list) and given else [given])
+    ]
+    for name, digest in found:
+        if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise InvalidParameter(f"keys.{name}", "(not shown)", "64 hex digits, as dpicl serve --new-key prints")
+    if not found:
+        raise InvalidParameter("keys", "none", "at least one name with its hash")
+    if len({digest for _, digest in found}) < len(found):
+        raise InvalidParameter("keys", "(not shown)", "a key of its own for every name")
+    return found
 
 
 @dataclass(frozen=True)
@@ -247,6 +292,7 @@ class Slots:
             if self._waiting >= self._size:
                 raise busy
             self._waiting += 1
+            self._tell()
             try:
                 async with asyncio.timeout(_PATIENCE_SECONDS), self._first_in_line:
                     while self._free < slots:
@@ -256,16 +302,23 @@ class Slots:
                 raise busy from None
             finally:
                 self._waiting -= 1
+                self._tell()
         self._free -= slots
+        self._tell()
         task = asyncio.create_task(work())
         self._running.add(task)  # the event loop itself keeps only a weak reference
 
         def ended(task: asyncio.Task[T]) -> None:
             self._running.discard(task)
             self._free += slots
+            self._tell()
             self._freed.set()
             if not task.cancelled():
                 task.exception()  # without this look, asyncio logs it with its traceback after the client has left
 
         task.add_done_callback(ended)
         return task
+
+    def _tell(self) -> None:
+        if (found := observer()) is not None:
+            found.queue(self._waiting, self._size - self._free)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.base import releases_in
@@ -72,6 +73,8 @@ def add_dp_routes(
 
     Raises `InvalidParameter` for a chain without a release or a head, and for limits that cannot work.
     """
+    for module in ("fastapi", "langserve.validation"):
+        require(module, "serve")
     found = (releases_in(runnable), heads_in(runnable)) if isinstance(runnable, Runnable) else ([], [])
     if not any(found):
         raise InvalidParameter("runnable", type(runnable).__name__, "a release, a head, or a chain with one in it")
@@ -115,10 +118,12 @@ def add_dp_routes(
                     if request.method == "POST":
                         body = await read_body(request, limits)
                         request._body, request._json = body, read_json(body) if body else None  # as `Request.json` does
+                        request.state.dpicl_asked = request._json
                     with acting_for(principal):
                         return await serve(request)
                 except Exception as error:
                     failure = failure_of(error, request.scope["path"])
+                request.state.dpicl_error = failure.error
                 return failure.response()
 
             return guarded

@@ -35,7 +35,7 @@ _STATUSES = {
     422: "The input is not valid. Nothing was charged.",
     429: "The budget is spent. A request without an answer was not charged.",
     500: "The server failed; a charge that was made stands.",
-    503: "The model or the ledger is down, or too many releases are under way.",
+    503: "The model, the store or the ledger is down, or too many releases are under way.",
 }
 _READING = (401, 422, 500, 503)
 _EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
@@ -90,7 +90,7 @@ def add_endpoints(
         responses = [{"run_id": run_id, "feedback_tokens": []} for run_id in run_ids]
         return answer({"output": outputs, "metadata": {"run_ids": run_ids, "responses": responses}})
 
-    async def stream(body: One) -> Response:
+    async def stream(body: One, request: Request) -> Response:
         # The first chunk, or a failure before it, decides the status.
         events: asyncio.Queue[bytes | Failure | None] = asyncio.Queue()
         left = asyncio.Event()
@@ -121,6 +121,7 @@ def add_endpoints(
             if event is None:
                 yield _event("end")
             else:
+                request.state.dpicl_error = event.error
                 yield _event("error", dumps({"status_code": event.status, "message": event.message}))
 
         await slots.start(release, 1)

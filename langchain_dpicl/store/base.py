@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, aembed_query, check_records, embed_query
+from langchain_dpicl.store.records import Batch, Owners, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
+    from langchain_core.indexing import RecordManager
 
     from langchain_dpicl.store.parents import MemberDocstore
     from langchain_dpicl.store.standin import MemberVectorStore
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 Watcher = Callable[[Sequence[int]], None]
-DocumentWatcher = Callable[[Sequence[str]], None]
-MarkWatcher = Callable[[bytes], None]
+MarkWatcher = Callable[[bytes], Callable[[], object]]
 PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
 
 SKETCH = 128
@@ -61,33 +61,6 @@ def embedder_of(embeddings: object) -> str:
     named = (getattr(embeddings, name, None) for name in ("model", "model_name", "deployment", "path"))
     model = next((str(found) for found in named if isinstance(found, (str, os.PathLike)) and str(found)), "")
     return f"{type(embeddings).__name__}({model})"
-
-
-class HiddenOwners:
-    """Owners' keys, which may be names: their ``repr`` is their number, and they are not pickled or copied."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} owners>"  # type: ignore[arg-type]
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("owners' keys are not pickled or copied")
-
-
-class Owners(HiddenOwners, Sequence[str]):
-    """The owners' keys, in order of first appearance. Private. No tuple: serialisers write those out."""
-
-    __slots__ = ("_keys",)
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._keys[index]
 
 
 @dataclass(frozen=True)
@@ -119,6 +92,20 @@ class Arrival:
     batch: Batch
     matrix: Vectors
     documents: Sequence[str]
+
+
+class Parting(NamedTuple):
+    """What `_tell` is to tell of an owner: exemplars' ids, parts of a fingerprint, what ends it in the ledgers."""
+
+    ids: Sequence[int] = ()
+    parts: Sequence[bytes] = ()
+    ends: Sequence[Callable[[], object]] = ()
+    failed: Exception | None = None
+
+    def end(self) -> None:
+        """Let the ledgers end it, and nobody else hear of it."""
+        for end in self.ends:
+            end()
 
 
 class StoreView(ABC):
@@ -186,7 +173,7 @@ class PrivateStore(PrivateRecords, ABC):
         self.input_key, self.output_key, self.owner_key = keys
         self.dimension = dimension
         self._watchers: list[Watcher] = []
-        self._document_watchers: list[DocumentWatcher] = []
+        self._record_managers: list[RecordManager] = []
         self._owner_watchers: list[tuple[bytes, MarkWatcher | None, PrintWatcher | None]] = []
 
     @property
@@ -215,6 +202,9 @@ class PrivateStore(PrivateRecords, ABC):
     def refresh(self) -> bool:
         """Take over what other processes have changed; whether there was anything. Every reading does it."""
         return False
+
+    def load_vectors(self) -> None:
+        """Have all vectors in memory that a threshold needs, so that the first question need not wait for them."""
 
     def add(
         self,
@@ -259,32 +249,41 @@ class PrivateStore(PrivateRecords, ABC):
     def on_owner_forgotten(
         self, key: bytes, marks: MarkWatcher | None = None, prints: PrintWatcher | None = None
     ) -> None:
-        """At the end of every `forget` of this object, give a ledger with this ``key`` the owner's mark and hashes.
+        """At every `forget` of this object, give a ledger with this ``key`` the owner's mark and hashes.
 
-        ``marks(mark)`` gets the owner's mark, unless an equal exemplar, its own owner too, still has that mark.
+        ``marks(mark)`` gets the owner's mark before the owner goes, unless an equal exemplar, its own owner too, still
+        has that mark; what it answers is called when the owner is gone (see `budget.owner_index`). At the end
         ``prints(gone, left)`` gets the hashes that the owner had in a `fingerprint` and nobody has now, and a function
         that computes the fingerprint of those who are left. Another process tells its own watchers: a ledger is shared,
         and needs to hear it once. The store keeps the watchers.
         """
         self._owner_watchers.append((key, marks, prints))
 
-    def _tell(
-        self, ids: list[int], documents: list[str], identity: bytes | None, is_named: bool, parts: list[bytes]
-    ) -> None:
-        """Call the watchers about an owner that went.
+    def _leave(self, ids: list[int], identity: bytes | None, is_named: bool, parts: list[bytes]) -> Parting:
+        """Tell the ledgers of an owner that is about to go.
 
         ``identity`` is hashed to its marks: its key (``is_named``), or the content of the exemplar that it was; None if
         an equal exemplar, its own owner too, has the same marks. ``parts`` are its parts of a fingerprint, without
-        those that others have too.
+        those that others have too. A ledger that fails keeps its mark: an owner who comes again has what it had left.
         """
-        told: list[Callable[[], object]] = [partial(watcher, ids) for watcher in self._watchers]
-        told += [partial(watcher, documents) for watcher in self._document_watchers]
-        for key, marks, prints in self._owner_watchers:
+        ends: list[Callable[[], object]] = []
+        failed: Exception | None = None
+        for key, marks, _ in self._owner_watchers:
             if marks is not None and identity is not None:
-                told.append(partial(marks, owner_mark(key, identity, named=is_named)))
+                try:
+                    ends.append(marks(owner_mark(key, identity, named=is_named)))
+                except Exception as error:
+                    failed = failed or error
+        return Parting(ids, parts, ends, failed)
+
+    def _tell(self, gone: Parting) -> None:
+        """Call the watchers about an owner that went."""
+        told: list[Callable[[], object]] = [*(partial(watcher, gone.ids) for watcher in self._watchers), *gone.ends]
+        for key, _, prints in self._owner_watchers:
             if prints is not None:
-                told.append(partial(prints, [sketch_hash(key, part) for part in parts], partial(self.fingerprint, key)))
-        failed: BaseException | None = None
+                hashes = [sketch_hash(key, part) for part in gone.parts]
+                told.append(partial(prints, hashes, partial(self.fingerprint, key)))
+        failed: BaseException | None = gone.failed
         for tell in told:  # if a ledger cannot be written, others still hear
             try:
                 tell()
@@ -292,8 +291,7 @@ class PrivateStore(PrivateRecords, ABC):
                 failed = error if failed is None or not isinstance(error, Exception) else failed
         if failed is not None:
             raise failed
-        released = self.released_once
-        if released:
+        if released := self.released_once:
             warnings.warn(
                 f"released once of this store, and not changed by forgetting: {'; '.join(released)}. If the owner is "
                 "to leave them too, make each anew, which takes a new share of budget, and remove the old one",

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.store.base import HiddenOwners, Numbers, OpenedBudget
-from langchain_dpicl.store.records import RecordKeys, Vectors
+from langchain_dpicl.store.base import Numbers, OpenedBudget, owner_mark
+from langchain_dpicl.store.records import HiddenOwners, RecordKeys, Vectors
 
 
 class Arena:
@@ -101,6 +101,19 @@ class FileState:
     records: str = ""
     budgets: tuple[OpenedBudget, ...] = ()
     releases: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    """Marks of owners who were forgotten, so that the data file of a `kept_store` does not bring them back."""
+
+    def joined(self, news: FileState) -> FileState:
+        """This state with what another process has written: the later generation, and all that either remembers."""
+        pairs = [(getattr(self, name), getattr(news, name)) for name in ("budgets", "releases", "forgotten")]
+        budgets, releases, forgotten = (tuple(dict.fromkeys([*own, *others])) for own, others in pairs)
+        generation = max(self.generation, news.generation)
+        return replace(self, generation=generation, budgets=budgets, releases=releases, forgotten=forgotten)
+
+    def mark(self, identity: bytes, is_named: bool) -> str:
+        """The mark of an owner by its key, or without one by its exemplar's content."""
+        return owner_mark(bytes.fromhex(self.lineage), identity, named=is_named).hex()
 
 
 @dataclass(repr=False)

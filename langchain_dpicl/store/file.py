@@ -90,7 +90,8 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
     keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
     budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
     state = FileState(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
-    state = replace(state, releases=tuple(header.get("releases", ())))
+    releases, forgotten = (tuple(header.get(name, ())) for name in ("releases", "forgotten"))
+    state = replace(state, releases=releases, forgotten=forgotten)
     contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
     if with_rows:
         arrays = {name: archive[name] for name in archive if name != "header"}

@@ -16,11 +16,9 @@ share as ``owner_key``, such as ``source``.
 
 from __future__ import annotations
 
-import re
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -30,15 +28,23 @@ from langchain_core.vectorstores import VectorStore
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.base import Arrival, Held, Numbers, PrivateStore, StoreView
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, as_matrix, check_records, records_of, unpack
-from langchain_dpicl.store.sources import contents_of
+from langchain_dpicl.store.records import (
+    Batch,
+    RecordKeys,
+    Vectors,
+    as_matrix,
+    attempt,
+    check_records,
+    records_of,
+    unpack,
+)
+from langchain_dpicl.store.sources import contents_of, is_number, refuse_numbers
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from langchain_core.indexing import IndexingResult, RecordManager
 
 _KEYS = 500  # of a record manager, in one statement
-_NUMBER = re.compile("#[0-9]+")  # a record's id that the store made
 
 
 class LiveStore(PrivateStore):
@@ -54,19 +60,32 @@ class LiveStore(PrivateStore):
     def _prepare(self) -> None:
         """Make room for documents' ids, if the store was made by a version that had none."""
 
+    @abstractmethod
+    def _forgotten(self) -> Callable[[bytes, bool], bool]:
+        """Whether an owner was forgotten here: a function of its key and True, or of its exemplar's content and False.
+
+        As of now: ask after the reading whose owners it is about.
+        """
+
     def maintenance(self, record_manager: RecordManager | None = None) -> StoreMaintenance:
         """This store as a LangChain vector store for whoever keeps it up to date. Private: see `StoreMaintenance`.
 
         With the ``record_manager`` of LangChain's indexing API, every later `forget` of this object deletes the
-        owner's documents' keys there, too. Remove them at their source as well: `index` adds what it finds there.
+        owner's documents' keys there, too, before the owner goes: if that fails, nobody is forgotten. Remove them at
+        their source as well: `index` adds what it finds there.
         """
         self._prepare()
-        if record_manager is not None:
-            watcher = partial(_delete_keys, record_manager)
-            known = [getattr(each, "args", None) for each in self._document_watchers]
-            if not any(args is not None and args[0] is record_manager for args in known):
-                self._document_watchers.append(watcher)
+        if record_manager is not None and not any(each is record_manager for each in self._record_managers):
+            self._record_managers.append(record_manager)
         return StoreMaintenance(self)
+
+    def _delete_keys(self, documents: Sequence[str]) -> None:
+        """Before an owner with these documents goes. `StoreError`; once it is gone nobody knows which they were."""
+        for manager in self._record_managers:
+            for start in range(0, len(documents), _KEYS):
+                _, fault = attempt(manager.delete_keys, documents[start : start + _KEYS])
+                if fault:
+                    raise StoreError(f"the record manager fails ({fault}): nobody was forgotten; call it again")
 
     def sync_from(self, vectorstore: VectorStore) -> IndexingResult:
         """Follow a collection: add what is new in it, replace what has changed, remove what is gone, in one step.
@@ -84,11 +103,10 @@ class LiveStore(PrivateStore):
         batch = self._checked(documents)
         matrix = batch.embed(self.embeddings, vectors, self.dimension, False)
         wanted = [str(document.id) for document in documents]
-        _refuse_numbers(wanted, ())
         with self.reading() as view:
             rows, _ = view.rows_of(view.numbers)
-            stand = {each.document: i for i, each in enumerate(view.records(rows))}
-            records, ids, there = view.records(rows), view.ids_of(rows), view.vectors(rows)
+            records, there = view.records(rows), view.vectors(rows)
+        stand = {each.document: i for i, each in enumerate(records)}
         new = [i for i, document in enumerate(wanted) if document not in stand]
         changed = [
             i
@@ -101,10 +119,10 @@ class LiveStore(PrivateStore):
             )
         ]
         present = set(wanted)
-        gone = [each for each, at in stand.items() if each not in present and each != f"#{ids[at]}"]
+        gone = [each for each in stand if each not in present and not is_number(each)]
         chosen = sorted([*new, *changed])
         if chosen or gone:
-            arrival = Arrival(_some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen]) if chosen else None
+            arrival = Arrival(some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen]) if chosen else None
             self._change(arrival, gone)
         return {
             "num_added": len(new),
@@ -118,23 +136,10 @@ class LiveStore(PrivateStore):
         return check_records(records_of(documents, self.input_key, self.owner_key), keys, None)
 
 
-def _some(batch: Batch, chosen: Sequence[int]) -> Batch:
+def some(batch: Batch, chosen: Sequence[int]) -> Batch:
+    """These of the records."""
     owners = None if batch.owners is None else [batch.owners[i] for i in chosen]
     return Batch([batch.texts[i] for i in chosen], [batch.contents[i] for i in chosen], owners, None)
-
-
-def _refuse_numbers(ids: Sequence[str], known: Collection[str | None]) -> None:
-    """`InvalidRecords` for a new id that the store may give another record, which it would then replace."""
-    for i, each in enumerate(ids):
-        if _NUMBER.fullmatch(each) and each not in known:
-            raise InvalidRecords(
-                f"document {i} has an id of # and a number, as records without an id have: name it else"
-            )
-
-
-def _delete_keys(record_manager: RecordManager, documents: Sequence[str]) -> None:
-    for start in range(0, len(documents), _KEYS):
-        record_manager.delete_keys(documents[start : start + _KEYS])
 
 
 class StoreMaintenance(VectorStore, PrivateRecords):
@@ -179,12 +184,12 @@ class StoreMaintenance(VectorStore, PrivateRecords):
         for i, each in enumerate(ids):
             if not isinstance(each, str) or not each:
                 raise InvalidRecords(f"document {i} has an id that is no text: {type(each).__name__}")
-        if any(map(_NUMBER.fullmatch, ids)):
-            _refuse_numbers(ids, {each.id for each in self.get_by_ids(ids)})
+        if numbers := [each for each in ids if is_number(each)]:
+            refuse_numbers(ids, {each.id for each in self.get_by_ids(numbers)})
         batch = self._store._checked(documents)
         last = sorted({each: i for i, each in enumerate(ids)}.values())
         if last:
-            batch = _some(batch, last)
+            batch = some(batch, last)
             matrix = batch.embed(self._store.embeddings, None, self._store.dimension, False)
             self._store._change(Arrival(batch, matrix, [ids[i] for i in last]), ())
         return ids

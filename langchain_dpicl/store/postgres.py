@@ -7,135 +7,33 @@ memory.
 together whatever other workers add or forget meanwhile. Owners have ascending numbers, and a number is never given
 again. There is a coin for each number so far; that of a number whose owner is gone has no effect, and all coins are
 independent, so the present owners are sampled exactly as if there had never been others.
-
-**Exact.** To find the eligible owners, PostgreSQL computes every row's own inner product with the query. pgvector's
-approximate indexes (hnsw, ivfflat) have no part in it, even if somebody makes one: they serve an ``ORDER BY`` of a
-distance operator with a ``LIMIT``, and the gate is a condition on the function ``inner_product``. An answer that
-depended on one would depend, through its lists or links, on other owners' data.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_dpicl.errors import InvalidRecords, StoreError
-from langchain_dpicl.store import tables
-from langchain_dpicl.store.base import Arrival, Held, Numbers, OpenedBudget, Owners, StoreView, owner_mark
-from langchain_dpicl.store.filters import MetadataFilter, columns_of
+from langchain_dpicl.store import Owners, tables
+from langchain_dpicl.store.base import Arrival, OpenedBudget, Parting, StoreView, owner_mark
 from langchain_dpicl.store.maintenance import LiveStore
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, embed, encoded, unpack
+from langchain_dpicl.store.postgres_view import PostgresView
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, embed
 from langchain_dpicl.store.tables import Collection
+from langchain_dpicl.store.vector_memory import Moment, VectorMemory
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-    from langchain_dpicl.store.sql import AskServer, Connections
+    from langchain_dpicl.store.sql import Connection, Connections
 
 _BATCH = 10_000
-_NUMBERED = "unnest(%s::bigint[]) WITH ORDINALITY AS o (wanted, position)"
-
-
-class PostgresView(StoreView):
-    """A collection at one moment, in one transaction. A row is an exemplar's id.
-
-    The numbers are all below ``end``, with those of forgotten owners.
-    """
-
-    def __init__(self, collection: Collection, ask: AskServer, end: int) -> None:
-        self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
-        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
-        self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
-
-    def eligible(self, query: Vectors | None, threshold: float, wanted: MetadataFilter | None = None) -> Numbers:
-        near, values = "TRUE", list[object]()
-        if query is not None:
-            near, values = f"{self._product} >= %s", [query.tolist(), float(np.float32(threshold))]
-        if wanted is None:
-            owners = (
-                f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
-                f"FROM {self._collection.exemplars} WHERE {near}) AS near"
-            )
-            return self._packed(">i8", owners, *values).astype(np.int64)
-        pairs = f"SELECT string_agg(int8send(id) || int8send(owner), ''::bytea) FROM {self._collection.exemplars}"
-        found = self._packed(">i8", f"{pairs} WHERE {near}", *values).astype(np.int64).reshape(-1, 2)
-        return np.unique(found[self.passing(found[:, 0].copy(), wanted), 1])
-
-    def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
-        """Read here: PostgreSQL's JSON refuses texts that Python's takes, and one record would fail the others."""
-        parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-        records = itertools.chain.from_iterable(map(self.read, parts))
-        return wanted.passing(columns_of(records, wanted.keys))
-
-    def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
-        """Their exemplars' ids and the positions, by position, then id."""
-        wanted = (
-            "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
-            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
-        )
-        pairs = self._packed(">i8", wanted, tables.as_array(owners)).astype(np.int64).reshape(-1, 2)
-        return pairs[:, 0].copy(), pairs[:, 1].copy()
-
-    def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
-        """The inner product of each of these rows' vectors with a query's, as `eligible` computes it."""
-        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
-        found = self._packed(">f4", wanted, query.tolist(), tables.as_array(rows)).astype(np.float32)
-        _check_all(len(found), rows)
-        return found
-
-    def vectors(self, rows: Numbers) -> Vectors:
-        """As pgvector sends them: behind four bytes of header."""
-        wanted = f"SELECT string_agg({self._collection.extension}.vector_send(embedding), ''::bytea ORDER BY position)"
-        found = self._packed(">f4", f"{wanted} {self._at_rows}", tables.as_array(rows)).astype(np.float32)
-        _check_all(len(found) // (self._collection.dimension + 1), rows)
-        return found.reshape(len(rows), self._collection.dimension + 1)[:, 1:]
-
-    def read(self, rows: Numbers) -> list[dict[str, Any]]:
-        found = self._ask(f"SELECT content {self._at_rows} ORDER BY position", tables.as_array(rows))
-        _check_all(len(found), rows)
-        return [unpack(content) for (content,) in found]
-
-    def records(self, rows: Numbers) -> list[Held]:
-        query = f"SELECT document, id, content, name {self._at_rows} JOIN {self._collection.owners} ON number = owner"
-        found = self._ask(f"{query} ORDER BY position", tables.as_array(rows))
-        _check_all(len(found), rows)
-        return [Held(tables.document_of(row[0], row[1]), row[2], decoded(row[3])) for row in found]
-
-    def rows_with(self, documents: Sequence[str]) -> Numbers:
-        asked = [encoded(each) for each in documents]
-        query = f"SELECT id FROM {self._collection.exemplars} WHERE {tables.rows_with('%b::bytea[]')} ORDER BY id"
-        return np.array([row for (row,) in self._ask(query, asked, asked)], np.int64)
-
-    def ids_of(self, rows: Numbers) -> list[int]:
-        """They are the rows."""
-        return [int(row) for row in rows]
-
-    def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
-        its_own = f"SELECT content FROM {self._collection.exemplars} WHERE owner = number AND sha256(content) = digest"
-        query = (
-            f"SELECT position - 1, digest IS NULL, CASE WHEN digest IS NULL THEN name ELSE ({its_own} LIMIT 1) END "
-            f"FROM {_NUMBERED} JOIN {self._collection.owners} ON number = wanted"
-        )
-        marks = [b""] * len(owners)
-        for position, is_named, identity in self._ask(query, tables.as_array(owners)):
-            marks[position] = owner_mark(key, identity, named=is_named)
-        return marks
-
-    def _packed(self, kind: str, query: str, *values: object) -> NDArray[Any]:
-        """Numbers that the server has packed into one value."""
-        packed: bytes | None = self._ask(query, *values)[0][0]
-        return np.frombuffer(packed or b"", dtype=kind)
-
-
-def _check_all(found: int, rows: Numbers) -> None:
-    if found != len(rows):
-        raise StoreError("rows of one reading of the store were used in another")
 
 
 @contextmanager
@@ -152,6 +50,11 @@ def _connected(url: str, name: str) -> Iterator[Connections]:
         raise
 
 
+def _start_anew(store: weakref.ref[PostgresExemplarStore]) -> None:
+    if (kept := store()) is not None:
+        kept._lock, kept._memory = threading.Lock(), VectorMemory(kept._collection)
+
+
 class PostgresExemplarStore(LiveStore):
     """Private exemplars with their owners, in a database that many workers share.
 
@@ -161,16 +64,23 @@ class PostgresExemplarStore(LiveStore):
     enter all or none; two workers that add to one owner at a time grow one owner. Safe for threads, and for processes
     that fork.
 
-    Cost, measured with 384 dimensions, a query on one core. A sample reads the sampled owners' rows by
-    index: 5 ms for 50 of 100,000 owners, 13 ms for 500; 10 and 28 ms of a million. The gate reads every row, to be
-    exact: 0.2 s for 100,000, 2 s for a million, four times as long as FAISS takes in memory.
+    **Memory.** The first question with a threshold reads all vectors into this process (`load_vectors`), where the gate
+    then goes over them as in `ExemplarStore`; every reading follows what has changed. A million of 384 dimensions take
+    1.5 GB in each process. With ``vectors_in_memory=False`` there are none, and the server goes over all rows for each
+    such question: 2 s for a million. A sample reads the sampled owners' rows by index: 5 ms for 50 of 100,000 owners.
     """
 
-    def __init__(self, embeddings: Embeddings, connections: Connections, collection: Collection) -> None:
+    def __init__(
+        self, embeddings: Embeddings, connections: Connections, collection: Collection, vectors_in_memory: bool = True
+    ) -> None:
         super().__init__(embeddings, collection.keys, collection.dimension)
         self._connections, self._collection = connections, collection
         self._lock = threading.Lock()
         self._seen = collection.forgets
+        self._in_memory = vectors_in_memory
+        self._memory = VectorMemory(collection)
+        if hasattr(os, "register_at_fork"):  # a child's threads are others, and so are its readings
+            os.register_at_fork(after_in_child=partial(_start_anew, weakref.ref(self)))
 
     @classmethod
     def from_records(
@@ -186,6 +96,7 @@ class PostgresExemplarStore(LiveStore):
         ids: Sequence[int] | None = None,
         vectors: Vectors | None = None,
         progress: bool = True,
+        vectors_in_memory: bool = True,
     ) -> PostgresExemplarStore:
         """Make a collection in a database and fill it: whole, or not at all.
 
@@ -196,7 +107,8 @@ class PostgresExemplarStore(LiveStore):
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)
-        return cls._made(url, name, embeddings, keys, batch, lambda: batch.embed(embeddings, vectors, None, progress))
+        embedded = partial(batch.embed, embeddings, vectors, None, progress)
+        return cls._made(url, name, embeddings, keys, batch, embedded, vectors_in_memory)
 
     @classmethod
     def empty(
@@ -208,12 +120,17 @@ class PostgresExemplarStore(LiveStore):
         input_key: str = "text",
         output_key: str | None = None,
         owner_key: str | None = None,
+        vectors_in_memory: bool = True,
     ) -> PostgresExemplarStore:
         """Make a collection without exemplars, to be filled by `add`, `maintenance` or `sync_from`, as `from_records`
         makes one. The model embeds one public word."""
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records([], keys, None)
-        return cls._made(url, name, embeddings, keys, batch, lambda: embed(embeddings, ["word"], False)[:0])
+
+        def embedded() -> Vectors:
+            return embed(embeddings, ["word"], False)[:0]
+
+        return cls._made(url, name, embeddings, keys, batch, embedded, vectors_in_memory)
 
     @classmethod
     def _made(
@@ -224,6 +141,7 @@ class PostgresExemplarStore(LiveStore):
         keys: RecordKeys,
         batch: Batch,
         embedded: Callable[[], Vectors],
+        vectors_in_memory: bool,
     ) -> PostgresExemplarStore:
         with _connected(url, name) as connections:
             connections.run(tables.check_free, name)  # before anything is embedded
@@ -231,7 +149,8 @@ class PostgresExemplarStore(LiveStore):
             dimension = matrix.shape[1]
             if dimension > tables.MOST_DIMENSIONS:
                 raise InvalidRecords(f"embeddings have {dimension} dimensions, pgvector holds {tables.MOST_DIMENSIONS}")
-            store = cls(embeddings, connections, connections.run(tables.make, name, dimension, keys, batch, matrix))
+            made = connections.run(tables.make, name, dimension, keys, batch, matrix)
+            store = cls(embeddings, connections, made, vectors_in_memory)
         store._tidy()
         return store
 
@@ -245,6 +164,7 @@ class PostgresExemplarStore(LiveStore):
         input_key: str | None = None,
         output_key: str | None = None,
         owner_key: str | None = None,
+        vectors_in_memory: bool = True,
     ) -> PostgresExemplarStore:
         """Open a collection that `from_records` has made, here or in another process.
 
@@ -256,7 +176,7 @@ class PostgresExemplarStore(LiveStore):
             found = connections.run(tables.find, name)
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
-            store = cls(embeddings, connections, found)
+            store = cls(embeddings, connections, found, vectors_in_memory)
             asked = (input_key, output_key, owner_key)
             for key, made, given in zip(RecordKeys._fields, found.keys, asked, strict=True):
                 if given not in (None, made):
@@ -271,6 +191,10 @@ class PostgresExemplarStore(LiveStore):
     def _prepare(self) -> None:
         self._connections.run(tables.add_documents, self._collection)
 
+    def _forgotten(self) -> Callable[[bytes, bool], bool]:
+        key, marks = self._connections.run(tables.forgotten, self._collection.name)
+        return lambda identity, is_named: bool(marks) and owner_mark(key, identity, named=is_named) in marks
+
     def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
         entry, ids = self._connections.run(tables.change, self._collection, arrival, gone)
         if ids:
@@ -278,6 +202,7 @@ class PostgresExemplarStore(LiveStore):
                 self._heard(entry)
                 self._hear(ids)
             finally:
+                self._follow()
                 self._tidy()
 
     @property
@@ -301,27 +226,40 @@ class PostgresExemplarStore(LiveStore):
         starts, watchers hear what was forgotten elsewhere: of every exemplar, of some twice.
         """
         counters = (
-            f"SELECT forgets, (SELECT coalesce(max(number) + 1, 0) FROM {self._collection.owners}) "
+            f"SELECT '{self._collection.exemplars}'::regclass::oid::bigint, next_id, forgets, "
+            f"(SELECT coalesce(max(number) + 1, 0) FROM {self._collection.owners}) "
             "FROM dpicl_collections WHERE name = %s"
         )
         went = f"SELECT ids FROM {self._collection.forgotten} WHERE entry > %s AND entry <= %s ORDER BY entry"
-        with self._connections.snapshot() as ask:
-            row = ask(counters, self._collection.name)
-            if not row:
-                raise StoreError(f"there is no collection {self._collection.name!r} any more")
-            forgets, end = row[0]
+        memory = self._memory
+        with memory.reading() as known, self._connections.snapshot() as ask:
+            with memory.following:
+                row = ask(counters, self._collection.name)
+                if not row:
+                    raise StoreError(f"there is no collection {self._collection.name!r} any more")
+                *state, end = row[0]
+                moment = Moment(*state)
+                if known is not None and not moment.may_follow(known):  # made anew, or restored from an older copy
+                    self._drop_vectors()
+                    memory = VectorMemory(self._collection)
+                elif memory.moment is not None:
+                    memory.follow(ask, moment)
             with self._lock:
                 watchers, last = list(self._watchers), self._seen
-                self._seen = max(last, forgets)
+                self._seen = max(last, moment.logged)
             try:
-                for (ids,) in ask(went, last, forgets) if watchers and forgets > last else []:
+                for (ids,) in ask(went, last, moment.logged) if watchers and moment.logged > last else []:
                     for watcher in watchers:
                         watcher(ids)
             except BaseException:
                 with self._lock:
                     self._seen = min(last, self._seen)  # again with the next reading
                 raise
-            yield PostgresView(self._collection, ask, end)
+            view = PostgresView(self._collection, ask, end, moment, memory if self._in_memory else None)
+            try:
+                yield view
+            finally:
+                view.has_ended = True
 
     def _sketched(self) -> Iterator[bytes]:
         queries = [(self._collection.owners, "name", "number", "AND digest IS NULL")]
@@ -339,21 +277,47 @@ class PostgresExemplarStore(LiveStore):
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`, `StoreError`.
 
-        One transaction: other workers no longer see the owner from their next reading on. Then the watchers are called,
-        and the tables are vacuumed if this role may do so and no earlier reading is open; otherwise the server's
-        autovacuum does it later. The tables keep the owner's number, as a gap, and the exemplars' ids.
+        One transaction: other workers no longer see the owner from their next reading on. Before its commit the ledgers
+        begin to forget the owner, and after it they end. Then the tables are vacuumed, if this role may do so and no
+        earlier reading is open, else later by autovacuum. They keep the owner's number, as a gap, and exemplars' ids.
 
-        PostgreSQL overwrites nothing. Vacuumed space is given to later rows, and until one takes it the old bytes may
-        still lie in the table's file; ``VACUUM FULL`` writes a new one. Write-ahead logs, replicas and backups hold
-        what they held until they are recycled. If that matters, encrypt the disk, and let archives expire.
+        PostgreSQL overwrites nothing. Until a later row takes vacuumed space, the old bytes may still lie in the
+        table's file; ``VACUUM FULL`` writes a new one. Write-ahead logs, replicas and backups hold what they held until
+        they are recycled. If that matters, encrypt the disk, and let archives expire. A keyed hash of the owner stays:
+        the data file of a collection that follows one does not bring it back.
         """
-        entry, gone = self._connections.run(tables.delete, self._collection, str(owner))
+
+        def leave(connection: Connection) -> tuple[int, Parting]:
+            entry, gone = tables.delete(connection, self._collection, str(owner), self._delete_keys)
+            return entry, self._leave(*gone)
+
+        entry, gone = self._connections.run(leave)
         try:
             self._heard(entry)
-            self._tell(*gone)
+            self._tell(gone)
         finally:
+            self._follow()
             self._tidy()
-        return len(gone[0])
+        return len(gone.ids)
+
+    def refresh(self) -> bool:
+        """Follow what was changed, here or elsewhere, in the vectors that are in memory; whether there was anything.
+
+        What went is overwritten there. Every reading does it, and so do `forget` and a server's ``/ready``.
+        """
+        known = self._memory.moment
+        with self.reading():
+            return self._memory.moment != known
+
+    def load_vectors(self) -> None:
+        with self.reading() as view:
+            cast(PostgresView, view).followed()
+
+    def _follow(self) -> None:
+        """Overwrite what went, in memory; if that fails, at the next reading."""
+        if self._memory.moment is not None:
+            with suppress(Exception):
+                self.refresh()
 
     def _heard(self, entry: int) -> None:
         """This removal is told of here, so a reading need not tell of it."""
@@ -369,10 +333,8 @@ class PostgresExemplarStore(LiveStore):
         return self._connections.run(tables.budgets, self._collection.name)
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Remember in the database that a budget was opened on this collection; the others that were.
-
-        If this role may not write there, nothing is remembered.
-        """
+        """Remember in the database that a budget was opened on this collection, if this role may write there; the
+        others that were."""
         with suppress(StoreError):
             return self._connections.run(tables.budgets, self._collection.name, budget)
         return ()
@@ -392,5 +354,10 @@ class PostgresExemplarStore(LiveStore):
         return f"collection {self._collection.name}"
 
     def close(self) -> None:
-        """Close the connections. The collection stays."""
+        """Close the connections, and overwrite the vectors in memory. The collection stays."""
+        self._drop_vectors()
         self._connections.close()
+
+    def _drop_vectors(self) -> None:
+        dropped, self._memory = self._memory, VectorMemory(self._collection)
+        dropped.end()

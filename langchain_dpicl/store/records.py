@@ -1,4 +1,4 @@
-"""Records on their way in: from users' files and LangChain documents; checked, packed and embedded.
+"""Records on their way in: mappings and LangChain documents; checked, packed and embedded.
 
 Every refusal names a position and a key, nothing else. Queries, which are public, are embedded here too.
 """
@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import csv
 import datetime
-import gzip
-import io
 import json
 import uuid
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, ModelUnavailable, StoreError
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    LocalModelError,
+    MissingExtra,
+    ModelUnavailable,
+    StoreError,
+    UnsafeConfigurationError,
+)
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -44,6 +48,33 @@ class RecordKeys(NamedTuple):
     input_key: str
     output_key: str | None
     owner_key: str | None
+
+
+class HiddenOwners:
+    """Owners' keys, which may be names: their ``repr`` is their number, and they are not pickled or copied."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} owners>"  # type: ignore[arg-type]
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("owners' keys are not pickled or copied")
+
+
+class Owners(HiddenOwners, Sequence[str]):
+    """The owners' keys, in order of first appearance. Private. No tuple: serialisers write those out."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._keys[index]
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,11 +129,11 @@ def check_records(
                     f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
                 )
             owners.append(str(owner))
-        fields = {key: value for key, value in record.items() if key != keys.owner_key}
         packed = None
         with contextlib.suppress(TypeError, ValueError, RecursionError):
-            if not _is_deeper(fields, _DEEPEST):
-                packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=as_json))
+            fields: Any = _ordered({key: record[key] for key in record if key != keys.owner_key}, _DEEPEST)
+            fields = {key: fields[key] for key in keys[:2] if key in fields} | fields
+            packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=as_json))
         if packed is None:
             raise InvalidRecords(
                 f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
@@ -122,25 +153,34 @@ def check_records(
     return Batch(texts, contents, None if keys.owner_key is None else owners, chosen)
 
 
-def _is_deeper(value: object, levels: int) -> bool:
+def _ordered(value: object, levels: int) -> object:
+    """A value with its mappings in the order of their keys: some sources have none, and equal exemplars, which are
+    known by their content, must have equal JSON. `ValueError` for deeper levels, and for keys that JSON would change,
+    so that one could replace another."""
     if not isinstance(value, (dict, list, tuple, set, frozenset)):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+        return value
+    if levels == 0 or (isinstance(value, dict) and not all(isinstance(key, str) for key in value)):
+        raise ValueError
+    if isinstance(value, dict):
+        return {key: _ordered(value[key], levels - 1) for key in sorted(value)}
+    inner = [_ordered(each, levels - 1) for each in value]
+    return inner if isinstance(value, (list, tuple)) else value  # `as_json` sorts a set
 
 
 def as_json(value: object) -> object:
     """A common value of metadata as JSON has it, for ``json.dumps(default=)``. `TypeError` for any other.
 
-    A date or time as its ISO text; a UUID, a path or a decimal number as its text; a number of NumPy's as Python's; an
-    enumeration's member as its value; a set as the list of its elements in the order of their JSON, since an exemplar
-    without an owner is known by its content.
+    A date or time, NumPy's too, as its ISO text, and None for one that is none (NaT); a UUID, a path or a decimal
+    number as its text; a number of NumPy's as Python's; an enumeration's member as its value; a set as the list of its
+    elements in the order of their JSON, since an exemplar without an owner is known by its content.
     """
     if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
+        return value.isoformat() if value == value else None  # of pandas
+    if isinstance(value, np.datetime64):  # as an item it may be a date, or a number
+        return None if np.isnat(value) else str(value)
     if isinstance(value, (uuid.UUID, PurePath, Decimal)):
         return str(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value, np.timedelta64):
         return value.item()
     if isinstance(value, Enum):
         return value.value
@@ -166,54 +206,6 @@ def unpack(content: bytes) -> dict[str, Any]:
         fields = json.loads(decoded(content))
         return fields if isinstance(fields, dict) else {}
     return {}
-
-
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """All records of a ``.jsonl``, ``.json`` (lines) or ``.csv`` file (``.gz`` too), UTF-8.
-
-    Raises `InvalidRecords` for a file that cannot be read, is empty, or has a bad line; the message names the line's
-    number and shows nothing of it.
-    """
-    path = Path(path)
-    is_gzip = path.suffix == ".gz"
-    is_csv = Path(path.stem if is_gzip else path.name).suffix == ".csv"
-    text, reason = "", ""
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if is_gzip else content).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        reason = "not UTF-8"
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "not a whole gzip file"
-    if reason:
-        raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
-    records: list[dict[str, Any]] = []
-    for line, record in _parsed(text, is_csv):
-        if record is None:
-            problem = "does not match the CSV header" if is_csv else "is not a JSON object"
-            raise InvalidRecords(f"line {line} of {path.name!r} {problem}")
-        records.append(record)
-    if not records:
-        raise InvalidRecords(f"{path.name!r} holds no records")
-    return records
-
-
-def _parsed(text: str, is_csv: bool) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Each record with its line's number, None for a bad line."""
-    if is_csv:
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        try:
-            for row in reader:
-                yield reader.line_num, None if None in row or None in row.values() else row
-        except csv.Error:
-            yield reader.line_num, None
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            record: Any = None
-            with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
-            yield number, record if isinstance(record, dict) else None
 
 
 def records_of(documents: Iterable[Document], input_key: str, owner_key: str | None = None) -> list[dict[str, Any]]:
@@ -251,7 +243,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     try:
         return function(*arguments), ""
     except Exception as error:
-        return None, f"{type(error).__module__}.{type(error).__qualname__}"
+        return None, _fault(error)
 
 
 async def aattempt(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, str]:
@@ -259,7 +251,13 @@ async def aattempt(function: Callable[..., Awaitable[Any]], *arguments: Any) -> 
     try:
         return await function(*arguments), ""
     except Exception as error:
-        return None, f"{type(error).__module__}.{type(error).__qualname__}"
+        return None, _fault(error)
+
+
+def _fault(error: Exception) -> str:
+    """The exception's name, with the message where this package wrote it about a model or a part that does not load."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return f"{name}: {error}" if type(error) in (LocalModelError, MissingExtra) else name
 
 
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
@@ -314,22 +312,34 @@ async def aembed_query(embeddings: Embeddings, text: str, dimension: int) -> Vec
 
 
 def _check_length(embeddings: Any, text: str) -> None:
-    """`InvalidParameter` for a query of which the model would read the beginning alone, as far as it says so.
-
-    A sentence-transformers model cuts without a word. Others refuse by themselves.
-    """
-    length, limit = 0, 0
-    with contextlib.suppress(Exception):  # a model that cannot say how long is asked for the embedding itself
-        if hasattr(embeddings, "query_length"):
-            length, limit = embeddings.query_length(text)
-        else:
-            model = embeddings._client  # of langchain-huggingface
-            if isinstance(model.max_seq_length, int):
-                limit = model.max_seq_length
-                length = len(model.tokenizer(text, verbose=False)["input_ids"])
+    """`InvalidParameter` for a query of which the model would read the beginning alone, as far as it says so."""
+    length, limit = _length(embeddings, text)
     if length > limit:
         bound = f"a query of at most {limit} tokens, as many as the embedding model reads; nothing was charged"
         raise InvalidParameter("input", f"{length} tokens", bound)
+
+
+def _length(embeddings: Any, text: str) -> tuple[int, int]:
+    """A text's tokens, and how many of them the model reads; both 0 if it does not say, or refuses by itself.
+
+    A sentence-transformers model cuts without a word.
+    """
+    with contextlib.suppress(Exception):  # a model that cannot say how long is asked for the embedding itself
+        if hasattr(embeddings, "query_length"):
+            length, limit = embeddings.query_length(text)
+            return length, limit
+        model = embeddings._client  # of langchain-huggingface
+        if isinstance(model.max_seq_length, int):
+            return len(model.tokenizer(text, verbose=False)["input_ids"]), model.max_seq_length
+    return 0, 0
+
+
+def too_long(embeddings: Any, texts: Sequence[str]) -> list[bool]:
+    """Which texts the model reads the beginning of alone, as far as it says so."""
+    longest = max(texts, key=len, default="")
+    _, limit = _length(embeddings, longest[:1])
+    # A token is a character at least, but for the two around a text.
+    return [len(text) > limit - 2 and _length(embeddings, text)[0] > limit if limit else False for text in texts]
 
 
 def _unit(answer: Any, fault: str, dimension: int) -> Vectors:

@@ -5,18 +5,20 @@ Their own methods search. They do not list a collection, so each kind is read in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.errors import InvalidParameter, StoreError
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError
 from langchain_dpicl.store.records import Vectors, attempt
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.vectorstores import VectorStore
 
+_NUMBER = re.compile("#[0-9]+")
 _PAGE = 1000
 _TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
 
@@ -27,7 +29,8 @@ Entry = tuple[str, Any, Any, Any]
 def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     """All documents that a vector store holds, each with its id there, and their vectors in the same order.
 
-    Raises `StoreError` for one that cannot be read whole. Its own errors may quote a document, so they do not get out.
+    Raises `StoreError` for one that cannot be read whole, or whose ids do not tell its documents apart;
+    `InvalidRecords` for ids of `refuse_numbers`. Its own errors may quote a document, so they do not get out.
     """
     from langchain_core.documents import Document
     from langchain_core.vectorstores import VectorStore
@@ -45,7 +48,29 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     entries, vectors = found
     if any(not isinstance(text, str) or vector is None for _, text, _, vector in entries):
         raise StoreError(f"the {name} holds an entry without a text or without a vector: {_TAKE_DOCUMENTS}")
-    return [Document(page_content=text, metadata=data or {}, id=str(id)) for id, text, data, _ in entries], vectors
+    ids = [str(id) for id, *_ in entries]
+    if len(set(ids)) < len(ids) or "" in ids:
+        raise StoreError(f"the {name} holds an entry without an id, or two with the same: {_TAKE_DOCUMENTS}")
+    refuse_numbers(ids)
+    documents = [
+        Document(page_content=text, metadata=data or {}, id=id)
+        for id, (_, text, data, _) in zip(ids, entries, strict=True)
+    ]
+    return documents, vectors
+
+
+def is_number(id: str) -> bool:
+    """Whether it is the id of a record that came without one: # and its number."""
+    return _NUMBER.fullmatch(id) is not None
+
+
+def refuse_numbers(ids: Sequence[str], known: Collection[str | None] = ()) -> None:
+    """`InvalidRecords` for a new id that the store may give another record, which it would then replace."""
+    for i, each in enumerate(ids):
+        if is_number(each) and each not in known:
+            raise InvalidRecords(
+                f"document {i} has an id of # and a number, as records without an id have: name it else"
+            )
 
 
 def _whole(reader: Callable[[Any], Iterator[Entry]], store: Any) -> tuple[list[Entry], Vectors]:
@@ -75,13 +100,10 @@ def _faiss(store: Any) -> Iterator[Entry]:
 
 
 def _chroma(store: Any) -> Iterator[Entry]:
-    start = 0
-    while True:
-        page = store.get(limit=_PAGE, offset=start, include=["documents", "metadatas", "embeddings"])
+    ids = store.get(include=[])["ids"]  # pages by number would skip documents if others are deleted meanwhile
+    for start in range(0, len(ids), _PAGE):
+        page = store.get(ids[start : start + _PAGE], include=["documents", "metadatas", "embeddings"])
         yield from zip(page["ids"], page["documents"], page["metadatas"], page["embeddings"], strict=True)
-        start += _PAGE
-        if len(page["ids"]) < _PAGE:
-            return
 
 
 def _qdrant(store: Any) -> Iterator[Entry]:

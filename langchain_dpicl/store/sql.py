@@ -21,6 +21,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter, StoreError, UnsafeConfigurationError
+from langchain_dpicl.extras import require
 
 if TYPE_CHECKING:
     import psycopg
@@ -60,7 +61,12 @@ def parse(url: object, parameter: str, example: str) -> URL:
 
 
 def postgresql_engine(url: URL, error: type[DPICLError], **options: Any) -> Engine:
-    """An engine whose connections begin no transaction by themselves. Raises ``error`` if the driver is missing."""
+    """An engine whose connections begin no transaction by themselves.
+
+    Raises `MissingExtra` without psycopg, and ``error`` for another driver that is missing.
+    """
+    if url.drivername == "postgresql+psycopg":
+        require("psycopg", "postgres")
     try:
         engine = sa.create_engine(url, **options)
     except (ImportError, SQLAlchemyError) as missing:
@@ -68,7 +74,7 @@ def postgresql_engine(url: URL, error: type[DPICLError], **options: Any) -> Engi
     else:
         sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", True))
         return engine
-    raise error(f"no driver for {url.drivername!r} ({reason}); install langchain-dpicl[postgres]")
+    raise error(f"no driver for {url.drivername!r} ({reason})")
 
 
 def sqlstate(error: BaseException) -> str:

@@ -95,11 +95,16 @@ class MemberVectorStore(OwnBucket, VectorStore):
     `langchain_dpicl.store.filters`) or a function of the document. Settings that it would not carry out raise
     `InvalidParameter`.
 
-    Raises `UnsafeConfigurationError` outside of a member. A call without examples finds nothing. The made-up examples
-    of public trial calls pass every filter, and are as near as can be.
+    Raises `UnsafeConfigurationError` outside of a member, and for embeddings that keep queries. A call without examples
+    finds nothing. The made-up examples of public trial calls pass every filter, and are as near as can be.
     """
 
     def __init__(self, embeddings: Embeddings, input_key: str, dimension: int, k: int = DOCUMENTS) -> None:
+        if getattr(embeddings, "query_embedding_store", None) is not None:
+            raise UnsafeConfigurationError(
+                f"the store's {type(embeddings).__name__} keeps queries, and members would write there what they "
+                "search for, which can hold private text: give the store embeddings without a query_embedding_cache"
+            )
         self._embeddings, self._input_key, self._dimension, self.k = embeddings, input_key, dimension, k
 
     @property
@@ -271,5 +276,5 @@ class MemberVectorStore(OwnBucket, VectorStore):
 def _test_of(filter: object) -> Callable[[Document], bool]:
     if callable(filter):
         return filter
-    asked = MetadataFilter.parse(filter) if filter else None
+    asked = None if filter is None or filter == {} else MetadataFilter.parse(filter)
     return lambda document: asked is None or asked.passes(document.metadata)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store.base import Arrival, OpenedBudget
-from langchain_dpicl.store.contents import Contents
+from langchain_dpicl.store.base import Arrival, OpenedBudget, Parting
+from langchain_dpicl.store.contents import Contents, FileState
 from langchain_dpicl.store.file import SharedFile, are_among
 from langchain_dpicl.store.memory import MemoryStore
 from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, embed, records_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from langchain_core.vectorstores import VectorStore
 
-_ATTEMPTS = 10
+_ATTEMPTS = 1000  # in each of them another writer gets on
 
 
 class ExemplarStore(MemoryStore):
@@ -182,29 +182,35 @@ class ExemplarStore(MemoryStore):
         in this process drops what it derived from the owner; ``dpicl forget`` names further ledgers. What was released
         once of this store (`released_once`: heads, demonstrations) stays as it is: a `PrivacyWarning` names it.
 
-        In this process, the store's own texts and vectors are overwritten before they are dropped. Other copies (the
-        caller's records, Python strings, prompts, buffers of libraries) are freed, and freed memory keeps its bytes
-        until it is used again: end the process if that matters. Copies made elsewhere (backups, a model server's cache)
-        are beyond its reach.
+        In this process, the store's own texts and vectors are overwritten. Other copies (the caller's records, Python
+        strings, prompts, buffers of libraries) are freed, and freed memory keeps its bytes until it is used again: end
+        the process if that matters. Copies made elsewhere (backups, a model server's cache) are beyond its reach.
 
-        Raises `UnknownOwner`; `StoreFileError` if a file cannot be written: then call it again.
+        A keyed hash of the owner stays in the files: the data file of a `kept_store` does not bring it back. Raises
+        `UnknownOwner`; `StoreFileError` if a file cannot be written: then call it again, the owner gets no new tickets.
         """
         with self.lock:
-            rows = np.empty(0, np.int64)
+            gone = Parting()
 
             def others() -> Contents:
-                nonlocal rows
-                slot = self._owner_slots.get(str(owner))
-                if slot is None:
+                nonlocal gone
+                if (slot := self._owner_slots.get(str(owner))) is None:
                     raise UnknownOwner("the store holds no such owner")
                 rows = np.flatnonzero(self._held.owner_of == slot)
-                return self._held.without(rows)
+                self._delete_keys([self._document(row) for row in rows.tolist()])
+                contents, state = self._held.without(rows), self._held.state
+                mark = state.mark(*self._identity(rows[0]))
+                contents.state = state.joined(FileState(forgotten=(mark,)))
+                gone = self._leave(*self._parting(rows, contents))
+                return contents
 
-            rest = self._written(others)
-            parting = self._parting(rows, rest)
-            self._become(rest)
-            self._tell(*parting)
-        return len(rows)
+            try:
+                self._become(self._written(others))
+            except UnknownOwner:  # another process was faster
+                gone.end()
+                raise
+            self._tell(gone)
+        return len(gone.ids)
 
     def _written(self, remake: Callable[[], Contents]) -> Contents:
         """What ``remake`` makes of the store, in its files already: a change is made again if one cannot be written."""
@@ -229,6 +235,8 @@ class ExemplarStore(MemoryStore):
             return contents
 
         with self.lock:
+            if lost := [file.path.name for file in self._files.values() if not file.path.exists()]:
+                raise StoreFileError(f"{lost[0]!r} is gone, so the change would be lost: save the store there again")
             self._become(self._written(changed))
             self._hear(ids)
 
@@ -240,9 +248,9 @@ class ExemplarStore(MemoryStore):
         The store remembers the path: `forget` reaches it, and the store follows what other processes write there. It
         first follows its other files (`refresh`): an owner that was forgotten in one is not written to another.
 
-        Raises `StoreFileChanged`, and writes nothing, if the file is not as this process knows it: if it is newer,
-        call `refresh` and save again; if it is another store's, take another path or remove it. Of two processes that
-        save at once, one is refused. Raises `StoreFileError` for a file that cannot be written.
+        Raises `StoreFileChanged`, and writes nothing, if the file is not as this process knows it: call `refresh` and
+        save again if it is newer; take another path or remove it if it is another store's. Of two processes that save
+        at once, one is refused. Raises `StoreFileError` for a file that cannot be written.
         """
         target = Path(path).expanduser().resolve()
         with self.lock:
@@ -259,10 +267,8 @@ class ExemplarStore(MemoryStore):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], embeddings: Embeddings) -> ExemplarStore:
-        """Read a saved store. Raises `StoreFileError` for a missing, foreign, truncated or altered file.
-
-        From now on the store follows the file: see `refresh`.
-        """
+        """Read a saved store, and follow its file from now on: see `refresh`. Raises `StoreFileError` for a missing,
+        foreign, truncated or altered file."""
         file = SharedFile(Path(path).expanduser().resolve())
         contents = file.read()
         file.know(contents.state, contents)
@@ -298,13 +304,7 @@ class ExemplarStore(MemoryStore):
                 if gone is None:
                     del found, news
                     raise StoreFileChanged("two files of this store were changed separately; load one of them again")
-                known = self._held.state
-                self._held.state = replace(
-                    known,
-                    generation=max(known.generation, state.generation),
-                    budgets=tuple(dict.fromkeys([*known.budgets, *state.budgets])),
-                    releases=tuple(dict.fromkeys([*known.releases, *state.releases])),
-                )
+                self._held.state = self._held.state.joined(state)
                 file.know(state, found)
                 changed = True
                 self._hear(gone)

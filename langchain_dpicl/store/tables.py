@@ -13,14 +13,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Arrival, Numbers, OpenedBudget
+from langchain_dpicl.store.base import Arrival, Numbers, OpenedBudget, owner_mark
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 class Collection:
     """A collection's name, its public settings and its tables.
 
-    ``extension`` is the schema in which pgvector is installed, quoted. ``forgets`` is how often the collection had
-    forgotten an owner when it was opened. ``forgotten`` is the table of ids that went, without anything else, for
-    workers that keep something of an exemplar.
+    ``extension`` is the schema in which pgvector is installed, quoted. ``forgets`` is how many changes were logged when
+    it was opened. ``forgotten`` is the log, for workers that keep something of an exemplar: ids that went, or came
+    although they were below the next id, without anything else.
     """
 
     def __init__(self, name: str, dimension: int, keys: RecordKeys, extension: str, forgets: int = 0) -> None:
@@ -111,6 +112,7 @@ def make(
             """
         )
         add_documents(connection, made)
+        forgotten(connection, name)
         if dimension <= _BESIDE_THE_TEXT:
             connection.execute(f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
         connection.execute(
@@ -167,6 +169,16 @@ def releases(connection: Connection, name: str, new: str | None = None) -> tuple
     return tuple(str(release) for (release,) in connection.execute(query, [name]).fetchall())
 
 
+def forgotten(connection: Connection, name: str, *, make: bool = True) -> tuple[bytes, frozenset[bytes]]:
+    """The key of a collection's marks of forgotten owners, and the marks, which from now on are kept if ``make``."""
+    columns = "key bytea NOT NULL, mark bytea NOT NULL, PRIMARY KEY (collection, mark)"
+    if not _kept(connection, "dpicl_forgotten_owners", columns, make=make):
+        return b"", frozenset()
+    query = "SELECT key, mark FROM dpicl_forgotten_owners WHERE collection = %s"
+    found = connection.execute(query, [name]).fetchall()
+    return found[0][0] if found else secrets.token_bytes(32), frozenset(mark for _, mark in found)
+
+
 def _kept(connection: Connection, table: str, columns: str, *, make: bool) -> bool:
     """Whether there is this table about collections, which is made if it has to be."""
     if _exists(connection, table):
@@ -203,9 +215,9 @@ def insert(
 ) -> list[int]:
     """Add exemplars with their owners, and with their ids as documents if given; their ids.
 
-    Raises `InvalidRecords` for an id that is there already.
+    An empty document is none. Raises `InvalidRecords` for an id that is there already.
     """
-    next_id, next_number, _ = _hold(connection, into)
+    next_id, next_number, logged = _hold(connection, into)
     ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
     taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
     if batch.ids is not None and connection.execute(taken, [as_array(ids)]).fetchall():
@@ -228,12 +240,14 @@ def insert(
     vectors = (head + vector.astype(">f4").tobytes() for vector in matrix)  # as pgvector receives them
     rows = [ids.tolist(), (numbers[name] for name in names), batch.contents, vectors]
     if documents is not None:
-        columns, types, rows = f"{columns}, document", [*types, "bytea"], [*rows, documents]
+        columns, types, rows = f"{columns}, document", [*types, "bytea"], [*rows, (each or None for each in documents)]
     _copy(connection, f"{into.exemplars} ({columns})", types, zip(*rows, strict=True))
     connection.execute(
         "UPDATE dpicl_collections SET next_id = greatest(next_id, %s), next_number = %s WHERE name = %s",
         [int(ids.max(initial=-1)) + 1, next_number + len(new), into.name],
     )
+    if len(late := ids[ids < next_id]):
+        _log(connection, into, logged + 1, late.tolist())
     return [int(i) for i in ids]
 
 
@@ -268,7 +282,7 @@ def change(
         query = f"DELETE FROM {owners} WHERE number = ANY(%s) AND {left}"
         connection.execute(query, [list({owner for _, owner in deleted})])
         entry += 1
-        _count_removal(connection, collection, entry, sorted(id for id, _ in deleted))
+        _log(connection, collection, entry, sorted(id for id, _ in deleted))
     return entry, sorted(int(id) for id, _ in deleted)
 
 
@@ -281,18 +295,18 @@ def rows_with(documents: str) -> str:
     )
 
 
-def _count_removal(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
-    """Tell other workers of exemplars that went."""
+def _log(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
+    """Tell workers of exemplars that went, or came under ids below the next."""
     connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, list(ids)])
     connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [entry, collection.name])
 
 
 def delete(
-    connection: Connection, collection: Collection, owner: str
-) -> tuple[int, tuple[list[int], list[str], bytes | None, bool, list[bytes]]]:
-    """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._tell` tells the watchers.
+    connection: Connection, collection: Collection, owner: str, leave: Callable[[list[str]], None]
+) -> tuple[int, tuple[list[int], bytes | None, bool, list[bytes]]]:
+    """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._leave` tells the ledgers.
 
-    Raises `UnknownOwner`.
+    ``leave`` hears its documents' ids before this is committed. Raises `UnknownOwner`.
     """
     entry = _hold(connection, collection)[2] + 1
     query = f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)"
@@ -306,21 +320,25 @@ def delete(
     )
     exemplars = sorted(deleted.fetchall(), key=lambda row: row[0])
     ids = [int(row[0]) for row in exemplars]
-    documents = [document_of(row[2], row[0]) for row in exemplars]
+    leave([document_of(row[2], row[0]) for row in exemplars])
     contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
     connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
-    _count_removal(connection, collection, entry, ids)
+    _log(connection, collection, entry, ids)
     parts = [bytes(name)] if digest is None else []
     if collection.keys.owner_key is None:
         same = f"SELECT DISTINCT content FROM {collection.exemplars} WHERE content = ANY(%b::bytea[])"
         others = {bytes(content) for (content,) in connection.execute(same, [contents]).fetchall()}
         parts += [content for content in contents if content not in others]
-    identity: bytes | None = bytes(name)
+    identity, has_equal = bytes(name), False
     if digest is not None:  # an owner of its own, known by its exemplar
         query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
         has_equal = bool(connection.execute(query, [digest]).fetchall())
-        identity = None if has_equal else next(each for each in contents if _digest_of(each) == digest)
-    return entry, (ids, documents, identity, digest is None, parts)
+        identity = next(each for each in contents if _digest_of(each) == digest)
+    if key := forgotten(connection, collection.name, make=False)[0]:
+        mark = owner_mark(key, identity, named=digest is None)
+        query = "INSERT INTO dpicl_forgotten_owners VALUES (%s, %b, %b) ON CONFLICT DO NOTHING"
+        connection.execute(query, [collection.name, key, mark])
+    return entry, (ids, None if has_equal else identity, digest is None, parts)
 
 
 def document_of(document: bytes | None, id: int) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,16 +89,53 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(url: str, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+def wait_until(url: str, process: subprocess.Popen[bytes], seconds: float = 240) -> None:
     """Until the server answers at all."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(url, timeout=5)
-            return
-        time.sleep(0.1)
+    with httpx.Client(
+        timeout=5
+    ) as client:  # one: each reads the system's certificates, which takes time of a processor
+        while time.monotonic() < deadline:
+            assert process.poll() is None, "the server ended"
+            with contextlib.suppress(httpx.TransportError):
+                client.get(url)
+                return
+            time.sleep(0.1)
     raise AssertionError("the server does not answer")
+
+
+def asked(served: Served, name: str, question: Any, path: str = "stream") -> socket.socket:
+    """A connection on which the question was sent."""
+    body = json.dumps({"input": question}).encode()
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    connection.sendall(
+        f"POST /ask/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {served.keys[name]}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return connection
+
+
+def read_until(connection: socket.socket, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        piece = connection.recv(65536)
+        assert piece, found
+        found += piece
+    return found
+
+
+def hang_up(connection: socket.socket, *, rudely: bool) -> None:
+    if rudely:  # a reset, and not an orderly end
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
@@ -110,23 +149,43 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def dpicl_serve(
-    folder: Path, *, names: tuple[str, ...], releases: int = 40, scope: str = "per_principal", **server: Any
+    folder: Path,
+    *,
+    names: tuple[str, ...],
+    releases: int = 40,
+    scope: str = "per_principal",
+    chain: str | None = None,
+    more: dict[str, Any] | None = None,
+    **server: Any,
 ) -> Iterator[Served]:
-    """``dpicl serve`` in this folder, with a key for each name."""
+    """``dpicl serve`` in this folder, with a key for each name. ``chain``: the module's source, with what tests share;
+    default: a vote. ``more``: further sections of the configuration."""
     keys = {name: new_key() for name in names}
     port = free_port()
-    (folder / "served_chain.py").write_text(CHAIN.format(releases=releases, scope=scope))
+    (folder / "served_chain.py").write_text(chain or CHAIN.format(releases=releases, scope=scope))
     settings = {
         "chain": "served_chain:chain",
         "keys": {name: hash_of(key) for name, key in keys.items()},
         "server": {"port": port, "path": "/ask", **server},
+        **(more or {}),
     }
     (folder / "server.yaml").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "langchain_dpicl.cli", "serve", "--config", str(folder / "server.yaml")]
+    with configured(folder, port, "/ask", keys) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def configured(folder: Path, port: int, path: str, keys: dict[str, str], **environment: str) -> Iterator[Served]:
+    """``dpicl serve`` with the folder's ``server.yaml``."""
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-m", "langchain_dpicl", "serve", "--config", str(folder / "server.yaml")]
+    around = {**os.environ, "PYTHONPATH": tests, **environment}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, env=around
+        )
         try:
             wait_until(f"http://127.0.0.1:{port}/openapi.json", process)
-            yield Served(process, f"http://127.0.0.1:{port}/ask", keys, folder)
+            yield Served(process, f"http://127.0.0.1:{port}{path}", keys, folder)
         finally:
             stop(process)

@@ -42,54 +42,82 @@ def ask(url: str, *statements: str) -> list[Any]:
         engine.dispose()
 
 
+class Cluster:
+    """A PostgreSQL that this process starts, stops and starts again, on a socket in a folder of its own. Raises
+    `NoServer`."""
+
+    def __init__(self, *settings: str) -> None:
+        programs = bundled()
+        self.settings = ("listen_addresses=", *settings)
+        self.folder = Path(tempfile.mkdtemp(prefix="dpicl_pg_"))  # short: a socket's path has at most 107 characters
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={self.folder}"
+        self.running: subprocess.Popen[bytes] | None = None
+        account = UNPRIVILEGED if os.name == "posix" and os.geteuid() == 0 else None
+        self._options: dict[str, Any] = {"user": account, "cwd": self.folder}
+        try:
+            if account:
+                shutil.chown(self.folder, account)
+                if not _runs(programs / "initdb", account):  # the account may not come to where the package lies
+                    programs = _copied(programs, self.folder)
+            self._programs = programs
+            making = [programs / "initdb", "-D", self.folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+            try:
+                made = self._run([*making, "--locale=C", "--no-sync"]).wait() == 0
+            except OSError as error:  # the account may not reach the programs
+                reason = type(error).__name__
+                raise NoServer(f"{programs} does not run ({reason}); set DPICL_TEST_PGVECTOR_URL") from None
+            if not made:
+                raise NoServer(f"initdb failed: {self._log}")
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, command: list[Any]) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, **self._options)
+
+    @property
+    def _log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-500:]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        serving = [self._programs / "postgres", "-D", self.folder / "data", "-k", self.folder]
+        self.running = self._run([*serving, *(part for each in self.settings for part in ("-c", each))])
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                ask(self.url, "SELECT 1")
+                return
+            except sa.exc.OperationalError:
+                if self.running.poll() is not None or time.monotonic() > deadline:
+                    raise NoServer(f"it does not start: {self._log}") from None
+                time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it: SIGINT is PostgreSQL's fast shutdown, SIGQUIT the immediate one, as if it had crashed."""
+        if self.running is not None:
+            self.running.send_signal(how)
+            self.running.wait(30)
+
+    def close(self) -> None:
+        """Stop it, and remove its files."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """The address of a server with pgvector. Raises `NoServer`."""
     if GIVEN:
         yield GIVEN
         return
-    programs = bundled()
-    folder = Path(tempfile.mkdtemp(prefix="dpicl_pg_"))  # short: a socket's path has at most 107 characters
-    account = UNPRIVILEGED if os.name == "posix" and os.geteuid() == 0 else None
-    running: subprocess.Popen[bytes] | None = None
-    try:
-        if account:
-            shutil.chown(folder, account)
-            if not _runs(programs / "initdb", account):  # the account may not come to where the package lies
-                programs = _copied(programs, folder)
-        with (folder / "log").open("wb") as log:
-            options: dict[str, Any] = {"user": account, "cwd": folder, "stdout": log, "stderr": log}
-            making = [programs / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8"]
-            try:
-                made = subprocess.run([*making, "--locale=C", "--no-sync"], **options, check=False).returncode == 0
-            except OSError as error:  # the account may not reach the programs
-                raise NoServer(
-                    f"{programs} does not run ({type(error).__name__}); set DPICL_TEST_PGVECTOR_URL"
-                ) from None
-            if not made:
-                raise NoServer(f"initdb failed: {(folder / 'log').read_text(errors='replace')[-500:]}")
-            # No autovacuum, so that what a test sees tidied was tidied by the store.
-            settings = ("listen_addresses=", "fsync=off", "autovacuum=off", "max_connections=50")
-            serving = [programs / "postgres", "-D", folder / "data", "-k", folder]
-            running = subprocess.Popen([*serving, *(part for each in settings for part in ("-c", each))], **options)
-        url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                ask(url, "SELECT 1")
-                break
-            except sa.exc.OperationalError:
-                if running.poll() is not None or time.monotonic() > deadline:
-                    raise NoServer(
-                        f"it does not start: {(folder / 'log').read_text(errors='replace')[-500:]}"
-                    ) from None
-                time.sleep(0.05)
-        yield url
-    finally:
-        if running is not None:
-            running.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown
-            running.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
+    # No autovacuum, so that what a test sees tidied was tidied by the store.
+    with contextlib.closing(Cluster("fsync=off", "autovacuum=off", "max_connections=50")) as cluster:
+        yield cluster.url
 
 
 def _runs(program: Path, account: str) -> bool:

@@ -286,7 +286,7 @@ def test_a_ledger_that_is_gone_is_named_and_the_owner_goes_all_the_same(
 
 def test_the_owner_may_come_on_standard_input(folder: Path) -> None:
     """Where a command line is seen by others."""
-    command = [sys.executable, "-m", "langchain_dpicl.cli", "forget", "--store", "store.npz", "--owner", "-"]
+    command = [sys.executable, "-m", "langchain_dpicl", "forget", "--store", "store.npz", "--owner", "-"]
     done = subprocess.run(command, cwd=folder, input="owner-3\n", capture_output=True, text=True, check=True)
     assert done.stdout == "1 exemplars went, 3 owners are left; ledgers: none\n"
     stale = ExemplarStore.load("store.npz", EMBEDDINGS)

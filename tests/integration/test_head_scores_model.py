@@ -19,6 +19,7 @@ TEMPLATE = "Review: A moving film.\nSentiment: positive\n\nReview: {input}\nSent
 WORDS = ["negative", "positive"]
 PRAISE = ["wonderful", "charming", "brilliant", "lovely", "superb"]
 BLAME = ["awful", "boring", "stupid", "terrible", "dreadful"]
+STARTS = ["What a", "Such a", "This was a", "I saw a", "Truly a"]
 
 
 def texts_of(start: str) -> list[str]:
@@ -42,17 +43,17 @@ def test_a_head_learns_from_the_embedded_models_scores(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"input_key": "text", "output_key": "label", "progress": False}
     records = [
         {"text": text, "label": ["good", "bad"][i % 2]}
-        for i, text in enumerate(texts_of("What a") + texts_of("Such a"))
+        for i, text in enumerate(text for start in STARTS for text in texts_of(start))
     ]
     store = ExemplarStore.from_records(records, local_embeddings(), **keys)
     scores = LabelScores(local_llm(MODEL), WORDS, TEMPLATE, share=0.9)
     budget = PrivacyBudget(1000.0, 0.01, {"head": 1}, ledger=f"sqlite:///{tmp_path}/b.db")
-    with pytest.warns(PrivacyWarning, match="20 owners"):
+    with pytest.warns(PrivacyWarning, match="50 owners"):
         head = PrivateHead.fit(
             store, ["bad", "good"], budget, public=texts_of("It is a"), scores=scores, progress=False
         )
     budget.close()
     head.save(tmp_path / "head.npz")
     loaded = PrivateHead.load(tmp_path / "head.npz", local_embeddings(), llm=local_llm(MODEL))
-    asked = ["a delightful , clever story", "a tedious , clumsy story", "i enjoyed it", "i hated it"]
+    asked = ["an excellent , moving story", "a bad , tiresome story", "a great film", "a horrible film"]
     assert [answer["label"] for answer in loaded.batch(asked)] == ["good", "bad", "good", "bad"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl import InvalidParameter
-from langchain_dpicl.evaluation.passes import load_rows
+from langchain_dpicl.evaluation.rows import load_rows
 from langchain_dpicl.evaluation.tasks import task
 
 pytest.importorskip("datasets")

@@ -501,7 +501,7 @@ def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
     assert (one.took(1), one.took(1, owner=1), one.took(1, owner=2), other.took(1)) == (1, 1, 1, 1)
     with STORE.reading() as view:
         (mark,) = view.marks(np.array([1]), one._ledger.key("fingerprint_key"))
-    OwnerIndex(one._ledger, one._plan).forget(mark)
+    OwnerIndex(one._ledger, one._plan).leave(mark)()
     assert (one.took(1), other.took(1)) == (1, 1)
     new = Payer(any_url)
     assert (new.took(9), one.took(9, owner=2), other.took(1)) == (2, 5, 0)

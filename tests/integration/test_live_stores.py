@@ -109,6 +109,18 @@ def test_the_indexing_api_adds_changes_and_deletes(live: Any, manager: RecordMan
     assert load(three) == (1, 0, 0), "the record manager has forgotten it, too"
 
 
+def test_forgetting_waits_for_the_record_manager(live: Any) -> None:
+    class Down(InMemoryRecordManager):
+        def delete_keys(self, keys: Any) -> None:
+            raise OSError
+
+    store = live()
+    store.maintenance(record_manager=Down("notes")).add_documents([note("one", "ann", "a")])
+    with pytest.raises(StoreError, match="nobody was forgotten"):
+        store.forget("ann")
+    assert texts(store) == ["one"]
+
+
 async def test_the_indexing_api_works_from_an_event_loop(live: Any) -> None:
     store, manager = live(), InMemoryRecordManager("notes")
     for text, left in (("one", ["one"]), ("two", ["two"])):
@@ -263,6 +275,46 @@ def test_a_store_follows_a_collection(live: Any, source: VectorStore) -> None:
     with pytest.raises(StoreError, match="empty"):
         store.sync_from(source)
     assert len(store) == 6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_has_not_changed_is_left_whatever_order_a_collection_gives_its_metadata_in(
+    source: VectorStore, live: Any
+) -> None:
+    """Chroma gives them in another order every time. Without an owner key a document is known by its content: as
+    another owner it would have new tickets."""
+    metadata = {"zone": "x", "age": 3, "mid": True, "team": "a", "year": 2020, "kind": "k"}
+    source.add_documents([Document(page_content=f"n {i}", metadata=metadata) for i in range(5)], ids=IDS[:5])
+    store = live(None)
+    store.sync_from(source)
+    before = marks(store)
+    for _ in range(3):
+        assert store.sync_from(source) == {"num_added": 0, "num_updated": 0, "num_skipped": 5, "num_deleted": 0}
+    assert sorted(marks(ExemplarStore.from_vectorstore(source)).values()) == sorted(before.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_document_that_stays_is_passed_over_if_another_is_deleted_while_a_collection_is_read(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages by number would begin behind it, and the store would take it for gone."""
+    source: Any = chroma(Counted(size=6), request)
+    source.add_documents([note(f"note {i}", "ann", "s") for i in range(6)], ids=IDS)
+    store = ExemplarStore.from_vectorstore(source)
+    get, pages = source.get, []
+
+    def meanwhile(*given: Any, **options: Any) -> Any:
+        found = get(*given, **options)
+        pages.append(found)
+        if "documents" in options["include"] and IDS[0] in get(include=[])["ids"]:
+            source.delete([IDS[0]])
+        return found
+
+    monkeypatch.setattr("langchain_dpicl.store.sources._PAGE", 2)
+    monkeypatch.setattr(source, "get", meanwhile)
+    store.sync_from(source)
+    assert len(pages) > 3
+    assert set(texts(store)) >= {f"note {i}" for i in range(1, 6)}
 
 
 @pytest.mark.filterwarnings("ignore")

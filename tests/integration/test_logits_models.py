@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Settings
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings
 from langchain_dpicl.decoding.backends.server_model import ServerLogits
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+from langchain_dpicl.decoding.exemplars import Draw
 from langchain_dpicl.decoding.model import Demonstration
 from langchain_dpicl.local import local_llm
 from langchain_dpicl.privacy.noise import SecureRandomness

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_watchers_hear_of_what_went_here_and_elsewhere(shared_store: Any, worker
     marks: list[bytes] = []
     here.on_forget(lambda gone: ids["here"].append(list(gone)))
     elsewhere.on_forget(lambda gone: ids["elsewhere"].append(list(gone)))
-    here.on_owner_forgotten(KEY, marks.append)
+    here.on_owner_forgotten(KEY, hearing(marks))
     with here.reading() as view:
         (mark,) = view.marks(np.array([4]), KEY)
     here.forget("owner-4")
@@ -186,6 +187,15 @@ def test_a_watcher_that_fails_is_called_again_and_may_read(shared_store: Any, wo
     assert calls == [3, 4, 3, 4]
 
 
+def hearing(told: list[Any], who: str = "") -> Any:
+    """A ledger that writes down the marks of those who went."""
+
+    def leave(mark: bytes) -> Callable[[], None]:
+        return lambda: told.append((who, mark) if who else mark)
+
+    return leave
+
+
 def marks_of(store: PostgresExemplarStore) -> list[bytes]:
     """By the owners' numbers, b"" for one who is gone."""
     with store.reading() as view:
@@ -199,8 +209,8 @@ def test_equal_exemplars_have_one_mark_and_the_last_to_go_tells_it(shared_store:
     here = shared_store([row, row, {"input": "else", "output": "b"}, row], owner_key=None)
     elsewhere = worker()
     told: list[tuple[str, bytes]] = []
-    here.on_owner_forgotten(KEY, lambda mark: told.append(("here", mark)))
-    elsewhere.on_owner_forgotten(KEY, lambda mark: told.append(("elsewhere", mark)))
+    here.on_owner_forgotten(KEY, hearing(told, "here"))
+    elsewhere.on_owner_forgotten(KEY, hearing(told, "elsewhere"))
     same, _, other, _ = before = marks_of(here)
     assert before == [same, same, other, same]
     assert same != other
@@ -234,7 +244,7 @@ def test_workers_that_forget_all_equal_exemplars_at_a_time_tell_their_mark_once(
             failures.append(error)
 
     for store in stores:
-        store.on_owner_forgotten(KEY, told.append)
+        store.on_owner_forgotten(KEY, hearing(told))
     threads = [threading.Thread(target=forget, args=(store, i)) for i, store in enumerate(stores)]
     for thread in threads:
         thread.start()
@@ -254,7 +264,7 @@ def test_a_named_owner_and_an_exemplar_of_equal_text_have_marks_of_their_own(sha
         contents = view.read(np.arange(3))
     assert contents == [row] * 3, "and nothing but the names differs"
     told: list[bytes] = []
-    store.on_owner_forgotten(KEY, told.append)
+    store.on_owner_forgotten(KEY, hearing(told))
     before = marks_of(store)
     for owner in ("A", "#0", "B"):
         store.forget(owner)
@@ -266,7 +276,7 @@ def test_an_exemplar_that_grew_keeps_its_mark(shared_store: Any) -> None:
     store = shared_store([{"input": "was", "output": "b"}, {"input": "was", "output": "b"}], owner_key=None, ids=[5, 6])
     before = marks_of(store)
     told: list[bytes] = []
-    store.on_owner_forgotten(KEY, told.append)
+    store.on_owner_forgotten(KEY, hearing(told))
     store.add(
         [{"input": text, "output": "b", "owner": "#5"} for text in ("first", "last")], owner_key="owner", ids=[1, 9]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,12 @@ def collection(module_url: str, embeddings: Embeddings) -> Iterator[Callable[...
     yield build
     for store in made:
         store.close()
+
+
+@pytest.fixture(params=[True, False], ids=["in memory", "on the server"])
+def gated(request: Any, collection: Any) -> Callable[..., PostgresExemplarStore]:
+    """The same, with the vectors in this process's memory or not."""
+    return partial(collection, vectors_in_memory=request.param)
 
 
 # -- the law of sampling -----------------------------------------------------------------------------------------------
@@ -199,10 +206,10 @@ def changed_buckets(
 @pytest.mark.parametrize("threshold", [None, 0.1])
 @pytest.mark.parametrize("forget", [False, True])
 def test_without_one_owner_at_most_one_bucket_differs(
-    threshold: float | None, forget: bool, collection: Any, embeddings: Any
+    threshold: float | None, forget: bool, gated: Any, embeddings: Any
 ) -> None:
     """The coupling that the guarantee rests on, for every owner. No chance is involved, so no false alarm."""
-    changed = changed_buckets(collection, embeddings, threshold, forget=forget)
+    changed = changed_buckets(gated, embeddings, threshold, forget=forget)
     assert max(changed) == 1
     assert min(changed) == 0
 
@@ -221,10 +228,10 @@ def of_spread_vectors(records: Any, seed: int, owners: int = 400) -> tuple[list[
 
 
 @pytest.fixture(params=["no index", "hnsw", "ivfflat"])
-def indexed(request: Any, collection: Any, records: Any, module_url: str) -> Iterator[tuple[Any, NDArray[np.float32]]]:
+def indexed(request: Any, gated: Any, records: Any, module_url: str) -> Iterator[tuple[Any, NDArray[np.float32]]]:
     """A collection whose embeddings have an approximate index, on a server that is told to prefer indexes."""
     rows, vectors = of_spread_vectors(records, 7)
-    store = collection(rows, vectors=vectors)
+    store = gated(rows, vectors=vectors)
     table = store._collection.exemplars
     options = {"hnsw": "(m = 2, ef_construction = 4)", "ivfflat": "(lists = 100)"}
     prefer = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I {} enable_seqscan {}', current_database()); END $$"
@@ -274,6 +281,9 @@ def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypa
     monkeypatch.setattr(PostgresView, "_packed", listen)
     with store.reading() as view:
         view.eligible(np.eye(DIMENSION, dtype=np.float32)[0], 0.3)
+        if store._in_memory:
+            assert asked == [], "the server's indexes are not asked"
+            return
         ((query, values),) = asked
         plan = "\n".join(row[0] for row in view._ask(f"EXPLAIN {query}", *values))  # type: ignore[attr-defined]
     assert "Filter: (inner_product(embedding" in plan, "row by row"
@@ -281,11 +291,11 @@ def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypa
     assert "Order By" not in plan
 
 
-def test_filters_let_through_whom_they_let_through_in_memory(collection: Any, records: Any, store_of: Any) -> None:
+def test_filters_let_through_whom_they_let_through_in_memory(gated: Any, records: Any, store_of: Any) -> None:
     """Texts that PostgreSQL's JSON refuses included."""
     values = ["a", "b", "\x00", "\ud800", 1, 1.0, 2.5, True, None, float("nan"), 10**30, ["a"]]
     rows = [{**row, "x": values[i % 12], **({} if i % 5 else {"y": i})} for i, row in enumerate(records(40, 3))]
-    server, memory = collection(rows), store_of(rows)
+    server, memory = gated(rows), store_of(rows)
     query = memory.embed_query("q")
     filters: list[Any] = [{"x": value} for value in ("a", "\x00", "\ud800", 1, 2.5, True)]
     filters += [{"x": {name: value}} for name in ("$ne", "$gt", "$lte") for value in ("a", 1)]
@@ -303,10 +313,10 @@ def test_filters_let_through_whom_they_let_through_in_memory(collection: Any, re
         assert all(wanted.passes(each) for bucket in buckets for each in bucket)
 
 
-def test_the_gate_and_the_similarity_agree_to_the_last_bit(collection: Any, records: Any) -> None:
+def test_the_gate_and_the_similarity_agree_to_the_last_bit(gated: Any, records: Any) -> None:
     """At a threshold that is a row's own similarity the row is in, and one step above it is out: as on FAISS."""
     rows, vectors = of_spread_vectors(records, 9, owners=60)
-    for store in (collection(rows, vectors=vectors), ExemplarStore.from_records(rows, None, vectors=vectors)):  # type: ignore
+    for store in (gated(rows, vectors=vectors), ExemplarStore.from_records(rows, None, vectors=vectors)):  # type: ignore
         query = vectors[10]
         with store.reading() as view:
             numbers = view.numbers
@@ -318,10 +328,10 @@ def test_the_gate_and_the_similarity_agree_to_the_last_bit(collection: Any, reco
                 assert numbers[owner] not in view.eligible(query, float(np.nextafter(best, np.float32(2))))
 
 
-def test_an_owners_similarity_does_not_change_with_the_others(collection: Any, records: Any) -> None:
+def test_an_owners_similarity_does_not_change_with_the_others(gated: Any, records: Any) -> None:
     """Bit by bit, whoever else comes or goes, and wherever its rows lie."""
     rows, vectors = of_spread_vectors(records, 11, owners=50)
-    store = collection(rows, vectors=vectors)
+    store = gated(rows, vectors=vectors)
     query = vectors[100]
 
     def own() -> list[int]:
@@ -335,7 +345,7 @@ def test_an_owners_similarity_does_not_change_with_the_others(collection: Any, r
         assert own() == before
     store.add(rows[:30], vectors=vectors[:30][::-1])
     assert own() == before
-    alone = collection([row for row in rows if row["owner"] == "owner-20"], vectors=vectors[60:63])
+    alone = gated([row for row in rows if row["owner"] == "owner-20"], vectors=vectors[60:63])
     with alone.reading() as view:
         assert view.similarity(np.arange(3), query).view(np.int32).tolist() == before
 

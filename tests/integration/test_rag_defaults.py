@@ -108,6 +108,7 @@ def test_a_thousand_questions_are_answered_with_170_tickets(
     assert binom.sf(most_wrong, 18, 1.0 - least) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:noise takes about:langchain_dpicl.errors.PrivacyWarning")
 @pytest.mark.parametrize("kind", AGGREGATORS)
 def test_a_thousand_answers_without_tickets_are_refused(kind: str, wrapped: Any) -> None:
     release = wrapped(kind, 1000)

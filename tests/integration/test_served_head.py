@@ -69,7 +69,7 @@ def test_a_configured_head_answers_many_callers_and_writes_nothing(tmp_path: Pat
         json.dumps({"head": "head.npz", "keys": {"alice": hash_of(key)}, "server": server})
     )
     before = sorted(folder.iterdir())
-    command = [sys.executable, "-m", "langchain_dpicl.cli", "serve", "--config", str(folder / "server.yaml")]
+    command = [sys.executable, "-m", "langchain_dpicl", "serve", "--config", str(folder / "server.yaml")]
     url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {key}"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
@@ -98,4 +98,5 @@ def test_a_configured_head_answers_many_callers_and_writes_nothing(tmp_path: Pat
     assert "POST /ask/invoke" in said
     assert MARK not in said
     assert "Traceback" not in said
+    assert "exception" not in said
     assert sorted(folder.iterdir()) == before, "no ledger, no cache"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -146,7 +147,7 @@ def test_a_worker_that_is_killed_loses_no_charge_and_overspends_nothing(two_work
     lost = {number for number, outcome in rows if outcome is None}
     assert set(numbers) | lost == set(range(1, LEFT + 1)), "a charge was answered, or died with its worker"
     assert len(lost) <= failed
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(two_workers.workers()) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(two_workers.workers()) == 2, "the supervisor replaces it"
@@ -269,5 +270,5 @@ def test_a_server_that_is_told_to_stop_answers_first(one_worker: Served) -> None
     assert one_worker.process.wait(20) in (0, -signal.SIGTERM)
     assert charges(one_worker)[-1] == (before + 1, "released")
     log = (Path(one_worker.folder) / "log").read_text()
-    assert "Traceback" not in log
+    assert not re.search("Traceback|exception", log)
     assert one_worker.keys["alice"] not in log

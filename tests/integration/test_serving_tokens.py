@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from http_server import Served, free_port, stop, wait_until
+from http_server import Served, asked, dpicl_serve, hang_up, read_until, until
 from langserve import RemoteRunnable
 from ways import WAYS, ask
 
 from langchain_dpicl import PrivacyBudget
-from langchain_dpicl.serving.guards import hash_of, new_key
 
 WORD = "abcdefghijklmnopqrst"
 TOKENS = len(WORD) + 1
@@ -77,24 +69,9 @@ def chain():
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder, port = tmp_path_factory.mktemp("tokens"), free_port()
-    keys = {name: new_key() for name in ("alice", "bob", "carol", "dave")}
-    (folder / "sampler_chain.py").write_text(CHAIN)
-    settings = {
-        "chain": "sampler_chain:chain",
-        "keys": {name: hash_of(key) for name, key in keys.items()},
-        "server": {"port": port, "path": "/ask", "max_concurrency": 2, "max_batch": 2},
-    }
-    (folder / "server.yaml").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "langchain_dpicl.cli", "serve", "--config", str(folder / "server.yaml")]
-    tests = str(Path(__file__).parents[1])
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": tests})
-        try:
-            wait_until(f"http://127.0.0.1:{port}/openapi.json", process)
-            yield Served(process, f"http://127.0.0.1:{port}/ask", keys, folder)
-        finally:
-            stop(process)
+    folder, names = tmp_path_factory.mktemp("tokens"), ("alice", "bob", "carol", "dave")
+    with dpicl_serve(folder, names=names, chain=CHAIN, max_concurrency=2, max_batch=2) as server:
+        yield server
 
 
 def remote_of(served: Served, name: str) -> Any:
@@ -109,13 +86,6 @@ def drawn(served: Served, question: str) -> int:
     """How many tokens the model was asked for; a public question about it, at steps=1, is no token."""
     lines = (served.folder / "drawn").read_text().splitlines()
     return sum(f"{question} " in line for line in lines)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
@@ -166,33 +136,6 @@ def test_errors_have_their_status_in_a_stream_too(served: Served) -> None:
 
 
 # -- clients that leave ------------------------------------------------------------------------------------------------
-
-
-def asked(served: Served, name: str, question: str, path: str = "stream") -> socket.socket:
-    """A connection on which the question was sent."""
-    body = json.dumps({"input": question}).encode()
-    connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
-    connection.sendall(
-        f"POST /ask/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {served.keys[name]}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
-    return connection
-
-
-def read_until(connection: socket.socket, wanted: bytes) -> bytes:
-    found = b""
-    while wanted not in found:
-        piece = connection.recv(65536)
-        assert piece, found
-        found += piece
-    return found
-
-
-def hang_up(connection: socket.socket, *, rudely: bool) -> None:
-    if rudely:  # a reset, and not an orderly end
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 @pytest.mark.parametrize("rudely", [pytest.param(False, marks=pytest.mark.slow), True], ids=["orderly", "by a reset"])
@@ -264,5 +207,6 @@ def test_a_server_that_is_told_to_stop_ends_its_streams_first(served: Served) ->
     assert served.process.wait(20) in (0, -signal.SIGTERM)
     log = (served.folder / "log").read_text()
     assert "Traceback" not in log
+    assert "exception" not in log
     assert "CANARY" not in log
     assert served.keys["alice"] not in log

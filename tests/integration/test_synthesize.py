@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 MODEL = "smollm2-135m-instruct"
 COMMAND = (
-    "-m langchain_dpicl.cli synthesize --data notes.jsonl --inputs topics.txt --output out.jsonl --epsilon 8 --shots 2 "
+    "-m langchain_dpicl synthesize --data notes.jsonl --inputs topics.txt --output out.jsonl --epsilon 8 --shots 2 "
     f"--max-tokens 6 --min-tokens 6 --model {MODEL} --tokens 200"
 )
 

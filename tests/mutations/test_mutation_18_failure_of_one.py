@@ -15,7 +15,8 @@ from langchain_core.runnables import RunnableLambda
 from table_model import TableModel
 
 from langchain_dpicl import DPSampler, NoisyVote, PoissonExampleSelector, ReleaseFailed
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Settings
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings
+from langchain_dpicl.decoding.exemplars import Draw
 from langchain_dpicl.decoding.model import Demonstration, Rows, attempt
 from langchain_dpicl.privacy import Randomness
 from langchain_dpicl.private import boundary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,13 @@ Reply = tuple[int, dict[str, str], str]
 class ChatServer:
     """Counts what it is asked, by the last message's text, and whose connection was closed before the answer."""
 
+    models = ("m",)
+    """What it lists."""
+
     def __init__(self, reply: Callable[[str], Reply]) -> None:
         self.asked: list[str] = []
         self.hung_up: list[str] = []
+        self._connections: list[socket.socket] = []
         self._reply = reply
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -30,11 +35,29 @@ class ChatServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def kill(self) -> None:
+        """As a process that ends: nothing listens any more, and every connection breaks."""
+        self.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                outer._connections.append(self.connection)
+
+            def do_GET(self) -> None:
+                whole = json.dumps({"data": [{"id": name} for name in outer.models]}).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(whole)))
+                self.end_headers()
+                self.wfile.write(whole)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))

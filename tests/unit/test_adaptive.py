@@ -6,6 +6,7 @@ for many releases one pair, repeated. Both are exact, so what they find is reall
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from langchain_dpicl.privacy import BoundedRange, Gaussian, Line, PLDAccountant,
 from langchain_dpicl.privacy.accountant import compositions
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import FloatArray
-from langchain_dpicl.privacy.profile import DIRECTIONS, Direction
+from langchain_dpicl.privacy.profile import DIRECTIONS, BoundedRanges, Direction
 
 Curve = Callable[[FloatArray], FloatArray]
 """V(a), the delta of log a."""
@@ -86,6 +87,32 @@ def test_trees_of_two_and_three_releases_stay_below(eps0: float, rate: float, di
         found, claimed = tree(a), bound(eps0, rate, count, direction, a)
         assert (found <= claimed + 1e-12).all()
         assert (claimed <= 1.02 * found + 2e-4 * (1 - math.exp(-top))).all()
+
+
+@pytest.mark.parametrize("ranges", [(1.0, 0.3), (0.4, 2.5), (0.7, 0.7, 0.2), (3.0, 0.1, 1.0)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_mechanisms_on_one_sample_stay_below_their_curve_in_every_order(
+    ranges: tuple[float, ...], direction: Direction
+) -> None:
+    """Trees over the fields of one release, before amplification; the curve is at most two per cent above the best."""
+    a = np.exp(np.array([-0.5, -0.1, 0.0, 0.1, 0.3, 0.6, 0.9]) * sum(ranges))
+    for order in set(itertools.permutations(ranges)):
+        tree = one(order[0], 1.0, direction)
+        for each in order[1:]:
+            tree = after_one_more(tree, each, 1.0, direction, 400 if len(order) == 2 else 90)
+        found, claimed = tree(a), BoundedRanges(order).direction_delta(np.log(a), direction)
+        assert (found <= claimed + 1e-12).all()
+        assert (claimed <= 1.02 * found + 1e-3).all()
+
+
+def test_mechanisms_on_one_sample_cost_less_than_their_profiles_and_than_the_sum_of_their_ranges() -> None:
+    ranges = (0.5, 0.5, 0.5)
+    many = Line(BoundedRanges(ranges), 0.1, 100), Line(BoundedRange(0.5).compose(*[BoundedRange(0.5)] * 2), 0.1, 100)
+    found = [PLDAccountant().epsilon([line], 1e-5) for line in (*many, Line(BoundedRange(1.5), 0.1, 100))]
+    assert found == sorted(found)
+    assert found[0] < 0.95 * found[1] < 0.8 * found[2]
+    equal = BoundedRanges((1.0,) * 4).delta(np.array([0.0, 0.5, 2.0]))
+    assert equal == pytest.approx(bound(1.0, 1.0, 4, "remove", np.exp([0.0, 0.5, 2.0])), rel=0.02)
 
 
 @given(

@@ -24,8 +24,8 @@ from langchain_dpicl import cli
 from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.keywords import sample_sequence
 from langchain_dpicl.audit import worlds
-from langchain_dpicl.audit.attack import ATTACKED, audit
-from langchain_dpicl.audit.cases import CASES, Setting
+from langchain_dpicl.audit.attack import ATTACKED, CASES, audit
+from langchain_dpicl.audit.cases import Setting
 from langchain_dpicl.audit.heads import HEAD
 from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.answer import clipped_terms

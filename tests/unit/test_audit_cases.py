@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from langchain_dpicl.audit import worlds
-from langchain_dpicl.audit.cases import CASES, LABELS, MemberCase, Setting
+from langchain_dpicl.audit.attack import CASES
+from langchain_dpicl.audit.cases import LABELS, MemberCase, Setting
 from langchain_dpicl.audit.worlds import BlockRandomness
 
 

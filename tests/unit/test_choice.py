@@ -73,7 +73,9 @@ def test_the_exponential_vote_overturns_a_quarter_as_often_at_a_margin_of_two() 
 def test_a_plan_that_is_all_noise_is_refused_with_what_helps() -> None:
     line, crowd = PlanLine("vote", 0.2, 1000, parameter=7.0), Crowd(20, 12.5)
     refuse_noise(line, 0.1, crowd, tickets=False)
-    with pytest.raises(InfeasiblePlan, match=r"sigma 7\).*12\.5 expected.*0\.11.*1,000.*tickets=True.*PrivateHead"):
+    with pytest.raises(
+        InfeasiblePlan, match=r"sigma 7\).*12\.5 expected.*0\.11.*1,000.*tickets=True.*calls=.*PrivateHead"
+    ):
         refuse_noise(line, 0.11, crowd, tickets=False)
     with pytest.raises(InfeasiblePlan, match="fewer tickets than 1,000"):
         refuse_noise(line, 0.11, crowd, tickets=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
+import langchain_dpicl
 from langchain_dpicl import PrivacyBudget, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import PrivacyWarning
@@ -19,18 +22,11 @@ SECRET = "CANARY-mrs-alder"
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path, unthinking: None) -> Path:
     """A file of 60 records, and a member that answers by the query's first word."""
     rows = [{"text": f"{SECRET} {i}", "label": "ab"[i % 2], "who": f"p{i // 2}"} for i in range(60)]
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
-    monkeypatch.setattr(local, "local_llm", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "langchain_dpicl.members.chains.LabelScorer",
-        lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
-    )
     return path
 
 
@@ -330,3 +326,13 @@ def test_private_examples_are_neither_public_texts_nor_a_test(data: Path, tmp_pa
         assert "another file than --data" in err
     assert not Path("h.npz").exists()
     assert not Path("dpicl-budget.db").exists()
+
+
+def test_the_version_is_told_and_the_package_runs_as_a_module() -> None:
+    """Neither loads what only commands need."""
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "langchain_dpicl", "--version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout == f"langchain-dpicl {langchain_dpicl.__version__}\n"
+    assert not re.search(r"\| +(numpy|langchain_core|pydantic)$", told.stderr, re.MULTILINE)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
-from langchain_dpicl.budget.tickets import ticket_bins
+from langchain_dpicl.budget.terms import ticket_bins
 from langchain_dpicl.budget.upkeep import LedgerReport
 from langchain_dpicl.cli import main
 from langchain_dpicl.cli.budget import losses

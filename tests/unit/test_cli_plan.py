@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.plots import draw_panels
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"
@@ -52,6 +50,9 @@ def test_the_issue_s_own_line_prints_rate_noise_cost_and_flips(capsys: pytest.Ca
         ("scores", "", "sigma"),
         ("joint-em", "", "eps0"),
         ("embedding", "--step 0.001", "sigma"),
+        ("median", "--accept-noise", "eps0"),
+        ("mean", "", "sigma"),
+        ("structured", "--fields 3 --means 1 --accept-noise", "eps0"),
         ("tokens", "", "range_bound"),
         ("ptr", "--delta0 1e-10 --select 1", "sigma"),
     ],
@@ -107,6 +108,10 @@ def test_a_rate_may_be_given_and_delta_is_compared_with_the_owners(capsys: pytes
         ("plan --epsilon 1 --delta 1e-5 --releases 0 --rate 0.1", "releases"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0", "rate"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10", "owners"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --fields 3", "fields"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --mechanism structured", "fields"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --mechanism structured --fields 33", "fields"),
+        ("plan --epsilon 1 --delta 1e-5 --releases 10 --rate 0.1 --mechanism structured --fields 3 --means 4", "means"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 0", "owners"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 5 --members 0", "members"),
         ("plan --epsilon 1 --delta 1e-5 --releases 10 --owners 5 --shots 0", "shots"),
@@ -231,16 +236,3 @@ def test_a_picture_is_drawn(mechanism: str, tmp_path: Path, capsys: pytest.Captu
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidParameter, match="can be written"):
         run(f"{TARGET} --mechanism {mechanism} --plot {tmp_path}/no/such/folder.png")
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidParameter, match="langchain-dpicl\\[eval\\]"):
-        draw_panels([], "plan.png")

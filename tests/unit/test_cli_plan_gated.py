@@ -126,6 +126,8 @@ def test_where_all_are_eligible_the_gate_is_no_gate(capsys: pytest.CaptureFixtur
         ("embedding", "--step 0.001", "sigma", "outputs / sigma"),
         ("vote-em", "", "eps0", "outputs * eps0 / 2"),
         ("joint-em", "", "eps0", "outputs * eps0 / 4"),
+        ("median", "", "eps0", "outputs * eps0 / 4"),
+        ("mean", "", "sigma", "outputs / sigma"),
         ("tokens", "", "range_bound", "exemplars * range_bound"),
         ("ptr", "--delta0 1e-10", "sigma", "outputs / sigma"),
     ],
@@ -162,6 +164,17 @@ def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) ->
     assert "200 calls of one owner each, on average; 200 outputs count" in shown.out
     assert "    calls     rate          50 tickets" in shown.out
     assert "nothing is amplified" in shown.err
+
+
+def test_a_gated_plan_of_shared_buckets_names_the_calls_of_one_owner_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the numbers of the plan of as many calls, for the same lead; and so does its refusal."""
+    found = answer(VOTE, capsys)["lines"]["vote"]["choice"]["one_owner_per_call"]
+    calls = f"{TARGET} --accept-noise --noise exponential".replace("--members 20 --shots 1", "--calls 20 --margin 6")
+    own = answer(calls, capsys)["lines"]["vote-em"]
+    assert (found["calls"], found["members"], found["mechanism"]) == (20, own["members"], "vote-em")
+    assert found["flip_probability"] == own["flips"][0]["flip_probability"]
+    with pytest.raises(InfeasiblePlan, match="one owner per call"):
+        run(f"{TARGET} --releases 5000")
 
 
 def test_the_bill_is_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ def test_it_prints_each_pair_and_what_was_spent(run: Run) -> None:
     assert "9 tokens left" in out, "the budget is for three outputs of 6 tokens"
     assert err == "", "no bar where nobody looks"
     assert Demonstrations.load("out.jsonl") == [{"input": text, "output": "ab"} for text in ("tea", "coffee", "water")]
+
+
+def test_a_plan_that_says_nothing_of_the_records_is_told_in_one_line(run: Run) -> None:
+    """30 owners, 4 of them to a token on average: epsilon 1 leaves each a range of 1.4 for 3 answers."""
+    code, out, err = run("--owner-key", "who", "--epsilon", "1")
+    assert code == 0
+    assert "3 demonstrations" in out
+    assert re.fullmatch(r"dpicl synthesize: an owner changes the log-odds of a token by 1\.\d+ at most, .*\n", err)
 
 
 def test_json_is_one_object(run: Run) -> None:
@@ -160,7 +169,7 @@ def test_a_failure_is_one_line_and_the_object_has_what_was_made(run: Run, model:
 def test_bad_arguments_are_one_line_and_cost_nothing(more: list[str], says: str, run: Run) -> None:
     code, _, err = run(*more)
     assert code == 1
-    assert err.count("\n") == 1
+    assert err.count("\n") == 1 + ("texts that occur before" in err) + ("log-odds" in err)
     assert says in err
     assert not Path("out.jsonl").exists()
 

@@ -10,7 +10,8 @@ import pytest
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve, tokens_of
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Row
+from langchain_dpicl.evaluation.passes import EvaluationPlan
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.tasks import TASKS
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 

@@ -35,9 +35,10 @@ from langchain_dpicl import (
     acting_for,
 )
 from langchain_dpicl.decoding import answer
-from langchain_dpicl.decoding.answer import Draw, Exemplars, PrivateAnswer, Settings, Writer, clipped_terms, slots_for
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, Writer, clipped_terms
+from langchain_dpicl.decoding.exemplars import Draw, Exemplars, slots_for
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.decoding.sampler import CUT
+from langchain_dpicl.decoding.steps import CUT
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 Make = Callable[..., DPSampler]
@@ -365,7 +366,7 @@ def test_what_else_is_refused_when_it_is_built(sampler_of: Make, store_of: Any, 
     with pytest.raises(InvalidParameter, match="shots"):
         sampler_of(shots=None)
     sampler = sampler_of()
-    for name, how in (("calls", {"calls": 4}), ("rate", {"members": 4})):
+    for name, how in (("max_calls", {"calls": 4, "max_calls": 6}), ("rate", {"members": 4})):
         selector = PoissonExampleSelector(sampler.store, **how)
         with pytest.raises(InvalidParameter) as caught:
             DPSampler(sampler.model, selector, sampler.budget, shots=4)
@@ -414,7 +415,8 @@ def test_fallbacks_must_not_hide_a_spent_budget(sampler_of: Make) -> None:
 
 
 def draw_of(store: Any, rate: float, steps: int, randomness: Any) -> Draw:
-    exemplars = Exemplars(store, TableModel(wild, ALPHABET), DemonstrationTemplate("{input}", "{input}"), 1)
+    selector = PoissonExampleSelector(store, 2, rate=rate, max_exemplars=1)
+    exemplars = Exemplars(selector, TableModel(wild, ALPHABET), DemonstrationTemplate("{input}", "{input}"), 1)
     return exemplars.draw(randomness, rate, "", steps)
 
 

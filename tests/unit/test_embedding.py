@@ -366,7 +366,7 @@ def test_a_fixed_list_is_embedded_once_however_many_requests_come_at_once() -> N
 
     def ask() -> None:
         start.wait()
-        assert prepared(mean.under("embedding", Crowd(4, 4)))._texts == tuple(AXES)
+        assert prepared(mean.under("embedding", Crowd(4, 4))).texts == tuple(AXES)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -379,7 +379,7 @@ def test_a_fixed_list_is_embedded_once_however_many_requests_come_at_once() -> N
 def test_requests_do_not_share_their_candidates() -> None:
     mean = chain_mean()
     one, other = prepared(mean, ["east", "west"]), prepared(mean, ["north", "south", "north"])
-    assert (one._texts, other._texts, mean._texts) == (("east", "west"), ("north", "south"), ())
+    assert (one.texts, other.texts, mean.texts) == (("east", "west"), ("north", "south"), ())
     assert one.aggregate([one.encode("north")] * 2, 0.2, Noise(1, 0, 0)) == "east"  # type: ignore[arg-type]
     assert other.aggregate([other.encode("north")] * 2, 0.2, Noise()) == "north"  # type: ignore[arg-type]
 
@@ -390,7 +390,7 @@ def test_zero_shot_answers_are_cleaned_and_equal_ones_count_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mean = prepared(chain_mean(model), answers)
-    assert mean._texts == ("east", "north")
+    assert mean.texts == ("east", "north")
     assert mean._units is not None
     assert mean._units.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
@@ -398,7 +398,7 @@ def test_zero_shot_answers_are_cleaned_and_equal_ones_count_once() -> None:
 def test_candidates_that_are_all_equal_warn_without_showing_them(canary: str) -> None:
     with pytest.warns(UserWarning, match="all zero-shot candidates are equal") as caught:
         mean = prepared(chain_mean(), [canary] * 4)
-    assert mean._texts == (canary,)
+    assert mean.texts == (canary,)
     assert canary not in str(caught[0].message)
 
 
@@ -438,7 +438,7 @@ def test_a_model_that_was_down_is_asked_again() -> None:
     with pytest.raises(ModelUnavailable):
         prepared(mean)
     model.table["east"] = AXES["east"]
-    assert prepared(mean)._texts == tuple(AXES)
+    assert prepared(mean).texts == tuple(AXES)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_the_callers_list_is_copied_and_its_duplicates_dropped() -> None:
     given = ["east", " east ", "north"]
     mean = EmbeddingMean(Table(), given)
     given.clear()
-    assert prepared(mean)._texts == ("east", "north")
+    assert prepared(mean).texts == ("east", "north")
 
 
 def test_what_an_embedding_mean_shows_of_itself(canary: str) -> None:

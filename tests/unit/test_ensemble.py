@@ -161,6 +161,7 @@ def test_an_ensemble_and_an_aggregate_fuse_into_one_step(ensemble: PrivateEnsemb
 def test_a_graph_shows_one_step_and_nothing_private(ensemble: PrivateEnsemble, aggregate: Any, canary: str) -> None:
     sealed = ensemble | aggregate
     graph = (RunnablePassthrough() | sealed | RunnableLambda(str)).get_graph()
+    assert f"epsilon = {sealed.budget.epsilon}" in graph.draw_mermaid()
     shown = [graph.draw_mermaid(), repr(graph), str(graph.to_json(with_schemas=True)), dumps(sealed, pretty=True)]
     shown += [repr(sealed), str(sealed), repr(ensemble), repr(aggregate), dumps(ensemble), repr(vars(sealed))]
     shown += [repr(vars(ensemble)), str(sealed.get_input_jsonschema()), str(sealed.get_output_jsonschema())]

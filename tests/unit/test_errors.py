@@ -11,7 +11,15 @@ import re
 import pytest
 
 from langchain_dpicl import errors
-from langchain_dpicl.errors import DPICLError, InvalidParameter, MembersAbstained, ReleaseFailed, UnknownOwner
+from langchain_dpicl.errors import (
+    DPICLError,
+    InvalidConfiguration,
+    InvalidParameter,
+    MembersAbstained,
+    MissingExtra,
+    ReleaseFailed,
+    UnknownOwner,
+)
 
 CLASSES = {
     name: value
@@ -61,7 +69,11 @@ def test_every_error_but_the_warning_is_caught_by_the_root() -> None:
 
 
 def samples() -> list[Exception]:
-    made: list[Exception] = [InvalidParameter("epsilon", -1, "a number > 0"), MembersAbstained(), ReleaseFailed()]
+    parts: list[Exception] = [
+        InvalidParameter("epsilon", -1, "a number > 0"),
+        MissingExtra("torch", "local", "not found"),
+    ]
+    made = [*parts, InvalidConfiguration("server.yaml", [("", "missing: store")]), MembersAbstained(), ReleaseFailed()]
     special = {type(error) for error in made}
     return made + [kind("a message") for kind in CLASSES.values() if kind not in special]
 

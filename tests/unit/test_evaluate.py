@@ -16,7 +16,8 @@ from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.evaluation import batches, evaluate
 from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, Row
+from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.scores import Score
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Shape
 
@@ -157,7 +158,7 @@ def test_texts_cost_one_pass_and_one_text_for_each_new_set_of_words(tmp_path: Pa
     llm = FakeLLM(writes=written)
     first = texts(tmp_path, llm, vary={"candidates": [1, 3], "members": [2]}).run()
     methods = [(s.method, s.epsilon) for s in first if not s.study]
-    pairs = itertools.product(("embedding", "joint-em", "ptr"), (None, 1.0))
+    pairs = itertools.product(("embedding", "candidate-vote", "joint-em", "ptr"), (None, 1.0))
     assert methods == [("zero-shot", None), ("2-shot", None), ("member", None), *pairs]
     assert {s.study for s in first} == {"", "candidates", "members"}
     asked = [prompt for prompt in llm.calls if not prompt.startswith("Complete")]
@@ -260,7 +261,12 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
     ("make", "change", "name", "words"),
     [
         (labels, {"methods": ["ptr"]}, "methods", "of vote, label-vote, head for colours"),
-        (texts, {"methods": ["vote"]}, "methods", "of embedding, joint-em, ptr, online, offline for notes"),
+        (
+            texts,
+            {"methods": ["vote"]},
+            "methods",
+            "of embedding, candidate-vote, joint-em, ptr, online, offline for notes",
+        ),
         (labels, {"methods": ["voting"]}, "methods", "of vote, label-vote, head"),
         (texts, {"methods": ["online"]}, "methods", "not embedded"),
         (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.errors import InvalidParameter, MissingExtra
 from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve
 from langchain_dpicl.evaluation.findings import findings
 from langchain_dpicl.evaluation.passes import EvaluationPlan
@@ -122,7 +122,7 @@ def test_without_matplotlib_numbers_and_table_are_kept_and_the_error_says_what_t
 ) -> None:
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidParameter, match=r"drawing needs matplotlib: pip install 'langchain-dpicl\[eval\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install \"langchain-dpicl\[eval\]\""):
         write_report(tmp_path, TASKS["trec"], main_scores(), SETTINGS)
     assert strict(tmp_path / "results.json")["finding"]
     assert "| vote | 1 | 44.2 ± 1.0 |" in (tmp_path / "table.md").read_text("utf-8")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache, partial
 
 import numpy as np
 import pytest
-from exact import EPSILONS, Law, check_profile, gaussian_masses, hockey_stick, law
+from exact import EPSILONS, Law, added, check_profile, gaussian_masses, hockey_stick, law, log_range, replaced
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.privacy import MECHANISMS
@@ -63,30 +62,11 @@ def test_the_release_has_the_law_in_closed_form(
         assert found[outcome] == pytest.approx(weight / sum(weights), rel=1e-9, abs=1e-15)
 
 
-def replaced(members: int) -> Iterator[tuple[Outputs, Outputs]]:
-    """Every pair of outputs that differ in one member's, also by its not being there."""
-    for others in itertools.combinations_with_replacement((*DOMAIN, NOTHING), members - 1):
-        for one, other in itertools.permutations((*DOMAIN, NOTHING), 2):
-            yield (one, *others), (other, *others)
-
-
-def added(most: int) -> Iterator[tuple[Outputs, Outputs]]:
-    """Every pair of outputs of which one has an output more."""
-    for number in range(most):
-        for others in itertools.combinations_with_replacement(DOMAIN, number):
-            yield from (((one, *others), others) for one in DOMAIN)
-
-
-def log_range(p: Law, q: Law) -> float:
-    """How far apart the log ratios of two laws lie."""
-    ratios = [math.log(p[outcome] / q[outcome]) for outcome in p]
-    assert set(p) == set(q), "what may be released does not depend on the outputs"
-    return max(ratios) - min(ratios)
-
-
 @pytest.mark.parametrize("prior", [False, True])
 @pytest.mark.parametrize(
-    ("pairs", "own_calls"), [(list(replaced(3)), False), (list(added(4)), True)], ids=["replaced", "added"]
+    ("pairs", "own_calls"),
+    [(list(replaced((*DOMAIN, NOTHING), 3)), False), (list(added(DOMAIN, 4)), True)],
+    ids=["replaced", "added"],
 )
 def test_its_range_is_eps0_for_its_neighbours_and_reached(
     pairs: list[tuple[Outputs, Outputs]], own_calls: bool, prior: bool
@@ -98,14 +78,14 @@ def test_its_range_is_eps0_for_its_neighbours_and_reached(
 
 def test_the_rate_for_an_output_more_would_double_the_range_if_outputs_are_replaced() -> None:
     """The mutant: r = eps0 with shared buckets. The check above must see it."""
-    found = [log_range(vote_law(one, True), vote_law(other, True)) for one, other in replaced(2)]
+    found = [log_range(vote_law(one, True), vote_law(other, True)) for one, other in replaced((*DOMAIN, NOTHING), 2)]
     assert max(found) == pytest.approx(2 * EPS0, rel=1e-9)
 
 
 @pytest.mark.parametrize("own_calls", [False, True], ids=["replaced", "added"])
 def test_both_votes_keep_their_profiles(own_calls: bool) -> None:
     """The exact law of the winner of every pair, both directions, against what the plan accounts for."""
-    pairs = list(added(3) if own_calls else replaced(2))
+    pairs = list(added(DOMAIN, 3) if own_calls else replaced((*DOMAIN, NOTHING), 2))
     pairs += [(other, one) for one, other in pairs]
     for name, parameter, of in (
         ("vote-em", EPS0, partial(vote_law, own_calls=own_calls)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.errors import InvalidRecords
-from langchain_dpicl.store.records import read_records
+from langchain_dpicl.store.datafile import read_records
 
 SECRET = "CANARY-mrs-alder"
 
@@ -30,7 +30,7 @@ def test_json_lines_and_csv_and_gzip_give_the_same_records(tmp_path: Path) -> No
         ("r.jsonl", b'{"text": "ok"}\n{"text": "CANARY-mrs-alder', "line 2"),
         ("r.jsonl", b'["CANARY-mrs-alder"]', "line 1"),
         ("r.jsonl", b'{"text": "ok"}\n{"CANARY-mrs-alder": ' + b"[" * 100_000, "line 2"),
-        ("r.jsonl", b"\xff\xfeCANARY", "UTF-8"),
+        ("r.jsonl", b"\xff\xfeCANARY", "no JSON object"),
         ("r.jsonl.gz", b"not gzip CANARY-mrs-alder", "gzip"),
         ("r.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-9], "gzip"),
         ("r.csv", b"text,label\nCANARY-mrs-alder,x,extra\n", "line 2"),

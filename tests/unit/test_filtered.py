@@ -158,6 +158,27 @@ async def test_a_release_counts_those_who_pass(way: str, release: Any) -> None:
     assert sorted(seen) == [f"text {i}.0" for i in range(5)]
 
 
+def test_a_server_shows_each_caller_what_is_visible_and_names_a_filter_that_is_refused(
+    release: Any, serve: Any
+) -> None:
+    seen: list[str] = Ears()
+    teams = {"ann": {"team": "a"}, "bob": None}
+    chain = release(seen=seen, filter=lambda values: values.get("where"), visible_to=teams.__getitem__)
+    client = serve(chain)
+
+    def post(who: str, **more: Any) -> Any:
+        return client.post("/ask/invoke", json={"input": {**QUERY, **more}}, headers={"x-user": who})
+
+    assert post("ann").status_code == post("bob", where={"team": "b"}).status_code == 200
+    assert sorted(seen) == sorted([*(f"text {i}.0" for i in range(5)), *(f"text {i}.1" for i in range(12))])
+    for where in ({"team": {"$regex": "a"}}, "team = 'a'", {"owner": "owner-1"}):
+        answer = post("ann", where=where)
+        assert (answer.status_code, answer.json()["error"]) == (422, "InvalidParameter")
+        assert "filter=" in answer.json()["message"]
+    assert post("eve").status_code == 500, "the deployer's function fails"
+    assert chain.budget.spent() == 2
+
+
 def test_a_filter_is_part_of_what_the_ledger_takes_for_equal(release: Any, budget_of: Any) -> None:
     budget = budget_of(replay=True)
     given: list[Any] = []

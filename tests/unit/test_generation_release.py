@@ -26,6 +26,7 @@ from scipy import stats
 from ways import shown
 
 from langchain_dpicl import (
+    CandidateVote,
     DPAggregate,
     EmbeddingMean,
     InvalidParameter,
@@ -79,6 +80,7 @@ written.turn = 0  # type: ignore[attr-defined]
 KINDS: dict[str, tuple[Callable[[Model], Aggregator[Any]], Any]] = {
     "vote": (lambda model: NoisyVote(["fever", "rash"]), "fever"),
     "list": (lambda model: EmbeddingMean(model, ["rash", "fever"]), "fever"),
+    "candidates": (lambda model: CandidateVote(model, ["rash", "fever"]), "fever"),
     "chain": (lambda model: EmbeddingMean(model, RunnableLambda(written), 4), "fever"),
     "vector": (lambda model: EmbeddingMean(model, release="vector"), None),
     "joint list": (lambda model: Keywords.joint_em(["rash", "fever"], 1), ["fever"]),
@@ -180,7 +182,7 @@ async def test_a_batch_is_charged_together_and_answers_each(kind: str, release_o
 @pytest.mark.parametrize("kind", GENERATED)
 def test_schemas_name_the_type_of_a_release(kind: str, release_of: Any) -> None:
     schema = release_of(kind).get_output_jsonschema()
-    if kind in ("list", "chain"):
+    if kind in ("list", "chain", "candidates"):
         assert schema["type"] == "string"
     else:
         assert schema["type"] == "array"
@@ -560,7 +562,7 @@ def test_words_of_private_answers_alone_are_never_released(kind: str, release_of
 # -- no way out --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["list", "chain", "vector"])
+@pytest.mark.parametrize("kind", ["list", "chain", "vector", "candidates"])
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_an_embedding_model_sees_no_tracer_while_it_embeds_answers(
     kind: str, way: str, release_of: Any, canary: str
@@ -608,7 +610,7 @@ async def test_a_fault_of_the_mechanism_is_a_constant_error(
 # -- the event loop ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["list", "chain", "vector"])
+@pytest.mark.parametrize("kind", ["list", "chain", "vector", "candidates"])
 async def test_a_slow_embedding_model_does_not_block_the_event_loop(kind: str, release_of: Any) -> None:
     """The model waits until the loop has run another task; on the loop's own thread that would never happen."""
     waiting, ran, blocked = threading.Event(), threading.Event(), []

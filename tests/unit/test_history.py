@@ -200,6 +200,7 @@ async def test_a_search_query_that_fails_costs_nothing(
     with pytest.raises(ModelUnavailable, match="nothing was charged"):
         await ask(way, release, {"input": "q"})
     assert release.budget.spent() == 0
+    assert not release.rehearse([{"input": "an open text", "output": "a"}], {"input": "q"}).passed
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -218,6 +219,8 @@ async def test_a_search_query_is_asked_once_without_examples_before_the_charge(
     assert asked == [("text 3.0", [])]
     assert isinstance(release.ensemble, Ensemble)
     assert seen == [1, 1, 1]
+    shown = release.rehearse([{"input": "an open text", "output": "a"}], {"topic": "another"}).calls[0]
+    assert (shown.name, shown.output) == ("the text to search for", "another")
 
 
 @pytest.mark.parametrize(("search_query", "nearest_to"), [("text", "input"), (3, "input"), (str, None)])

@@ -118,8 +118,9 @@ def test_all_ledgers_hear_of_an_owner_that_went_and_an_interrupt_comes_first(fir
     rows = [{"input": f"text {i}", "output": "x", "owner": f"o{i}"} for i in range(3)]
     store = ExemplarStore.from_records(rows, embeddings, owner_key="owner", progress=False)
     store.on_forget(watcher("mine", TypeError if first is KeyboardInterrupt else None))
-    store.on_owner_forgotten(b"k" * 32, watcher("one", first), watcher("one's hashes", None))
-    store.on_owner_forgotten(b"l" * 32, watcher("two", RuntimeError), watcher("two's hashes", None))
+    one, two = watcher("one", first), watcher("two", RuntimeError)
+    store.on_owner_forgotten(b"k" * 32, lambda mark: one, watcher("one's hashes", None))
+    store.on_owner_forgotten(b"l" * 32, lambda mark: two, watcher("two's hashes", None))
     with pytest.raises(first, match="one"):
         store.forget("o1")
-    assert heard == ["mine", "one", "one's hashes", "two", "two's hashes"]
+    assert heard == ["mine", "one", "two", "one's hashes", "two's hashes"]

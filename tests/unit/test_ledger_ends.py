@@ -138,7 +138,7 @@ def test_a_server_that_is_told_to_stop_gives_back_what_it_did_not_use(
     chain = PrivateEnsemble(selector, RunnableLambda(lambda _: "a")) | DPAggregate(NoisyVote(["a", "b"]), budget)
 
     async def serve() -> None:
-        async with _life(chain):
+        async with _life(chain, None):
             for _ in range(2):
                 await chain.ainvoke({"input": "q"})
             assert mark_of(ledger_url).reserved == 3

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_a_document_may_change_its_owner(store: ExemplarStore) -> None:
 def test_an_owner_whose_documents_leave_is_gone_and_comes_back_with_its_old_mark(store: ExemplarStore) -> None:
     """A ledger keeps the marks of an owner who was not forgotten, so it comes back to the tickets that it had left."""
     told: list[Any] = []
-    store.on_owner_forgotten(KEY, told.append, lambda gone, left: told.append(gone))
+    store.on_owner_forgotten(KEY, lambda mark: partial(told.append, mark), lambda gone, left: told.append(gone))
     before = marks(store)["bob"]
     store.maintenance().delete(["b1", "unknown"])
     assert list(store.owners) == ["ann"]
@@ -253,6 +254,27 @@ def test_processes_that_change_one_file_at_once_lose_nothing(store: ExemplarStor
     assert texts(store) == sorted(["one", "two", "three", *(f"{name} {i}!" for name in "xyz" for i in range(5))])
 
 
+def test_a_change_waits_its_turn_among_many_writers(
+    store: ExemplarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may be faster many times in a row; each time it is made again on what they have written."""
+    path = tmp_path / "store.npz"
+    store.save(path)
+    others, faster, changed = ExemplarStore.load(path, MODEL).maintenance(), iter(range(20)), store._changed
+
+    def overtaken(*given: Any) -> Any:
+        made = changed(*given)
+        if (i := next(faster, None)) is not None:
+            others.add_documents([document(f"x{i}", f"x {i}")])
+        return made
+
+    monkeypatch.setattr(store, "_changed", overtaken)
+    store.maintenance().add_documents([document("d", "four")])
+    assert texts(ExemplarStore.load(path, MODEL)) == sorted(
+        ["four", "one", "three", "two", *(f"x {i}" for i in range(20))]
+    )
+
+
 @pytest.mark.parametrize("way", ["load", "refresh"])
 def test_a_file_that_is_replaced_and_overwritten_while_it_is_read_is_read_again(
     way: str, store: ExemplarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +372,19 @@ def test_a_file_that_cannot_be_written_leaves_the_store_as_it_was(
     assert texts(store) == texts(ExemplarStore.load(tmp_path / "store.npz", MODEL)) == ["one", "three", "two"]
 
 
+def test_a_change_is_refused_if_the_stores_file_is_gone(store: ExemplarStore, tmp_path: Path) -> None:
+    """It would end with the process, while a record manager takes it for done."""
+    path = tmp_path / "store.npz"
+    store.save(path)
+    path.rename(tmp_path / "moved.npz")
+    with pytest.raises(StoreError, match=r"'store.npz' is gone.*save"):
+        store.maintenance().add_documents([document("c1", "four", "cleo")])
+    assert texts(store) == ["one", "three", "two"]
+    store.save(path)
+    store.maintenance().add_documents([document("c1", "four", "cleo")])
+    assert texts(ExemplarStore.load(path, MODEL)) == ["four", "one", "three", "two"]
+
+
 # -- forgetting, and a record manager ----------------------------------------------------------------------------------
 
 
@@ -357,7 +392,7 @@ def test_forgetting_deletes_the_owners_keys_of_a_record_manager(store: ExemplarS
     manager = InMemoryRecordManager("notes")
     for _ in range(2):
         documents = store.maintenance(record_manager=manager)
-    assert len(store._document_watchers) == 1
+    assert len(store._record_managers) == 1
     source = [
         Document(page_content=f"note {i}", metadata={"patient": f"p{i % 2}", "source": f"s{i}"}) for i in range(4)
     ]
@@ -368,6 +403,31 @@ def test_forgetting_deletes_the_owners_keys_of_a_record_manager(store: ExemplarS
     store.forget("p1")
     assert set(manager.list_keys()) == keys - gone
     assert len(gone) == 2
+
+
+def test_a_record_manager_that_fails_is_named_and_forgetting_can_be_asked_again(
+    store: ExemplarStore, canary: str, canary_free: Any
+) -> None:
+    """Once the owner is gone, nobody knows its keys."""
+
+    class Down(InMemoryRecordManager):
+        is_down = True
+
+        def delete_keys(self, keys: Any) -> None:
+            if self.is_down:
+                raise OSError(canary)
+            super().delete_keys(keys)
+
+    manager = Down("notes")
+    manager.update(["a1", "a2", "b1"])
+    store.maintenance(record_manager=manager)
+    with pytest.raises(StoreError, match=r"record manager fails .*OSError.*nobody was forgotten") as caught:
+        store.forget("ann")
+    canary_free(caught.value)
+    assert texts(store) == ["one", "three", "two"]
+    manager.is_down = False
+    assert store.forget("ann") == 2
+    assert manager.list_keys() == ["b1"]
 
 
 # -- members, copies, refusals -----------------------------------------------------------------------------------------
@@ -448,3 +508,34 @@ def test_a_sources_id_never_takes_a_record_that_came_without_one(store: Exemplar
     for text in ("cid's, seen anew", "and again"):  # by the id that the store shows, also once it is the document's own
         store.maintenance().add_documents([document("#4", text, "cid")])
     assert texts(store) == ["and again", "bob's", "one", "three", "two"]
+
+
+def test_a_corrected_record_that_came_without_an_id_is_no_copy_of_the_collection(store: ExemplarStore) -> None:
+    store.add([{"text": "own", "patient": "ann"}])  # number 3
+    store.maintenance().add_documents([document("#3", "own, corrected")])
+    collection = InMemoryVectorStore(MODEL)
+    collection.add_documents([document("x", "new")])
+    assert store.sync_from(collection)["num_deleted"] == 3
+    assert texts(store) == ["new", "own, corrected"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "problem"),
+    [
+        (["x", "#1"], InvalidRecords, "document 1 has an id of # and a number"),
+        (["x", ""], StoreError, "an entry without an id, or two with the same"),
+        ([1, "1"], StoreError, "an entry without an id, or two with the same"),
+    ],
+)
+def test_a_collection_whose_ids_do_not_tell_its_documents_apart_is_refused(
+    ids: list[Any], error: Any, problem: str, store: ExemplarStore
+) -> None:
+    """A document could not be replaced or removed, or another one would be in its place."""
+    collection = InMemoryVectorStore(MODEL)
+    collection.add_documents([document("x", "new")])
+    (entry,) = collection.store.values()
+    collection.store = dict.fromkeys(ids, entry)
+    for take in (store.sync_from, lambda held: ExemplarStore.from_vectorstore(held, owner_key="patient")):
+        with pytest.raises(error, match=problem):
+            take(collection)
+    assert texts(store) == ["one", "three", "two"]

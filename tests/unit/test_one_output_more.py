@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from exact import Law, check_profile, law
+from exact import Law, added, check_profile, law, log_range, replaced
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
@@ -98,31 +96,16 @@ def keyword_law(said: Said, k: int, own_calls: bool) -> Law:
     return law(lambda randomness: tuple(bound.aggregate(outputs, EPS0, randomness)))
 
 
-def added() -> Iterator[tuple[Said, Said]]:
-    """Up to two texts, with one more."""
-    for number in range(3):
-        for others in itertools.combinations_with_replacement(TEXTS, number):
-            yield from (((one, *others), others) for one in TEXTS)
-
-
-def replaced() -> Iterator[tuple[Said, Said]]:
-    for others in itertools.combinations_with_replacement(TEXTS, 2):
-        yield from (((one, *others), (other, *others)) for one, other in itertools.permutations(TEXTS, 2))
-
-
-def log_range(p: Law, q: Law) -> float:
-    ratios = [math.log(p[words] / q[words]) for words in p]
-    return max(ratios) - min(ratios)
-
-
 @pytest.mark.parametrize("k", [1, 2])
 def test_one_output_more_moves_keywords_by_their_range(k: int) -> None:
     """Every set of three words for every output: the range of the log ratio is eps0, and reached; and the profile holds
     both ways. With an output replaced the same weights would have twice the range: that is no plan of own calls."""
-    pairs = [(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in added()]
+    pairs = [(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in added(TEXTS, 3)]
     assert max(log_range(p, q) for p, q in pairs) == pytest.approx(EPS0, rel=1e-9)
     check_profile([*pairs, *((q, p) for p, q in pairs)], MECHANISMS["joint-em"].profile(EPS0, own_calls=1.0))
-    wrong = max(log_range(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in replaced())
+    wrong = max(log_range(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in replaced(TEXTS, 3))
     assert wrong > 1.9 * EPS0
-    right = max(log_range(keyword_law(one, k, False), keyword_law(other, k, False)) for one, other in replaced())
+    right = max(
+        log_range(keyword_law(one, k, False), keyword_law(other, k, False)) for one, other in replaced(TEXTS, 3)
+    )
     assert right <= EPS0 * (1 + 1e-9)

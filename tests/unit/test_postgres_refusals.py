@@ -86,15 +86,6 @@ def test_bad_records_are_refused_before_anything_is_connected_to(
         build([], embeddings, vectors=np.ones((0, 2)))
 
 
-def test_without_its_driver_it_says_what_to_install(
-    records: Any, embeddings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"install langchain-dpicl\[postgres\]") as caught:
-        build(records(2), embeddings)
-    assert caught.value.__context__ is None
-
-
 def test_importing_it_loads_no_database_and_no_index() -> None:
     code = "import sys; from langchain_dpicl import PostgresExemplarStore; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

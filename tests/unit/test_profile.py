@@ -400,7 +400,7 @@ def test_a_sample_of_fixed_size_leaks_more_than_a_poisson_sample() -> None:
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
 def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> None:
     family = MECHANISMS[name]
-    fixed = {"delta0": 1e-6} if name == "ptr" else {}
+    fixed = {"ptr": {"delta0": 1e-6}, "structured": {"share_1": 0.5, "share_2": 0.5}}.get(name, {})
     own = {OWN_CALLS: 1.0} if OWN_CALLS in family.options else {}
     for value in (max(0.123456789, 1.0123456 * family.low), max(1.0, family.low), 7.77777777):
         rounded = family.at_coordinate(family.coordinate(value))

@@ -42,7 +42,7 @@ from langchain_dpicl import (
     wrap_rag,
 )
 from langchain_dpicl.cli.session import open_budget
-from langchain_dpicl.decoding.answer import slots_for
+from langchain_dpicl.decoding.exemplars import slots_for
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.serving.app import plans

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import chat_server
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models.fake_chat_models import FakeListChatModel, FakeMessagesListChatModel
@@ -54,14 +55,18 @@ def says(*texts: str) -> FakeListChatModel:
     return FakeListChatModel(responses=list(texts))
 
 
-def down() -> Any:
-    """A model whose server is down."""
+def at(url: str) -> Any:
     from langchain_openai import ChatOpenAI
 
+    return ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0)  # type: ignore[arg-type]
+
+
+def down() -> Any:
+    """A model whose server is down."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return ChatOpenAI(model="m", base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)  # type: ignore[arg-type]
+    return at(f"http://127.0.0.1:{port}/v1")
 
 
 # -- what a report shows -----------------------------------------------------------------------------------------------
@@ -121,6 +126,18 @@ def test_each_fault_that_would_be_a_charged_abstention_is_told_from_the_others(
     assert report.facts["calls"][0]["abstains"]
     assert bool(report.calls[0].traceback) == ("rror" in said)
     assert release.budget.spent() == 0
+
+
+def test_a_number_that_json_does_not_have_is_a_text(sealed_of: Any) -> None:
+    facts = sealed_of(lambda values: float("nan") * len(values["examples"])).rehearse(PUBLIC, QUESTION).facts
+    assert json.loads(json.dumps(facts, allow_nan=False))["calls"][0]["output"] == "nan"
+
+
+def test_a_server_that_refuses_for_long_is_told_at_once(sealed_of: Any) -> None:
+    """A quota that is used up is no reason to wait for ten minutes, as a release does."""
+    with chat_server(lambda prompt: (429, {"Retry-After": "60"}, "no quota")) as server:
+        report = sealed_of(PROMPT | at(server.url)).rehearse(PUBLIC, QUESTION)
+    assert "429" in report.calls[0].error
 
 
 def test_what_takes_too_long_is_told(sealed_of: Any) -> None:
@@ -234,6 +251,42 @@ def test_a_member_that_reads_no_example_is_refused_and_warned_of_once(sealed_of:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         release.invoke(QUESTION)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ChatPromptTemplate.from_template("{input} Give examples of it.") | says("Positive"),
+        lambda values: [examples := "fixed", "Positive"][len(examples) > 0],
+    ],
+    ids=["the word alone", "a variable of this name"],
+)
+def test_a_chain_that_merely_says_examples_reads_none(sealed_of: Any, member: Any) -> None:
+    release = sealed_of(member)
+    with pytest.raises(InvalidParameter, match="reads its examples") as caught:
+        release.rehearse(PUBLIC, QUESTION)
+    assert "FAILED" in caught.value.__notes__[0]
+    with pytest.warns(PrivacyWarning, match="the member reads no example"):
+        release.invoke(QUESTION)
+
+
+class Asked(BaseModel):
+    examples: list[dict[str, str]]
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        lambda values: "Positive" if values["examples"].copy() else "",
+        lambda values: "Positive" if [*QUESTION] + values["examples"] else "",
+        lambda values: values["examples"].sort(key=str) or "Positive",
+        lambda values: "Positive" if values["examples"] != [] else "",
+        (lambda values: Asked(**values).model_dump_json()) | says("Positive"),
+    ],
+    ids=["copy", "sum", "sort", "comparison", "pydantic"],
+)
+def test_every_way_to_read_examples_is_noticed(sealed_of: Any, member: Any) -> None:
+    assert sealed_of(member).rehearse(PUBLIC, QUESTION).calls[0].read_examples
 
 
 @pytest.mark.parametrize("kind", ["key", "f-string", "template", "passed on", "seen by a trial"])

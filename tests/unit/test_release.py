@@ -55,11 +55,12 @@ def member() -> Member:
 
 @pytest.fixture
 def seal(member: Member, store_of: Any, records: Any, budget_of: Any) -> Seal:
-    """seal(aggregator=..., return_receipt=..., **budget options): four members, every owner takes part."""
+    """seal(aggregator=..., return_receipt=..., **budget options): four members, every owner takes part; none of the
+    buckets is empty, but for a probability of 1e-8."""
 
     def make(aggregator: Any = None, budget: PrivacyBudget | None = None, **options: Any) -> SealedRelease:
         own = {key: options.pop(key) for key in ("line", "noise", "return_receipt") if key in options}
-        selector = PoissonExampleSelector(store_of(records(8)), 4, rate=1.0, max_exemplars=8)
+        selector = PoissonExampleSelector(store_of(records(80)), 4, rate=1.0, max_exemplars=80)
         budget = budget or budget_of(**{"replay": True, **options})
         aggregator = aggregator or NoisyVote(LABELS)
         return PrivateEnsemble(selector, RunnableLambda(member)) | DPAggregate(aggregator, budget, **own)

@@ -14,7 +14,8 @@ from table_model import TableModel, TableSession
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, ReleaseFailed
 from langchain_dpicl.decoding import answer
-from langchain_dpicl.decoding.answer import Draw, PrivateAnswer, Settings, clipped_terms
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, clipped_terms
+from langchain_dpicl.decoding.exemplars import Draw
 from langchain_dpicl.decoding.model import Demonstration, Rows, attempt
 from langchain_dpicl.privacy.noise import SecureRandomness
 

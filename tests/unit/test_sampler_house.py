@@ -33,7 +33,7 @@ from langchain_dpicl import (
     acting_for,
     wrap_rag,
 )
-from langchain_dpicl.decoding.sampler import CUT
+from langchain_dpicl.decoding.steps import CUT
 from langchain_dpicl.release.base import SPENT, UNAVAILABLE, as_tool, releases_in
 
 WORD = "hello"

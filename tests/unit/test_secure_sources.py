@@ -47,7 +47,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.decoding import DemonstrationTemplate
-from langchain_dpicl.decoding.answer import Exemplars
+from langchain_dpicl.decoding.exemplars import Exemplars
 from langchain_dpicl.privacy import SecureRandomness
 
 ROOT = Path(langchain_dpicl.__file__).parent
@@ -142,7 +142,8 @@ def test_every_token_has_a_fresh_sample_of_owners_and_exemplars(store_of: Any, r
     each = np.array([0.4, 0.3, 0.3])
     law = runs * np.einsum("a,b,c,d->abcd", each, each, each, each)
     template = DemonstrationTemplate("{input}", "{input}")
-    exemplars = Exemplars(store, TableModel(lambda *_: [0.0], "a"), template, 1)
+    selector = PoissonExampleSelector(store, 2, rate=0.6, max_exemplars=1)
+    exemplars = Exemplars(selector, TableModel(lambda *_: [0.0], "a"), template, 1)
     seen = np.zeros((3,) * 4)
     for _ in range(runs):
         drawn = exemplars.draw(secure, 0.6, "", 2)

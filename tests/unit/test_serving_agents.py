@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from langchain_core.runnables import RunnableLambda
 from langserve import add_routes
 from sse_starlette.sse import AppStatus
 
+from langchain_dpicl import DPRetriever
 from langchain_dpicl.release.base import SPENT, as_tool
 from langchain_dpicl.serving import add_dp_routes
 
@@ -86,7 +88,7 @@ def test_a_stream_of_an_agent_carries_its_messages_alone(client: TestClient, rou
         ("stream_events", {"input": {"input": "a film"}}),
     ],
 )
-@pytest.mark.parametrize("shape", ["a release", "a chain", "within a function"])
+@pytest.mark.parametrize("shape", ["a release", "a chain", "within a function", "a retriever"])
 def test_langserves_own_routes_are_refused(
     way: str, body: Any, shape: str, sealed_of: Any, canary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_langserves_own_routes_are_refused(
         "a release": route,
         "a chain": RunnableLambda(dict) | route | str.upper,
         "within a function": RunnableLambda(route.invoke),
+        "a retriever": itemgetter("input") | DPRetriever(route),
     }[shape]
     app = FastAPI()
     add_routes(app, chain.with_types(input_type=dict), path="/naive")

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding, FakeEmbeddings
-from langchain_core.runnables import RunnableLambda
+from serving_files import ACCESS, KEY, VOTE, ask, file_of, merged
+from serving_files import models as models
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, local
 from langchain_dpicl.cli import main
-from langchain_dpicl.errors import LocalModelError
+from langchain_dpicl.errors import InvalidRecords, LocalModelError
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving import app as serving_app
@@ -26,56 +27,6 @@ from langchain_dpicl.serving.app import TimedProtocol, ask_heads, create_app, fr
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
 from langchain_dpicl.store.base import embedder_of
-
-KEY = new_key()
-ACCESS = {"keys": {"mobile": hash_of(KEY)}}
-VOTE: dict[str, Any] = {
-    "store": {"data": "tickets.jsonl", "owner_key": "who"},
-    "release": {"kind": "vote", "labels": ["a", "b"]},
-    "selector": {"members": 10, "shots": 2},
-    "budget": {"epsilon": 300, "delta": 1e-5, "releases": 30, "ledger": "sqlite:///budget.db", "name": "tickets"},
-    **ACCESS,
-}
-
-
-@pytest.fixture(autouse=True)
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of 60 records in a folder, and models that answer without thinking."""
-    rows = [{"text": f"text {i}", "label": "ab"[i % 2], "who": f"p{i}"} for i in range(60)]
-    (tmp_path / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=8))
-    monkeypatch.setattr(local, "local_llm", lambda *_, **__: RunnableLambda(lambda _: "spray and inhaler"))
-    monkeypatch.setattr(
-        "langchain_dpicl.members.chains.LabelScorer",
-        lambda llm, labels, query_key, **_: RunnableLambda(lambda v: v[query_key].split()[0]),
-    )
-
-
-def file_of(folder: Path, content: Any, name: str = "server.yaml") -> Path:
-    path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content))  # JSON is YAML
-    return path
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """``changes`` by dotted names; None leaves out."""
-    result: dict[str, Any] = json.loads(json.dumps(base))
-    for name, value in changes.items():
-        *sections, last = name.split(".")
-        place = result
-        for section in sections:
-            place = place.setdefault(section, {})
-        if value is None:
-            place.pop(last, None)
-        else:
-            place[last] = value
-    return result
-
-
-def ask(app: Any, body: Any, path: str = "/answer") -> Any:
-    with TestClient(app) as client:
-        return client.post(f"{path}/invoke", json=body, headers={"authorization": f"Bearer {KEY}"})
-
 
 # -- what a configuration makes ----------------------------------------------------------------------------------------
 
@@ -128,6 +79,17 @@ def test_a_saved_store_keeps_its_keys(tmp_path: Path) -> None:
     ExemplarStore.from_records(rows, fake, input_key="body", output_key="desk").save(tmp_path / "store.npz")
     settings = read(file_of(tmp_path, merged(VOTE, {"store": {"file": "store.npz"}})))
     assert ask(create_app(settings), {"input": {"body": "b question"}}).json()["output"]["answer"] == "b"
+
+
+def test_a_store_beside_the_data_follows_it(tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, merged(VOTE, {"store.file": "kept.npz", "store.skip_bad": True})))
+    assert ask(create_app(settings), {"input": {"text": "b question"}}).json()["output"]["answer"] == "b"
+    with (tmp_path / "tickets.jsonl").open("a") as file:
+        file.write('\n{"text": "new", "label": "a", "who": "p60"}\n{"text": "CANARY", "label": "c", "who": "p61"}')
+    settings.build()
+    assert len(ExemplarStore.load(tmp_path / "kept.npz", DeterministicFakeEmbedding(size=8))) == 61
+    with pytest.raises(InvalidRecords, match=r"1 of 62 records .* no label of the list under 'label' \(line 62\)"):
+        read(file_of(tmp_path, VOTE)).build()
 
 
 @pytest.mark.parametrize(
@@ -250,8 +212,14 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"release.kind": None}, "release"),
         ({"release.labels": None}, "release.vote.labels"),
         ({"release.k": 3}, "release.vote.k"),
-        ({"store.file": "store.npz"}, "store"),
         ({"store.data": None}, "store"),
+        ({"store.file": "s.npz", "store.url": "postgresql://h/d"}, "store"),
+        ({"store.name": "notes"}, "store"),
+        ({"store.vectors_in_memory": False}, "store"),
+        ({"store": {"url": "postgresql://h/d", "delimiter": ";"}}, "store"),
+        ({"store": {"url": "sqlite:///CANARY.db"}}, "store.url"),
+        ({"store": {"url": "CANARY"}}, "store.url"),
+        ({"store.url": "postgresql://h/d", "store.name": "No name"}, "store.name"),
         ({"store": None}, "server.yaml"),
         ({"chain": "own:chain"}, "server.yaml"),
         ({"chain": "own"}, "chain"),
@@ -272,7 +240,7 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"server.workers": 0}, "server.workers"),
         ({"server.path": "answer"}, "server.path"),
         ({"folder": "/"}, "config"),
-        ({"keys": ["mobile"]}, "keys"),
+        ({"keys": ["mobile"]}, "keys.dict[str,union[str,list[str]]]"),
     ],
 )
 def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
@@ -281,6 +249,18 @@ def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: s
     assert caught.value.parameter == field
     assert KEY not in str(caught.value)
     assert hash_of(KEY) not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path, capsys: Any) -> None:
+    wrong = {"budget.epsilon": -1, "budget.delta": 2, "budget.tickets": True, "selector.callz": 3, "keys": {"a": KEY}}
+    path = file_of(tmp_path, merged(VOTE, {**wrong, "store.data": "no.csv", "release": {"kind": "label_vote"}}))
+    code, out, err = run(capsys, "--config", str(path), "--check", "--json")
+    assert code == 1
+    assert json.loads(out)["error"] == "InvalidConfiguration"
+    fields = "budget.epsilon budget.delta selector.callz release.label_vote.labels store.data".split()
+    for words in (*fields, "there is no 'no.csv'", "budget.tickets needs selector.threshold"):
+        assert words in err
+    assert KEY not in out + err
 
 
 @pytest.mark.parametrize(
@@ -292,10 +272,10 @@ def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: s
         ({"selector": {"calls": 6, "max_calls": 3}}, "max_calls"),
         ({"selector": {"calls": 0}}, "calls"),
         ({"selector": {"calls": 6, "count_empty": True}}, "count_empty"),
-        ({"release.prior": {"c": 1}}, "prior"),
-        ({"release.lead": 2}, "lead"),
-        ({"release.kind": "scores", "release.details": True}, "details"),
-        ({"release.details": True, "release.mechanism": "vote-em"}, "mechanism"),
+        ({"release.prior": {"c": 1}}, "release.vote.prior"),
+        ({"release.lead": 2}, "release.vote.lead"),
+        ({"release.kind": "scores", "release.details": True}, "release.scores.details"),
+        ({"release.details": True, "release.mechanism": "vote-em"}, "release.vote.mechanism"),
     ],
 )
 def test_votes_that_cannot_work_are_refused_before_any_ledger(
@@ -597,7 +577,7 @@ def test_another_file_or_another_model_is_refused_when_the_server_starts(
         other.save(tmp_path / name)
     path = file_of(tmp_path, HEAD)
     for name, words in (
-        ("missing.npz", "No such file"),
+        ("missing.npz", "there is no 'missing.npz'"),
         ("noise.npz", "a head's file"),
         ("", "a head's file"),
         ("bare.npz", "a head"),

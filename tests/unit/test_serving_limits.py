@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from langchain_dpicl import InvalidParameter
+from langchain_dpicl.serving import guards
 from langchain_dpicl.serving.guards import (
     MAX_DEPTH,
     ApiKeys,
@@ -210,3 +212,38 @@ def test_bad_keys_are_refused_without_being_shown(hashes: Any) -> None:
     with pytest.raises(InvalidParameter) as caught:
         ApiKeys(hashes)
     assert "SECRET" not in str(caught.value)
+
+
+def check_whole_hashes(patch: pytest.MonkeyPatch) -> None:
+    """A key whose hash differs from the right one in a single digit, wherever that is, is refused."""
+    right = "a" * 64
+    hashes = {str(i): right[:i] + "b" + right[i + 1 :] for i in range(64)} | {"right": right}
+    patch.setattr(guards, "hash_of", hashes.__getitem__)
+    keys = ApiKeys({"alice": right})
+    assert keys.principal(request_of(lambda: None, authorization="Bearer right")) == "alice"
+    for wrong in map(str, range(64)):
+        with pytest.raises(HTTPException):
+            keys.principal(request_of(lambda: None, authorization=f"Bearer {wrong}"))
+
+
+def test_every_digit_of_a_hash_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_whole_hashes(monkeypatch)
+
+
+@pytest.mark.parametrize("part", [slice(8), slice(32), slice(63), slice(1, 64)])
+def test_comparing_a_part_of_a_hash_is_caught(part: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = hmac.compare_digest
+    monkeypatch.setattr(guards.hmac, "compare_digest", lambda given, known: compare(given[part], known[part]))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        check_whole_hashes(monkeypatch)
+
+
+def test_a_name_may_have_an_old_key_and_a_new_one() -> None:
+    old, new = new_key(), new_key()
+    keys = ApiKeys({"alice": [hash_of(old), hash_of(new)]})
+    assert keys.names == ["alice"]
+    for key in (old, new):
+        assert keys.principal(request_of(lambda: None, authorization=f"Bearer {key}")) == "alice"
+    for wrong in ({"alice": []}, {"alice": [hash_of(old)] * 2}, {"alice": [hash_of(old)], "bob": hash_of(old)}, {}):
+        with pytest.raises(InvalidParameter):
+            ApiKeys(wrong)  # type: ignore[arg-type]

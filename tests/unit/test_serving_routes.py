@@ -6,15 +6,17 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import date
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.testclient import TestClient
 from langchain_core.runnables import RunnableGenerator, RunnableLambda
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from langchain_dpicl import InvalidParameter, LedgerError, UnsafeConfigurationError
+from langchain_dpicl import InvalidParameter, LedgerError, StoreError, Structured, UnsafeConfigurationError
 from langchain_dpicl.serving import add_dp_routes
 
 QUESTION = {"input": "a witty, seductive movie"}
@@ -78,6 +80,23 @@ def test_a_chain_with_steps_after_the_release_is_served(sealed_of: Any, serve: A
     client = serve(sealed_of(answering) | RunnableLambda(str.upper))
     assert client.post("/ask/invoke", json={"input": QUESTION}, headers=ALICE).json()["output"] == "POSITIVE"
     assert events(client.post("/ask/stream", json={"input": QUESTION}, headers=ALICE).text)[1] == ("data", "POSITIVE")
+
+
+def test_a_structured_answer_is_the_models_json(sealed_of: Any, serve: Any) -> None:
+    class Seen(BaseModel):
+        sick: bool
+        since: date | None = Field(None, ge=date(2026, 1, 1), le=date(2026, 12, 31))
+
+    said = '{"sick": true, "since": "2026-03-05"}'
+    for has_receipt in (False, True):
+        more: dict[str, Any] = {"members": 6, "owners": 200, "return_receipt": has_receipt}
+        client = serve(sealed_of(lambda values: said, vote=Structured(Seen), **more))
+        answered = client.post("/ask/invoke", json={"input": QUESTION}, headers=ALICE).json()["output"]
+        assert (answered["answer"] if has_receipt else answered) == json.loads(said)
+        schema = client.get("/ask/output_schema", headers=ALICE).json()
+        assert "sick" in str(schema)
+        streamed = client.post("/ask/stream", json={"input": QUESTION}, headers=ALICE)
+        assert '"since":"2026-03-05"' in streamed.text.replace(": ", ":")
 
 
 def test_an_empty_batch_charges_nothing(sealed_of: Any, serve: Any) -> None:
@@ -279,6 +298,7 @@ def test_a_model_that_is_down_is_503_charged_once_then_free(name: str, body: Any
     ("error", "status", "shown"),
     [
         (LedgerError("the disk is full at /var/db"), 503, "LedgerUnavailable"),
+        (StoreError("the database at db.internal does not answer"), 503, "StoreUnavailable"),
         (UnsafeConfigurationError("debug mode"), 500, "InternalError"),
         (InvalidParameter("rate", 7, "less"), 500, "InternalError"),
         (ZeroDivisionError("CANARY"), 500, "InternalError"),

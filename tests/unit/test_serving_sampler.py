@@ -16,7 +16,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.cli import main
-from langchain_dpicl.decoding.sampler import CUT
+from langchain_dpicl.decoding.steps import CUT
 from langchain_dpicl.privacy import plan as plan_module
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving.app import create_app, plans, warm

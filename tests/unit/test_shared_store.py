@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -435,14 +436,16 @@ class Sharing(RuleBasedStateMachine):
         self.saved = {"a": {"text of a"}, "b": {"text of b"}}
         self.held: list[dict[str, set[str]]] = [dict(self.saved) for _ in self.stores]
         self.pending: list[dict[str, set[str]]] = [{} for _ in self.stores]
-        self.numbers: list[set[int]] = [set() for _ in self.stores]
+        self.forgotten: Counter[str] = Counter()
+        self.heard: list[Counter[str]] = [Counter() for _ in self.stores]
         self.next = 0
 
     def follow(self, which: int) -> None:
         """The model of `refresh`."""
-        for owner in set(self.held[which]) - set(self.saved):
-            self.pending[which].pop(owner, None)
-        self.held[which] = dict(self.saved)
+        for owner in self.held[which]:
+            if owner not in self.saved or self.forgotten[owner] > self.heard[which][owner]:  # it may have come again
+                self.pending[which].pop(owner, None)
+        self.held[which], self.heard[which] = dict(self.saved), Counter(self.forgotten)
 
     def there(self, which: int) -> set[str]:
         mine = [text for texts in self.pending[which].values() for text in texts]
@@ -473,7 +476,7 @@ class Sharing(RuleBasedStateMachine):
             self.saved[owner] = self.saved.get(owner, set()) | texts
         self.pending[which] = {}
         self.saved = dict(self.saved)
-        self.held[which] = dict(self.saved)
+        self.held[which], self.heard[which] = dict(self.saved), Counter(self.forgotten)
 
     @rule(which=st.integers(0, 2), owner=st.sampled_from("abcd"))
     def forget(self, which: int, owner: str) -> None:
@@ -485,6 +488,7 @@ class Sharing(RuleBasedStateMachine):
         self.stores[which].forget(owner)
         self.pending[which].pop(owner, None)
         self.saved = {name: texts for name, texts in self.saved.items() if name != owner}
+        self.forgotten[owner] += 1
         self.keep(which)
 
     @rule(which=st.integers(0, 2))

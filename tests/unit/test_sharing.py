@@ -504,7 +504,7 @@ def test_known_breakers_are_refused_and_public_calls_have_one_of_their_own(seale
         return "Positive"
 
     options: dict[str, Any] = {"on_exhausted": "zero_shot", "releases": 1, "return_receipt": True}
-    sealed = sealed_of(lambda values: own.call(ask, values), **options)  # no check sees it: the README says so
+    sealed = sealed_of(lambda values: own.call(ask, values), **options)  # no check sees it: see docs/threat-model.md
     with pytest.raises(ModelUnavailable):
         sealed.invoke(QUESTION)
     assert own.failures == 2

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ears import Ears
+from langchain_classic.embeddings import CacheBackedEmbeddings
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
+from langchain_core.stores import InMemoryByteStore
 from langchain_core.vectorstores import InMemoryVectorStore
 from ways import WAYS, ask
 
@@ -207,6 +209,7 @@ def test_examples_that_came_without_vectors_are_embedded(store: ExemplarStore, h
         lambda here: here.as_retriever(search_kwargs={"score_threshold": 0.5}),
         lambda here: here.as_retriever(search_kwargs={"filter": {"ward": {"$regex": "a"}}}),
         lambda here: here.similarity_search("desk", filter={"ward": {"$regex": "a"}}),
+        lambda here: here.similarity_search("desk", filter=[]),
         lambda here: here.similarity_search("desk", where={"ward": "a"}),
         lambda here: here.similarity_search("desk", k=0),
         lambda here: here.similarity_search("desk", filter=["ward"]),
@@ -309,6 +312,21 @@ def test_a_real_collection_stays_refused_with_what_to_do(here: MemberVectorStore
         with pytest.raises(UnsafeConfigurationError, match=r"InMemoryVectorStore.*store.as_vectorstore\(\)"):
             release_of(lambda values, both=(here, searched): str(both))
     assert release_of(lambda values: str(real.similarity_search("x")) and "porch", public=[real])
+
+
+def test_embeddings_that_keep_what_members_search_for_are_refused(store: ExemplarStore) -> None:
+    """Such a cache would hold private texts' vectors, and the number of its keys how many owners were sampled."""
+    kept = InMemoryByteStore()
+    for cache in (False, kept):
+        model = CacheBackedEmbeddings.from_bytes_store(
+            store.embeddings, InMemoryByteStore(), key_encoder="sha256", query_embedding_cache=cache
+        )
+        made = ExemplarStore.from_texts(["a", "b"], model)
+        if cache is False:
+            assert made.as_vectorstore().embeddings is model
+        else:
+            with pytest.raises(UnsafeConfigurationError, match="keeps queries"):
+                made.as_vectorstore()
 
 
 def test_the_stand_in_writes_no_candidates(here: MemberVectorStore, store: ExemplarStore, budget_of: Any) -> None:

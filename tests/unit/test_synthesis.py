@@ -27,7 +27,7 @@ from langchain_dpicl import (
     synthesize_demonstrations,
 )
 from langchain_dpicl.decoding import Made
-from langchain_dpicl.decoding.sampler import CUT
+from langchain_dpicl.decoding.steps import CUT
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_an_editor_may_take_the_last_line_break_away_or_add_one(sampler_of: Lett
         ("x" * 2000, "room for 6 tokens"),
         ({"input": None}, "texts and numbers"),
         ({"input": float("nan")}, "texts and numbers"),
-        ("\ud800", "texts and numbers"),
+        ("\ud800", "Unicode"),
     ],
 )
 def test_a_wrong_input_in_any_place_is_refused_before_anything_is_charged(

@@ -94,6 +94,8 @@ def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
         ({"patient": datetime.date(2026, 1, 1)}, "record 1 has no owner under 'patient'"),
         ({"patient": "p", "seen": datetime.timedelta(1)}, "document 1 has metadata under 'seen'"),
         ({"patient": "p", "seen": {1, b"x"}}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", "seen": np.timedelta64(1, "ns")}, "document 1 has metadata under 'seen'"),
+        ({"patient": "p", "seen": {1: "x", "1": "y"}}, "record 1 holds metadata that JSON cannot represent"),
         ({"patient": "p", 7: "x"}, "document 1 has metadata under 7"),
         ({"patient": "p", "text": "x"}, "document 1 has metadata under 'text'"),
     ],
@@ -123,6 +125,9 @@ def test_common_metadata_is_kept_as_its_text() -> None:
         "price": Decimal("1.10"),
         "count": np.int64(3),
         "share": np.float32(0.5),
+        "at": np.datetime64("2026-01-02T03:04:05", "ns"),  # as NumPy's item it is a number
+        "on": np.datetime64("2026-01-02"),
+        "never": np.datetime64("NaT"),
         "is_new": np.bool_(True),
         "ward": Ward.NORTH,
         "tags": {"b", "a", "c"},
@@ -139,12 +144,29 @@ def test_common_metadata_is_kept_as_its_text() -> None:
             "price": "1.10",
             "count": 3,
             "share": 0.5,
+            "at": "2026-01-02T03:04:05.000000000",
+            "on": "2026-01-02",
+            "never": None,
             "is_new": True,
             "ward": "north",
             "tags": ["a", "b", "c"],
             "days": [["2026-01-02", ["2026-01-02"]]],
         }
     ]
+
+
+def test_records_that_differ_in_the_order_of_their_keys_are_equal() -> None:
+    """An exemplar without an owner is known by its content, and some sources have no order."""
+    one = {"input": "x", "output": "y", "b": {"d": 1, "c": [{"f": 2, "e": 3}]}, "a": 4}
+    other = {"a": 4, "b": {"c": [{"e": 3, "f": 2}], "d": 1}, "output": "y", "input": "x"}
+    store = ExemplarStore.from_records([one, other], Counted())
+    assert store._held.texts[0] == store._held.texts[1]
+    assert list(held(store)[1]) == ["input", "output", "a", "b"]
+
+
+def test_records_with_keys_that_are_no_texts_are_refused() -> None:
+    with pytest.raises(InvalidRecords, match="record 0 holds metadata that JSON cannot represent"):
+        ExemplarStore.from_records([{"input": "x", "output": "y", 1: "a", "1": "b"}], Counted())
 
 
 def test_owners_are_texts_or_whole_numbers_numpys_too() -> None:

@@ -15,7 +15,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_dpicl.aggregators import EmbeddingMean, ReleasedKeywords
 from langchain_dpicl.errors import ModelUnavailable
 from langchain_dpicl.evaluation import passes as passes_module
-from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, Row, key_of
+from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, key_of
+from langchain_dpicl.evaluation.rows import Row
 from langchain_dpicl.evaluation.scores import Score, text_values
 from langchain_dpicl.evaluation.studies import Author, TextStudy
 from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
@@ -222,6 +223,18 @@ def test_the_noise_of_an_embedding_mean_is_the_plans(
     assert {outputs for outputs, _ in used} == {2}
     assert solved["embedding", 0.05][2].rate == 0.05
     assert {(s.study, s.facts["members"], s.facts["rate"]) for s in members} == {("members", 2, 0.05)}
+
+
+@pytest.mark.usefixtures("solved")
+def test_a_candidate_vote_takes_the_candidate_nearest_to_most_texts(file: PassFile, solved: Solved) -> None:
+    """Three texts for cat and one for dog, of four members, at the plan's eps0; the sum of directions is no matter."""
+    solved.parameter = 60.0
+    study = study_of([(row("query", "cat"), [written("cat", "cat", "dog", "cat")])], file)
+    found = study.embedding(method="candidate-vote")
+    assert {score.method for score in found} == {"candidate-vote"}
+    assert solved["vote-em", 0.1][2] == LineRequest("vote-em", rate=0.1, count=20)
+    assert [find(found, epsilon).values["rouge1"].mean for epsilon in (None, 1.0)] == [100.0, 100.0]
+    assert (find(found, 1.0).facts["eps0"], find(found, 1.0).facts["flipped"]) == (60.0, 0.0)
 
 
 def test_flips_are_the_per_cent_of_texts_that_noise_changed(

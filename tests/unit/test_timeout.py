@@ -39,7 +39,7 @@ from langchain_dpicl import (
     PoissonExampleSelector,
     PrivateEnsemble,
 )
-from langchain_dpicl.calls import flow, running, transport
+from langchain_dpicl.calls import flow, running, servers, transport
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import DEFAULT_TIMEOUT, TimeLimit
@@ -378,7 +378,7 @@ def test_no_request_begins_after_its_calls_time(closed: str) -> None:
 
 async def test_a_slot_is_passed_on_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
-    slot = transport.SlotGate(lambda: settled.append(1))
+    slot = servers.SlotGate(lambda: settled.append(1))
     monkeypatch.setattr(running, "start", lambda work: False)
     first, second = (running.Call(running.Calls(None, None)) for _ in range(2))
     await asyncio.wait_for(slot.enter(first, in_loop=True), 5)

@@ -22,7 +22,7 @@ from table_model import TableModel
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.calls.flow import run
-from langchain_dpicl.decoding import DemonstrationTemplate, answer
+from langchain_dpicl.decoding import DemonstrationTemplate, answer, exemplars
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
 from langchain_dpicl.release.transaction import Request
@@ -243,20 +243,20 @@ def shots_counted_in_the_sample(patch: Patch) -> None:
 
 
 def one_sample_for_all_tokens(patch: Patch) -> None:
-    real = answer.Exemplars.draw
+    real = exemplars.Exemplars.draw
 
-    def once(self: answer.Exemplars, randomness: Any, rate: float | None, shared: str, count: int) -> answer.Draw:
-        drawn = real(self, randomness, rate, shared, 1)
-        return answer.Draw(drawn.demonstrations, list(drawn.steps) * count)
+    def once(self: Any, randomness: Any, rate: float | None, shared: str, count: int, **how: Any) -> exemplars.Draw:
+        drawn = real(self, randomness, rate, shared, 1, **how)
+        return exemplars.Draw(drawn.demonstrations, list(drawn.steps) * count)
 
-    patch.setattr(answer.Exemplars, "draw", once)
+    patch.setattr(exemplars.Exemplars, "draw", once)
 
 
 def every_exemplar_of_an_owner(patch: Patch) -> None:
-    def rows(store: Any, rate: float, randomness: Any) -> NDArray[np.int64]:
-        return np.asarray(store.rows_of(randomness.coin_positions(store.owner_count, rate))[0], np.int64)
+    def rows(view: Any, among: Any, _: Any, rate: float, randomness: Any) -> NDArray[np.int64]:
+        return np.asarray(view.rows_of(among[randomness.coin_positions(len(among), rate)])[0], np.int64)
 
-    patch.setattr(answer, "_one_row_each", rows)
+    patch.setattr(exemplars, "_one_row_each", rows)
 
 
 MISTAKES = [

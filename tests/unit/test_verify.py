@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import pytest
 from scipy.optimize import brentq
@@ -121,14 +120,6 @@ def test_prv_says_that_its_mesh_would_be_too_large() -> None:
     assert found[PRV].epsilon is None
     assert "mesh" in found[PRV].note
     assert found[OURS].epsilon is not None
-
-
-def test_without_dp_accounting_the_opinion_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    found = opinions(Gaussian(4.0), 0.1, 10, 1e-5)
-    assert found[GOOGLE] == Opinion(GOOGLE, None, "not installed: pip install 'langchain-dpicl[verify]'")
-    assert found[PRV].epsilon is not None
 
 
 def test_nothing_costs_nothing_to_anyone() -> None:

@@ -26,6 +26,7 @@ from langgraph.store.memory import InMemoryStore as GraphStore
 from ways import WAYS, ask
 
 from langchain_dpicl import (
+    CandidateVote,
     DPRetriever,
     EmbeddingMean,
     ExemplarStore,
@@ -126,6 +127,21 @@ async def test_the_ordinary_chain_answers_privately_and_stays_as_it_was(
     model.prompts.clear()
     assert chain.invoke(QUESTION) == "porch", "the user's own chain is as it was"
     assert model.prompts[0].count(canary) == 4
+
+
+def test_public_candidates_alone_are_a_vote_for_the_nearest(collection: Any, budget_of: Any) -> None:
+    chain, how = rag(collection.as_retriever(), Model()), {"members": 4, "rate": 1.0, "owner_key": "patient"}
+    private = wrap_rag(chain, collection, ["ledger", "porch"], budget_of(), **how)
+    assert isinstance(private.aggregator, CandidateVote)
+    assert private.invoke(QUESTION) == "porch"
+    for empty in ([], ["porch"], ["porch", "porch"]):
+        with pytest.raises(InvalidParameter, match="candidates"):
+            wrap_rag(chain, collection, empty, budget_of(), **how)
+    none: list[Any] = [None, "porch", str]
+    for nothing in none:
+        with pytest.raises(InvalidParameter, match="for texts public candidates: a list of them, or a chain") as caught:
+            wrap_rag(chain, collection, nothing, budget_of(), **how)
+        assert caught.value.parameter == "aggregator"
 
 
 def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection: Any) -> None:

@@ -18,6 +18,8 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.stores import InMemoryStore
+from langchain_core.structured_query import Comparator, Comparison, StructuredQuery
 from langchain_core.tools import create_retriever_tool, tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.graph import START, StateGraph
@@ -149,6 +151,20 @@ def a_graph(collection: Any, model: Any) -> Any:
     return graph.compile() | itemgetter("answer")
 
 
+def graphs_within_graphs(collection: Any, model: Any) -> Any:
+    """An agent in a graph in a node of a graph, with an agent in its tool."""
+    inner = an_agent_with_a_tool(collection, model)
+
+    @tool
+    def search(query: str) -> str:
+        """Asks another agent."""
+        return str(inner.invoke({"question": query}))
+
+    outer = ask_agent | create_agent(model, [search]) | read_agent
+    graph = StateGraph(Stage).add_node("ask", lambda state: {"answer": outer.invoke(state)}).add_edge(START, "ask")
+    return StateGraph(Stage).add_node("graph", graph.compile()).add_edge(START, "graph").compile().pick("answer")
+
+
 def many_queries(collection: Any) -> Any:
     from langchain_classic.retrievers import MultiQueryRetriever
 
@@ -161,6 +177,25 @@ def compressed(collection: Any) -> Any:
 
     best = EmbeddingsFilter(embeddings=EMBEDDINGS, k=2)
     return ContextualCompressionRetriever(base_compressor=best, base_retriever=collection.as_retriever())
+
+
+def asked_by_itself(collection: Any, translator: Any = None) -> Any:
+    from langchain_classic.retrievers.self_query.base import SelfQueryRetriever
+    from langchain_community.query_constructors.chroma import ChromaTranslator
+
+    page = Comparison(comparator=Comparator.EQ, attribute="page", value=1)
+    constructor = RunnableLambda(lambda values: StructuredQuery(query="desk", filter=page))
+    translator = ChromaTranslator() if translator is None else translator
+    return SelfQueryRetriever(
+        vectorstore=collection, query_constructor=constructor, structured_query_translator=translator
+    )
+
+
+def an_ensemble(collection: Any) -> Any:
+    from langchain_classic.retrievers import EnsembleRetriever
+
+    mmr = collection.as_retriever(search_type="mmr", search_kwargs={"k": 1})
+    return EnsembleRetriever(retrievers=[asked_by_itself(collection), mmr], weights=[0.5, 0.5])
 
 
 def at_least(score: float) -> Callable[[Any], Any]:
@@ -180,8 +215,10 @@ APPS: dict[str, Callable[[Any, Any], Any]] = {
     "a retriever's tool": an_agent_with_a_retriever_tool,
     "middleware": an_agent_with_middleware,
     "a graph": a_graph,
+    "graphs within graphs": graphs_within_graphs,
+    "an ensemble": over(an_ensemble),
 }
-MOST = {"mmr": 2, "compression": 2, "a tool": 2}
+MOST = {"mmr": 2, "compression": 2, "a tool": 2, "an ensemble": 2}
 
 
 @pytest.fixture
@@ -211,8 +248,8 @@ async def test_each_copy_reads_one_owners_notes_and_the_app_stays_as_it_was(name
     for told in model.told:
         assert len(set(re.findall(r"note \d+\.\d", told))) <= MOST.get(name, NOTES)
     model.told.clear()
-    if name == "a score threshold":
-        return  # the collection itself has no relevance scores; the stand-in has
+    if name in ("a score threshold", "an ensemble"):
+        return  # the collection itself has neither relevance scores nor filters that are mappings; the stand-in has
     assert app.invoke({"question": QUESTION}) == "porch"
     assert len(set().union(*map(owners_in, model.told))) > 1, "the user's own app still searches the whole collection"
 
@@ -253,6 +290,22 @@ def test_what_a_bucket_cannot_be_searched_by_is_refused_with_what_helps(wrap: An
         with pytest.raises(UnsafeConfigurationError, match=said) as caught:
             wrap(over(lambda collection, retriever=retriever: retriever)(collection, Scripted()), collection)
         assert canary not in str(caught.value)
+    from langchain_classic.retrievers import ParentDocumentRetriever
+    from langchain_community.query_constructors.pgvector import PGVectorTranslator
+    from langchain_text_splitters import CharacterTextSplitter
+
+    parents = over(
+        lambda collection: ParentDocumentRetriever(
+            vectorstore=collection, docstore=InMemoryStore(), child_splitter=CharacterTextSplitter()
+        )
+    )
+    with pytest.raises(UnsafeConfigurationError, match="split_with_parents"):
+        wrap(parents(collection, Scripted()), collection)
+    with pytest.raises(InvalidParameter, match="PGVectorTranslator"):  # each member would fail, and be charged
+        wrap(
+            over(lambda collection: asked_by_itself(collection, PGVectorTranslator()))(collection, Scripted()),
+            collection,
+        )
     unknown = over(lambda collection: collection.as_retriever(search_kwargs={"where": {"page": 1}}))
     with pytest.raises(InvalidParameter, match="where"):
         wrap(unknown(collection, Scripted()), collection)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.errors import LocalModelError
+from langchain_dpicl.extras import require
 
-_INSTALL = "pip install transformers torch gguf"
 _loading = threading.Lock()
 
 
@@ -27,10 +27,10 @@ def load(source: str | Path, dtype: str) -> tuple[Any, Any]:
 
     One loading at a time, as it sets transformers to show no progress bars and no advice on standard error meanwhile.
     """
-    from langchain_dpicl.local.weights import KNOWN_MODELS, model_path, require
+    from langchain_dpicl.local.weights import KNOWN_MODELS, model_path
 
-    transformers: Any = require("transformers", _INSTALL)
-    kind = getattr(require("torch", _INSTALL), dtype)
+    transformers: Any = require("transformers", "local")
+    kind = getattr(require("torch", "local"), dtype)
     folder = Path(source).expanduser()
     path = None if folder.is_dir() and str(source) not in KNOWN_MODELS else model_path(source)
     try:
@@ -60,6 +60,7 @@ def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
     takes the reader from ``gguf`` at every call, once for the configuration and once for the tensors, and has no
     parameter for it. So replace the reader there meanwhile.
     """
+    require("gguf", "local")
     import gguf
     import torch
 

@@ -1,4 +1,4 @@
-"""``python -m langchain_dpicl.cli``."""
+"""``python -m langchain_dpicl``: the command line."""
 
 import sys
 

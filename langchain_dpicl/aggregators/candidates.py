@@ -1,0 +1,115 @@
+"""A vote of the members' texts for their nearest public candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import Runnable
+from numpy.typing import NDArray
+
+from langchain_dpicl.aggregators.base import text_of
+from langchain_dpicl.aggregators.embedded import STEPS, Embedded, direction
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential
+from langchain_dpicl.privacy.votes import EXPONENTIAL, TOLD, VoteNoise
+
+
+class CandidateVote(Embedded[str]):
+    """Each answer votes for its nearest public candidate, and the exponential mechanism picks one.
+
+    Mechanism. An answer's vote is the candidate with the largest cosine to it: both directions are rounded to multiples
+    of 2^-16 and multiplied in whole numbers, and the first candidate wins a tie, so equal answers vote alike on every
+    machine. A candidate is released with probability proportional to exp(r c) for its count c, drawn exactly.
+
+    Neighbours and range. An answer's vote is a function of this answer and public candidates. One output replaced by
+    any other, by an abstention or by nothing moves two counts by 1 at most, and r = eps0 / 2 is eps0-bounded range;
+    with a call for every owner one output is added or removed, one count moves, and r = eps0. "The members abstain" is
+    one more outcome with a public penalty, as in `NoisyVote` ("vote-em"), whose plan and proofs these are.
+
+    Parameters
+    ----------
+    embeddings
+        Any LangChain ``Embeddings`` that keeps nothing, as for `EmbeddingMean`.
+    candidates
+        A public list of at least two different texts, or a chain that writes zero-shot answers to the query, as for
+        `EmbeddingMean`. If all that it writes is equal, the query is refused and costs nothing.
+    n_candidates
+        How many answers to ask the chain for. Few that differ are better than many that are alike, among which votes
+        are divided.
+
+    An answer that is empty, or without a direction of the candidates' dimension, abstains.
+    """
+
+    mechanism = EXPONENTIAL
+
+    def __init__(
+        self, embeddings: Embeddings, candidates: Runnable[Any, Any] | Sequence[str], n_candidates: int = 20
+    ) -> None:
+        if candidates is None:
+            raise InvalidParameter("candidates", None, "a chain, or a list of texts")
+        super().__init__(embeddings, candidates, n_candidates)
+        if self._chain is None and len(self.texts) < max(2, len(candidates)):  # type: ignore[arg-type]
+            raise InvalidParameter("candidates", candidates, "at least two texts, all different")
+        if self._chain is not None:
+            checks.whole("n_candidates", n_candidates, at_least=2)
+        self._places: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+
+    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+        bound = super().prepare(values, options, answers)
+        if len(bound.texts) < 2:
+            raise ModelUnavailable(
+                "fewer than two different zero-shot candidates could be written and embedded; nothing was charged. "
+                "Let their model sample (a temperature above 0)"
+            )
+        assert bound._units is not None
+        bound._places = np.rint(bound._units * STEPS).astype(np.int64)
+        return bound
+
+    def shown(self, encoded: object) -> object:
+        return self.texts[encoded] if isinstance(encoded, int) else encoded
+
+    def read(self, rows: Sequence[Sequence[float]]) -> int:
+        """The index of the candidate nearest to the only row. Raises for what has no direction."""
+        unit = direction(np.asarray(rows[0], np.float64), self._dimension)
+        if unit is None:
+            raise ValueError
+        return int(np.argmax(self._places @ np.rint(unit * STEPS).astype(np.int64)))
+
+    def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> str | None:
+        crowd, number = self._crowd(outputs), len(self.texts)
+        noise = VoteNoise(EXPONENTIAL, parameter, crowd.own_calls)
+        votes = [vote if type(vote) is int and 0 <= vote < number else number for vote in outputs]
+        counts = np.bincount(np.array(votes, np.int64), minlength=number + 1).tolist()
+        losses = [*(-count for count in counts[:-1]), noise.abstention_count(crowd.members, number) - counts[-1]]
+        chosen = choose_exponential([1] * (number + 1), losses, noise.rate, randomness)
+        return None if chosen == number else self.texts[chosen]
+
+    @property
+    def _rivals(self) -> int:
+        return max(2, len(self.texts) or self.n_candidates)
+
+    def tells(self, members: int, parameter: float) -> bool:
+        own = self.crowd is not None and self.crowd.own_calls
+        counted = None if self.crowd is None else math.floor(self.crowd.expected)
+        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self._rivals, counted) >= TOLD
+
+    def overturned(self, parameter: float) -> float | None:
+        if self.crowd is None:
+            return None
+        noise = VoteNoise(EXPONENTIAL, parameter, self.crowd.own_calls)
+        return noise.flip(math.floor(self.crowd.expected), self._rivals)
+
+    def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | None:
+        return (text_of(output) or "").strip() or None
+
+    @property
+    def release_type(self) -> Any:
+        return str
+
+    def __repr__(self) -> str:
+        return f"CandidateVote({type(self.embeddings).__name__}, {self._shown_candidates})"

@@ -1,0 +1,53 @@
+"""What a server may count and time of the releases for its requests: public events alone.
+
+`observing` names the observer of what runs within a block, in a context variable. Private work runs in clean contexts
+(`private.sealing.clean_context`), which have none: nothing that a member, an aggregator or a charge by owners' tickets
+does reaches an observer, whatever that code calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import time
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+Step = Literal["check", "charge", "receipt"]
+
+
+class Observer(Protocol):
+    """Hears of releases, in the threads that make them."""
+
+    def took(self, step: Step, seconds: float) -> None:
+        """A step without private work ended so long after it began. ``charge`` is one transaction of the ledger."""
+
+    def charged(self, budget: str, line: str, charges: int, replays: int) -> None:
+        """A request was charged so often, and answered so often from the ledger."""
+
+    def queue(self, waiting: int, running: int) -> None:
+        """So many requests wait for a slot now, and so many slots are taken."""
+
+
+_observer: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("dpicl_observer", default=None)
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Tell ``observer`` of the releases that are made within this block, threads and tasks of theirs included."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def observer() -> Observer | None:
+    """The observer of what runs here; None in private work, and where nobody has named one."""
+    return _observer.get()
+
+
+def took(step: Step, since: float) -> None:
+    """A step ended that began at ``since``, a reading of `time.perf_counter`."""
+    if (found := _observer.get()) is not None:
+        found.took(step, time.perf_counter() - since)

@@ -1,0 +1,164 @@
+"""Data files on the command line: read and checked, the store that keeps their embeddings, and ``check-data``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import textwrap
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli import add_reading, add_run, chosen, show
+
+if TYPE_CHECKING:
+    from langchain_dpicl.store import ExemplarStore
+    from langchain_dpicl.store.datacheck import Checked
+    from langchain_dpicl.store.datafile import Reading
+    from langchain_dpicl.store.records import RecordKeys
+
+_MOST_LABELS = 20
+_LONGEST_LABEL = 40
+
+
+def reading_of(options: argparse.Namespace) -> Reading:
+    """These options."""
+    from langchain_dpicl.store.datafile import Reading
+
+    return Reading(**chosen(options, "delimiter", "encoding", "skip_bad"))
+
+
+def keys_of(options: argparse.Namespace, *, has_owner: bool = True) -> RecordKeys:
+    """The keys of a record."""
+    from langchain_dpicl.store.records import RecordKeys
+
+    return RecordKeys(options.input_key, options.output_key or None, options.owner_key if has_owner else None)
+
+
+def read_file(
+    options: argparse.Namespace,
+    path: str,
+    keys: RecordKeys,
+    labels: list[str] | None = None,
+    *,
+    is_private: bool = False,
+) -> list[dict[str, Any]]:
+    """The records that can be used. What their owner should know is told on stderr."""
+    checked = checked_file(options, path, keys, labels, is_private=is_private)
+    return checked.usable(options.skip_bad, partial(tell, options))
+
+
+def checked_file(
+    options: argparse.Namespace, path: str, keys: RecordKeys, labels: list[str] | None, *, is_private: bool = True
+) -> Checked:
+    """The file, read and checked as every command does it."""
+    from langchain_dpicl import local
+    from langchain_dpicl.aggregators.votes import reader_of
+    from langchain_dpicl.store.datacheck import check_file
+    from langchain_dpicl.store.records import too_long
+
+    how: dict[str, Any] = {"is_private": is_private, "label_of": reader_of(labels)}
+    how["too_long"] = partial(too_long, local.local_embeddings()) if is_private else None
+    return check_file(path, keys, reading_of(options), **how)
+
+
+def tell(options: argparse.Namespace, text: str) -> None:
+    """Print a note for the operator: on stderr, since the output may be passed on."""
+    print(f"dpicl {options.command}: {text}", file=sys.stderr, flush=True)
+
+
+def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) -> ExemplarStore:
+    """The store of these records: in memory, or that of ``--store``, made equal to them."""
+    from langchain_dpicl import local
+    from langchain_dpicl.store.kept import store_of
+
+    model, say = local.local_embeddings(), partial(tell, options)
+    return store_of(records, model, keys_of(options), options.store, say, progress=not options.json)
+
+
+def check_data_options(parser: Any) -> None:
+    """Look at a data file as every command does before it uses it, and say what would be refused, and what would make
+    the answers worse or the privacy weaker. Nothing is embedded, charged or written.
+
+    examples:
+      dpicl check-data reviews.csv
+      dpicl check-data reviews.csv --input-key Text --output-key Label --owner-key customer --labels negative,positive
+      dpicl check-data notes.jsonl --output-key note --json
+      dpicl check-data passages.parquet --input-key passage --output-key ''
+
+    It shows the names of columns, the numbers of lines, exact counts, and the labels, if there is a list or at most 20
+    different ones; no text and no owner. These are private facts of the file, not a release: show them to those alone
+    who may see the file. A file without a header has its first record in the header's place.
+
+    The exit status is 1 if commands would refuse the file without --skip-bad.
+    """
+    add_run(parser, check_data)
+    parser.add_argument("data", metavar="FILE", help="JSON lines, CSV or TSV (plain or .gz), or Parquet")
+    parser.add_argument("--input-key", default="text", help="the column of the texts (default text)")
+    parser.add_argument("--output-key", default="label", help="of the labels or answers; '' for none (default label)")
+    parser.add_argument("--owner-key", help="of the owners (default: each record is its own owner)")
+    parser.add_argument("--labels", help="the public list of labels, separated by commas")
+    add_reading(parser)
+
+
+def check_data(options: argparse.Namespace) -> int:
+    """Check the file. Returns 1 if it has records that cannot be used."""
+    from langchain_dpicl.store.datafile import number_words, problems_of
+
+    labels = [label.strip() for label in options.labels.split(",")] if options.labels else None
+    checked = checked_file(options, options.data, keys_of(options), labels)
+    data, good, bad, problems = checked.data, len(checked.records), len(checked.faults), problems_of(checked.faults)
+    owners = Counter(checked.owners or ())
+    counts = _labels_shown(checked.labels, labels)
+    facts: dict[str, Any] = {
+        "file": data.name,
+        "format": data.form,
+        "columns": list(data.columns),
+        "records": good + bad,
+        "usable": good,
+        "owners": len(owners) if options.owner_key else good,
+        "different_labels": len(checked.labels),
+        "labels": counts,
+        "faults": [{"problem": problem, "lines": lines} for problem, lines in problems.items()],
+        "notes": checked.notes,
+    }
+    per_owner = "each its own owner (--owner-key names a column of owners)"
+    if owners:
+        facts["records_per_owner"] = {"median": statistics.median(owners.values()), "most": max(owners.values())}
+        per_owner = f"of {len(owners):,} owners (the median owner has {facts['records_per_owner']['median']:g}, "
+        per_owner += f"the largest {max(owners.values()):,})"
+    lines = [
+        f"{data.name}: {data.form}{'' if data.is_usual else ', as it seems'}",
+        f"  columns  {data.columns_shown}",
+        f"  records  {good + bad:,}, {per_owner}",
+    ]
+    if counts is not None:
+        width, most = max(map(len, counts)), max([*counts.values(), 1])
+        for i, (label, count) in enumerate(counts.items()):
+            bar = "#" * -(-24 * count // most)
+            lines.append(
+                f"  {'' if i else 'labels':7s}  {label:{width}s} {count:>9,} {count / max(good, 1):>6.1%}  {bar}"
+            )
+    elif checked.labels:
+        lines.append(f"  outputs  {len(checked.labels):,} different ones")
+    if problems:
+        lines += ["", f"{bad:,} of {good + bad:,} records cannot be used:"]
+        lines += [f"  {len(at):>6,}  {problem}: {number_words(data.unit, at)}" for problem, at in problems.items()]
+    if checked.notes:
+        wrapped = [textwrap.indent(textwrap.fill(note, 100), "    ").strip() for note in checked.notes.values()]
+        lines += ["", "to consider:", *(f"  - {note}" for note in wrapped)]
+    lines += [
+        "",
+        "This file can be used as it stands." if not problems else "Mend these lines; --skip-bad leaves them out.",
+    ]
+    show(options, facts, "\n".join(lines))
+    return 1 if problems else 0
+
+
+def _labels_shown(counts: Counter[str], labels: list[str] | None) -> dict[str, int] | None:
+    """The number of records by label; None if the outputs may be texts."""
+    if labels is not None:
+        return {label: counts[label] for label in labels}
+    is_few = 0 < len(counts) <= min(_MOST_LABELS, counts.total() // 2)
+    return dict(counts.most_common()) if is_few and all(len(label) <= _LONGEST_LABEL for label in counts) else None

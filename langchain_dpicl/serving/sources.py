@@ -1,0 +1,136 @@
+"""Where a configuration's examples come from, or its head: the sections ``store`` and ``head``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from langchain_core.language_models import BaseLanguageModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.store import sql
+from langchain_dpicl.store.tables import check_name
+
+if TYPE_CHECKING:
+    from langchain_dpicl.store.maintenance import LiveStore
+
+_LOG = logging.getLogger(__name__)
+
+
+class Section(BaseModel):
+    """A section of a configuration. It refuses what it does not know, and shows no value in its errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+_ADDRESS = "postgresql://user@host/database"
+
+
+def _postgresql(url: str | None) -> str | None:
+    if url is not None and sql.parse(url, "url", _ADDRESS).drivername != "postgresql+psycopg":
+        raise InvalidParameter("url", "(not shown)", f'an address of PostgreSQL such as "{_ADDRESS}"')
+    return url
+
+
+def _collection(name: str) -> str:
+    check_name(name)
+    return name
+
+
+class StoreSection(Section):
+    """The private examples: a saved store (``file``), a collection on PostgreSQL (``url``), or a data file that is
+    embedded at every start; or ``data`` beside one of the others: then that keeps the embeddings, and is made equal to
+    the data file at every start."""
+
+    file: Path | None = None
+    url: Annotated[str | None, AfterValidator(_postgresql)] = Field(None, repr=False)
+    name: Annotated[str, AfterValidator(_collection)] = "exemplars"
+    """The collection's, at the ``url``. With ``data``, it is made if there is none."""
+    vectors_in_memory: bool = True
+    """Whether each worker keeps the collection's vectors, for a threshold: 1.5 GB for a million of 384 numbers."""
+    data: Path | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    skip_bad: bool = False
+    """Whether to leave out records that cannot be used; their number is logged."""
+    input_key: str = "text"
+    output_key: str | None = "label"
+    """None for texts without outputs."""
+    owner_key: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> StoreSection:
+        if self.file is None and self.url is None and self.data is None:
+            raise ValueError("give file (a saved store), url (PostgreSQL), or data (JSON lines, CSV or Parquet)")
+        if self.file is not None and self.url is not None:
+            raise ValueError("give file or url: a store is in a file or on PostgreSQL")
+        given = self.model_fields_set
+        if self.url is None and (unused := sorted({"name", "vectors_in_memory"} & given)):
+            raise ValueError(f"leave out {', '.join(unused)}: a collection's, for url alone")
+        if self.data is None and (unused := sorted({"delimiter", "encoding", "skip_bad"} & given)):
+            raise ValueError(f"leave out {', '.join(unused)}: there is no data to be read")
+        return self
+
+    def open(self, folder: Path, outputs: Mapping[str, Any]) -> LiveStore:
+        """Open it. ``outputs``: what the examples' are, for `check_file`."""
+        from langchain_dpicl import ExemplarStore, PostgresExemplarStore
+        from langchain_dpicl.local import local_embeddings
+        from langchain_dpicl.store.datacheck import check_file
+        from langchain_dpicl.store.datafile import Reading
+        from langchain_dpicl.store.kept import kept_collection, store_of
+        from langchain_dpicl.store.records import RecordKeys, too_long
+
+        model, keys = local_embeddings(), RecordKeys(self.input_key, self.output_key, self.owner_key)
+        file = None if self.file is None else folder / self.file
+        if self.data is None and self.url is not None:
+            asked: dict[str, Any] = {
+                key: value for key, value in keys._asdict().items() if key in self.model_fields_set
+            }
+            in_memory = self.vectors_in_memory
+            return PostgresExemplarStore.open(self.url, model, name=self.name, vectors_in_memory=in_memory, **asked)
+        if self.data is None:
+            assert file is not None
+            return ExemplarStore.load(file, model)
+        reading = Reading(self.delimiter, self.encoding, self.skip_bad)
+        checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
+        records = check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, _LOG.warning)
+        if self.url is not None:
+            store, followed = kept_collection(
+                self.url, self.name, records, model, keys, progress=False, vectors_in_memory=self.vectors_in_memory
+            )
+            _LOG.warning("%s: %s", self.name, followed.words)
+            return store
+        return store_of(records, model, keys, file, _LOG.warning, progress=False)
+
+
+class HeadSection(Section):
+    """A head that was released once, as `dpicl fit` writes it. The file's name alone may stand for the section.
+
+    A server reads it when it starts, and needs no budget and no ledger for it.
+    """
+
+    file: Path
+    embeddings: Path | None = None
+    """The folder of the sentence-transformers model that embedded the head's records. Default: the embedded model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"file": given} if isinstance(given, str) else given
+
+    def load(self, folder: Path, llm: BaseLanguageModel[Any] | None) -> PrivateHead:
+        """Read it. ``llm``: the model of its label scores. Raises `InvalidParameter` for another file or model."""
+        from langchain_dpicl.local import local_embeddings
+
+        try:
+            model = local_embeddings() if self.embeddings is None else local_embeddings(folder / self.embeddings)
+            return PrivateHead.load(folder / self.file, model, llm=llm)
+        except InvalidParameter as error:
+            names = {"path": "head.file", "embeddings": "head.embeddings", "llm": "model"}
+            wrong = InvalidParameter(names.get(error.parameter, error.parameter), error.value, error.bound)
+        raise wrong

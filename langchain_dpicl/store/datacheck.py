@@ -1,0 +1,186 @@
+"""The checks of a data file that every command makes before it uses one, and that ``dpicl check-data`` shows.
+
+Faults are of single records, which cannot be used: each is found in its own record and public settings alone, so to
+leave such records out is a step that each owner's records take by themselves. Notes are of the file as a whole: they
+change nothing. Both name lines, columns and counts. Nothing here is differentially private: it is for whoever may see
+the file.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import unicodedata
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.store.datafile import DataFile, Fault, Reading, number_words, read_data, settle
+from langchain_dpicl.store.records import RecordKeys
+
+FEW_OWNERS = 100
+"""Below, even a head, which needs the least, is little better than guessing at epsilon 1."""
+
+_MANY = 20.0
+"""An owner has very many records if they are so many times the median owner's, and this number at least."""
+
+
+@dataclass(frozen=True, repr=False)
+class Checked:
+    """A checked file: the ``records`` that can be used, where they are, the faults of all others, and notes. Private.
+
+    ``labels`` counts the records of each label, or if there is no list of labels, of each output.
+    """
+
+    data: DataFile
+    keys: RecordKeys
+    records: list[dict[str, Any]]
+    lines: list[int]
+    faults: list[Fault]
+    labels: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, str] = field(default_factory=dict)
+    """By its name in ``--json``: a sentence."""
+
+    @property
+    def owners(self) -> list[str] | None:
+        """The owner of each record; None if each is its own."""
+        key = self.keys.owner_key
+        return None if key is None else [str(record[key]) for record in self.records]
+
+    def usable(self, skip_bad: bool, say: Callable[[str], object]) -> list[dict[str, Any]]:
+        """The records. Says what their owner should know: what `settle` says, and the notes, except on the number of
+        owners, of which plans and heads speak with their own figures. Raises `InvalidRecords`."""
+        settle(self.data, self.faults, len(self.records), skip_bad, say)
+        for name, note in self.notes.items():
+            if name != "few_owners":
+                say(f"{self.data.name!r}: {note}")
+        return self.records
+
+
+NO_KEYS = RecordKeys("", None, None)
+"""Of a file whose records may have any keys."""
+
+
+def check_file(
+    path: str | Path,
+    keys: RecordKeys,
+    reading: Reading,
+    *,
+    is_private: bool = True,
+    label_of: Callable[[str], str | None] | None = None,
+    unread: str = "no label of the list",
+    too_long: Callable[[Sequence[str]], Sequence[bool]] | None = None,
+) -> Checked:
+    """Read and check a file: of private examples, which may deserve notes, or of public records.
+
+    ``label_of`` says for which of the public labels an output stands, and None if for none, which is the fault
+    ``unread``; ``too_long`` of which texts the embedding model reads the beginning alone. Raises `InvalidRecords` for a
+    file that cannot be read or lacks a column.
+    """
+    data = read_data(path, reading, [key for key in keys if key])
+    for name, key in keys._asdict().items():
+        if key and data.columns:
+            data.need("--" + name.replace("_", "-"), key)
+    checked = Checked(data, keys, [], [], list(data.faults))
+    for line, record in zip(data.lines, data.records, strict=True):
+        used, problem, label = _looked_at(record, keys, label_of, unread)
+        if problem:
+            checked.faults.append((line, problem))
+            continue
+        checked.records.append(used)
+        checked.lines.append(line)
+        checked.labels.update([label] if keys.output_key else [])
+    checked.faults.sort()
+    if is_private and checked.records:
+        checked.notes.update(_notes(checked, too_long))
+    return checked
+
+
+def _looked_at(
+    record: dict[str, Any], keys: RecordKeys, label_of: Callable[[str], str | None] | None, unread: str
+) -> tuple[dict[str, Any], str, str]:
+    """The record as it is used (an output that is a whole number becomes its text, an object its JSON), its problem
+    and its label."""
+    text, label = record.get(keys.input_key), ""
+    if keys.input_key and (not isinstance(text, str) or not text.strip()):
+        return record, f"no text under {keys.input_key!r}", ""
+    if keys.output_key:
+        output = record.get(keys.output_key)
+        if isinstance(output, (int, np.integer)) and not isinstance(output, bool):
+            record = {**record, keys.output_key: (output := str(output))}
+        elif isinstance(output, dict):
+            record = {**record, keys.output_key: (output := json.dumps(output, ensure_ascii=False, default=str))}
+        if output is not None and not isinstance(output, str):
+            return record, f"neither a text nor a whole number under {keys.output_key!r}", ""
+        if output is None or not output.strip():
+            return record, f"nothing under {keys.output_key!r}", ""
+        label = output.strip()
+        if label_of is not None:
+            label = label_of(output) or ""
+            if not label:
+                return record, f"{unread} under {keys.output_key!r}", ""
+    if keys.owner_key:
+        owner = record.get(keys.owner_key)
+        is_owner = isinstance(owner, (str, int, np.integer, uuid.UUID)) and not isinstance(owner, bool)
+        if not is_owner or not str(owner).strip():
+            return record, f"no owner (a text or a whole number) under {keys.owner_key!r}", ""
+    return record, "", label
+
+
+def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]] | None) -> dict[str, str]:
+    """What the owner of the file should know."""
+    found, unit, owners = {}, checked.data.unit, checked.owners
+    if owners is None:
+        texts = [record[checked.keys.input_key] for record in checked.records]
+        first: dict[str, int] = {}
+        again = [line for text, line in zip(texts, checked.lines, strict=True) if first.setdefault(text, line) != line]
+        if again:
+            found["repeated"] = (
+                f"texts that occur before: {len(again):,} ({number_words(unit, again)}). Without --owner-key each is "
+                "an owner of its own, so the privacy of somebody with several is weaker"
+            )
+    else:
+        found |= _owner_notes(owners, checked.lines, unit)
+    count = len(checked.records if owners is None else set(owners))
+    if 0 < count < FEW_OWNERS:
+        found["few_owners"] = (
+            f"few owners: {count:,}. Below {FEW_OWNERS}, the noise of a small epsilon hides most of what they say"
+        )
+    if too_long is not None:
+        cut = too_long([record[checked.keys.input_key] for record in checked.records])
+        long = [line for line, is_long in zip(checked.lines, cut, strict=True) if is_long]
+        if long:
+            found["long"] = (
+                f"texts longer than the embedding model reads: {len(long):,} ({number_words(unit, long)}). Only their "
+                "beginning is searched"
+            )
+    return found
+
+
+def _owner_notes(owners: Sequence[str], lines: Sequence[int], unit: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    spellings: dict[str, dict[str, int]] = {}
+    for owner, line in zip(owners, lines, strict=True):
+        plain = " ".join(unicodedata.normalize("NFKC", owner).casefold().split())
+        spellings.setdefault(plain, {}).setdefault(owner, line)
+    alike = [list(each.values()) for each in spellings.values() if len(each) > 1]
+    if alike:
+        places = "; ".join(number_words(unit, each) for each in alike[:3]) + "; ..." * (len(alike) > 3)
+        found["spellings"] = (
+            f"owners in several spellings, which differ by case or spaces alone: {len(alike):,} ({places}). Each "
+            "spelling counts as an owner of its own, so the privacy of these people is weaker: spell them alike"
+        )
+    sizes = Counter(owners)
+    median = statistics.median(sizes.values()) if sizes else 0
+    many = [size for size in sizes.values() if size >= _MANY * max(1.0, median)]
+    if many:
+        found["large_owners"] = (
+            f"owners with very many records: {len(many):,} (up to {max(many):,}; the median has {median:g}). Is one a "
+            "placeholder, such as unknown? An owner has one share of each answer, whatever its number of records"
+        )
+    return found

@@ -1,0 +1,350 @@
+"""Users' data files on their way in: the file's format, its records with their lines, and the lines that are no record.
+
+**Each record is read by itself.** If one record decided how another is read, an owner who comes or goes would change
+the exemplars of others, and no sensitivity would hold. So:
+
+- The header alone shows the delimiter.
+- UTF-8, unless the file's first bytes say otherwise. A file with lines that are not UTF-8 is read as cp1252 (which
+  includes the letters of latin-1) only if all other lines are ASCII, which reads the same in both. If others are UTF-8
+  beyond ASCII, the encoding must be given.
+- A quote that is not closed on its line can hide records of others, so such a file is refused, not mended.
+
+Refusals and faults name lines, columns and counts, never a text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import difflib
+import gzip
+import importlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Of data files; ``.gz`` may follow."""
+
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+
+_LIKE_A_NAME = re.compile(r"[^\W\d][\w.:/()\[\]#%-]{0,39}(?: [\w.:/()\[\]#%-]{1,39}){0,3}")
+_SHOWN = 30
+_UNDECODED = re.compile("[\udc80-\udcff]")
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_PARQUET = "pip install pandas pyarrow"
+
+Fault = tuple[int, str]
+"""A line's number, and what is wrong with it, as in "no label under 'label'"."""
+
+
+class Reading(NamedTuple):
+    """How to read a data file. What is None is found in the file."""
+
+    delimiter: str | None = None
+    """A character, or its name in `DELIMITERS`."""
+    encoding: str | None = None
+    skip_bad: bool = False
+    """Whether to leave out records that cannot be used, instead of refusing the file."""
+
+
+@dataclass(frozen=True, repr=False)
+class DataFile:
+    """A data file as it was read. Private.
+
+    ``lines`` are where each record ends in the file (in Parquet: the numbers of rows, from 1). ``faults`` are the lines
+    that are no record.
+    """
+
+    name: str
+    form: str
+    """The format, and for CSV its delimiter and encoding."""
+    columns: tuple[str, ...]
+    records: list[dict[str, Any]]
+    lines: list[int]
+    faults: list[Fault]
+    unit: str = "line"
+    is_usual: bool = True
+    """Whether it was read as its name says, or as it was asked for."""
+
+    @property
+    def columns_shown(self) -> str:
+        """The columns' names for a message; their number alone if they do not look like names.
+
+        A file without a header has a record in its place.
+        """
+        if not self.columns or not all(map(_LIKE_A_NAME.fullmatch, self.columns)):
+            return f"{len(self.columns)} fields that do not look like names of columns"
+        more = f" and {len(self.columns) - _SHOWN} more" if len(self.columns) > _SHOWN else ""
+        return ", ".join(map(repr, self.columns[:_SHOWN])) + more
+
+    def need(self, option: str, column: str) -> None:
+        """Raises `InvalidRecords` if there is no such column. ``option`` names the setting that asks for it."""
+        if column in self.columns:
+            return
+        near = {each.casefold().strip(): each for each in reversed(self.columns) if _LIKE_A_NAME.fullmatch(each)}
+        like = difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75)
+        hint = f"Is it {near[like[0]]!r}? Say so" if like else "Name yours"
+        raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {self.columns_shown}. {hint} with {option}")
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """All records of a data file as they stand. Raises `InvalidRecords` for a file with a line that is no record."""
+    data = read_data(path)
+    settle(data, data.faults, len(data.records))
+    return data.records
+
+
+def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[str] = ()) -> DataFile:  # noqa: B008
+    """Read a ``.jsonl``, ``.json`` (lines), ``.csv``, ``.tsv`` or ``.parquet`` file, ``.gz`` too.
+
+    ``wanted`` are columns that it should have: they help to find the delimiter. Raises `InvalidRecords` for a file that
+    cannot be read as a whole, `InvalidParameter` for a setting that means nothing.
+    """
+    path = Path(path)
+    delimiter = DELIMITERS.get(reading.delimiter or "", reading.delimiter)
+    delimiter = "\t" if delimiter == "\\t" else delimiter
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+        raise InvalidParameter("delimiter", reading.delimiter, f"one character, or {', '.join(DELIMITERS)}")
+    if reading.encoding is not None:
+        known = None
+        with contextlib.suppress(LookupError, ValueError):
+            known = codecs.lookup(reading.encoding)
+        if known is None or not getattr(known, "_is_text_encoding", True):
+            raise InvalidParameter("encoding", reading.encoding, "an encoding such as utf-8, cp1252, latin-1 or utf-16")
+    content, reason, is_gzip = b"", "", path.suffix == ".gz"
+    suffix = Path(path.stem if is_gzip else path.name).suffix.lower()
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if is_gzip else content
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "not a whole gzip file"
+    if not reason and suffix == ".parquet":
+        return _parquet(path.name, content)
+    if not reason:
+        encoding, reason = _encoding(content, reading.encoding)
+    if not reason:
+        text, encoding, reason = _decoded(content, encoding)
+    if reason:
+        raise InvalidRecords(f"{path.name!r} cannot be read: {reason}")
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if "\0" in first:
+        raise InvalidRecords(f"{path.name!r} begins with NUL bytes: name its encoding (such as utf-16-le)")
+    if suffix in (".csv", ".tsv"):
+        data = _csv(path.name, text, encoding, first, delimiter, wanted)
+        usual = "CSV with tabs, UTF-8" if suffix == ".tsv" else "CSV with commas, UTF-8"
+        return replace(data, is_usual=data.form == usual or None not in reading[:2])
+    if first.lstrip().startswith("[") and text.rstrip().endswith("]"):
+        raise InvalidRecords(f"line 1 of {path.name!r} is not a JSON object but a list: write one object a line")
+    return replace(
+        _filled(_json(path.name, text, encoding)), is_usual=encoding == "UTF-8" or reading.encoding is not None
+    )
+
+
+def _filled(data: DataFile) -> DataFile:
+    if not data.records and not data.faults:
+        raise InvalidRecords(f"{data.name!r} holds no records")
+    return data
+
+
+def _encoding(content: bytes, given: str | None) -> tuple[str, str]:
+    """The encoding, given or found, or the reason why none can be found. See the module's docstring."""
+    mark = next((encoding for mark, encoding in _MARKS if content.startswith(mark)), None)
+    if given is not None:
+        is_utf8 = codecs.lookup(given).name == "utf-8"
+        return ("utf-8-sig" if is_utf8 else given), ""
+    if mark is not None:
+        return mark, ""
+    with contextlib.suppress(UnicodeDecodeError):
+        content.decode("utf-8")
+        return "utf-8", ""
+    other, has_utf8 = [], False
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.isascii():
+            try:
+                line.decode("utf-8")
+                has_utf8 = True
+            except UnicodeDecodeError:
+                other.append(number)
+    places = number_words("line", other)
+    if has_utf8:
+        return "", (
+            f"{places} not UTF-8, but others are: mend the file, name its encoding (--encoding), or leave these lines "
+            "out (--encoding utf-8 --skip-bad)"
+        )
+    high = re.sub(rb"[\x00-\x7f]+", b"", content)
+    runs = sum(map(len, re.findall(rb"[\x80-\xff]{3,}", content)))
+    if 10 * runs > len(high) or re.search(rb"[\x81\x8d\x8f\x90\x9d]", high):
+        return "", f"not UTF-8 ({places}), and not like cp1252 either: name its encoding (--encoding)"
+    return "cp1252", ""
+
+
+def _decoded(content: bytes, encoding: str) -> tuple[str, str, str]:
+    """The text, with each byte that its encoding does not have as half of a surrogate pair; the encoding's name."""
+    with contextlib.suppress(UnicodeError):
+        handling = "strict" if encoding.startswith("utf-16") else "surrogateescape"
+        return content.decode(encoding, handling), "UTF-8" if encoding.startswith("utf-8") else encoding, ""
+    return "", encoding, f"it is not {encoding}"
+
+
+def _flaw(text: str, encoding: str) -> str:
+    """What is wrong with the characters of a line; "" if nothing is."""
+    return f"bytes that are not {encoding}" if _UNDECODED.search(text) else "NUL bytes" if "\0" in text else ""
+
+
+def _json(name: str, text: str, encoding: str) -> DataFile:
+    columns: dict[str, None] = {}
+    data = DataFile(name, f"JSON lines, {encoding}", (), [], [], [])
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        record: Any = None
+        flaw = _flaw(line, encoding)
+        with contextlib.suppress(ValueError, RecursionError):
+            record = None if flaw else json.loads(line)
+        if isinstance(record, dict):
+            columns.update(dict.fromkeys(record))
+            data.records.append(record)
+            data.lines.append(number)
+        else:
+            data.faults.append((number, flaw or "no JSON object"))
+    return DataFile(name, data.form, tuple(columns), data.records, data.lines, data.faults)
+
+
+def _csv(name: str, text: str, encoding: str, first: str, delimiter: str | None, wanted: Sequence[str]) -> DataFile:
+    if not first:
+        raise InvalidRecords(f"{name!r} holds no records")
+    delimiter = _delimiter(name, first, wanted) if delimiter is None else delimiter
+    rows = _rows(name, text, delimiter)
+    columns = next([column.strip() for column in fields] for _, fields, fault in rows if fields or fault)
+    if not columns:
+        raise InvalidRecords(f"the header of {name!r} has quotes that do not match")
+    twice = {column for column in columns if columns.count(column) > 1}
+    word = next((word for word, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
+    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(dict.fromkeys(columns)), [], [], [])
+    if twice:
+        shown = ", ".join(sorted(map(repr, twice))) if all(map(_LIKE_A_NAME.fullmatch, twice)) else "one"
+        raise InvalidRecords(f"the header of {name!r} has {shown} more than once: columns need different names")
+    for line, fields, fault in rows:
+        if not fields and not fault:
+            continue
+        flaw = fault or _flaw("".join(fields), encoding)
+        if not flaw and len(fields) != len(columns):
+            flaw = f"more or fewer fields than the header, which has {len(columns)}"
+        if flaw:
+            data.faults.append((line, flaw))
+        else:
+            data.records.append(dict(zip(columns, fields, strict=True)))
+            data.lines.append(line)
+    return _filled(data)
+
+
+def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str], str]]:
+    """Each row's line, its fields, and what is wrong with its quotes. `InvalidRecords` if a quote hides other lines."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        begun, fields, is_bad = reader.line_num + 1, [], False
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # its message may quote a character
+            is_bad = True
+        if is_bad and reader.line_num != begun:
+            raise InvalidRecords(
+                f"a quote in line {begun} of {name!r} is not closed as it should be, and the lines after it cannot be "
+                "told apart: close it, or double the quotes within a text"
+            )
+        yield reader.line_num, fields, "quotes that do not match, or over 131,072 characters in a field" * is_bad
+
+
+def _delimiter(name: str, header: str, wanted: Sequence[str]) -> str:
+    """The delimiter that gives the wanted columns, or the only one that is in the header."""
+    found: dict[str, list[str]] = {}
+    for delimiter in DELIMITERS.values():
+        with contextlib.suppress(csv.Error, StopIteration):
+            columns = [column.strip() for column in next(csv.reader([header], delimiter=delimiter, strict=True))]
+            if len(columns) > 1:
+                found[delimiter] = columns
+    fitting = [delimiter for delimiter, columns in found.items() if wanted and set(wanted) <= set(columns)]
+    if len(fitting) == 1 or len(found) <= 1:
+        return [*fitting, *found, ","][0]
+    if wanted and not fitting:  # the refusal lists these columns
+        return max(found, key=lambda each: len(found[each]))
+    words = " and at ".join(word for word, each in DELIMITERS.items() if each in (fitting or found))
+    raise InvalidRecords(f"the header of {name!r} can be split at {words}: name the delimiter (--delimiter)")
+
+
+def _parquet(name: str, content: bytes) -> DataFile:
+    """A Parquet file, read by pandas. Its errors may quote values, so they do not get out."""
+    reason, table = "", None
+    try:
+        pandas: Any = importlib.import_module("pandas")
+        table = pandas.read_parquet(io.BytesIO(content), dtype_backend="numpy_nullable")
+    except ImportError:
+        reason = f"a Parquet file needs {_PARQUET}"
+    except Exception as error:
+        reason = f"pandas does not read it ({type(error).__name__})"
+    if table is None:
+        raise InvalidRecords(f"{name!r} cannot be read: {reason}")
+    columns = [str(column) for column in table.columns]
+    values = (
+        [_plain(value, value is pandas.NA or value is pandas.NaT) for value in row]
+        for row in table.itertuples(index=False, name=None)
+    )
+    records = [dict(zip(columns, row, strict=True)) for row in values]
+    lines = list(range(1, len(records) + 1))
+    return _filled(DataFile(name, "Parquet", tuple(columns), records, lines, [], "row"))
+
+
+def _plain(value: Any, is_missing: bool) -> Any:
+    if is_missing:
+        return None
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def number_words(unit: str, numbers: Sequence[int], most: int = 5) -> str:
+    """Such as "line 3", "lines 3 and 5", "lines 1, 2, 3, 4, 5 and 17 more"."""
+    shown = [f"{number:,}" for number in numbers[:most]]
+    last = f"{len(numbers) - most:,} more" if len(numbers) > most else shown.pop()
+    return f"{unit}{'s' * (len(numbers) > 1)} {' and '.join(filter(None, (', '.join(shown), last)))}"
+
+
+def problems_of(faults: Iterable[Fault]) -> dict[str, list[int]]:
+    """The lines with each problem, the commonest problem first."""
+    found: dict[str, list[int]] = {}
+    for line, problem in sorted(faults):
+        found.setdefault(problem, []).append(line)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+
+
+def settle(
+    data: DataFile, faults: Sequence[Fault], good: int, skip_bad: bool = False, say: Callable[[str], object] = str
+) -> None:
+    """Say how a file was read if that is not usual, and how many records are left out of it beside the good ones.
+
+    Raises `InvalidRecords`, which names the lines, if some are bad and not to be skipped, or all are.
+    """
+    if not data.is_usual:
+        say(f"{data.name!r} is read as {data.form}, as it seems (--delimiter and --encoding say otherwise)")
+    if not faults:
+        return
+    said = "; ".join(f"{problem} ({number_words(data.unit, lines)})" for problem, lines in problems_of(faults).items())
+    said = f"{len(faults):,} of {good + len(faults):,} records of {data.name!r} cannot be used: {said}"
+    if not skip_bad or not good:
+        leave = "mend them, or leave them out with --skip-bad (skip_bad in a configuration)" if good else "none is left"
+        raise InvalidRecords(f"{said}; {leave}")
+    say(f"{said}; they are left out")

@@ -1,0 +1,188 @@
+"""A store's file, or a collection on PostgreSQL, that keeps the embeddings of a data file, and follows it.
+
+The data file is the source. Before each use the store is made equal to it: what is new or changed there is added, what
+is gone there goes, in one change of the store (`LiveStore`: not a forgetting, so owners keep the tickets that they have
+left, and the ledgers their marks). A text that the store holds is not embedded again. What does not come back is an
+owner who was forgotten (`PrivateStore.forget`, ``dpicl forget``) and is still in the data file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from langchain_dpicl.errors import InvalidParameter, StoreError
+from langchain_dpicl.store.base import Arrival
+from langchain_dpicl.store.maintenance import LiveStore, some
+from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, embed, encoded, unpack
+from langchain_dpicl.store.sources import is_number
+from langchain_dpicl.store.store import ExemplarStore
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+    from langchain_dpicl.store.postgres import PostgresExemplarStore
+
+_ALIKE = 0.999
+"""The least cosine of two embeddings of one text by one model: a remote one may differ in its last digits."""
+
+_ROUNDS = 10
+
+
+class Followed(NamedTuple):
+    """What a store took over from its data file: how many records came and went, how many texts were embedded, and how
+    many records were left out since their owner was forgotten. For the operator alone."""
+
+    added: int
+    removed: int
+    embedded: int
+    left_out: int
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        changes = f"{self.added:,} records came, {self.removed:,} went, {self.embedded:,} texts were embedded"
+        said = changes if self.added or self.removed else "up to date, nothing was embedded"
+        more = f"; {self.left_out:,} records of forgotten owners are left out" if self.left_out else ""
+        return said + more
+
+
+def store_of(
+    records: Sequence[Mapping[str, Any]],
+    embeddings: Embeddings,
+    keys: RecordKeys,
+    path: str | os.PathLike[str] | None,
+    say: Callable[[str], object],
+    *,
+    progress: bool,
+) -> ExemplarStore:
+    """A store of these records in memory, or if there is a ``path``, the one that this file keeps (`kept_store`). Says
+    what was embedded, came or went."""
+    if path is None:
+        return ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
+    store, followed = kept_store(path, records, embeddings, **keys._asdict(), progress=progress)
+    say(f"{Path(path).name}: {followed.words}")
+    return store
+
+
+def kept_store(
+    path: str | os.PathLike[str],
+    records: Sequence[Mapping[str, Any]],
+    embeddings: Embeddings,
+    *,
+    input_key: str = "input",
+    output_key: str | None = "output",
+    owner_key: str | None = None,
+    progress: bool = True,
+) -> tuple[ExemplarStore, Followed]:
+    """The store of these records, which a file keeps from now on; or that file's, made equal to these records.
+
+    The records are all of the store: those that it lacks come, others go. Raises `InvalidRecords`; `StoreFileError` for
+    a file that is no store; `InvalidParameter` (``store``) for a store of other keys or another embedding model, one
+    that took documents over from a collection, and one of which more than half would go, which is another data file's.
+    """
+    keys = RecordKeys(input_key, output_key, owner_key)
+    if not Path(path).expanduser().exists():
+        store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
+        store.save(path)
+        return store, Followed(len(store), 0, len(store), 0)
+    batch = check_records(records, keys, None, may_be_empty=False)
+    store = ExemplarStore.load(path, embeddings)
+    return store, _made_equal(store, keys, batch, str(path), progress)
+
+
+def kept_collection(
+    url: str,
+    name: str,
+    records: Sequence[Mapping[str, Any]],
+    embeddings: Embeddings,
+    keys: RecordKeys,
+    *,
+    progress: bool = True,
+    vectors_in_memory: bool = True,
+) -> tuple[PostgresExemplarStore, Followed]:
+    """The same for a collection on PostgreSQL, which is made if there is none. Raises `StoreError` if the database
+    cannot be used, or the collection has other keys."""
+    from langchain_dpicl.store.postgres import PostgresExemplarStore
+
+    batch, store = check_records(records, keys, None, may_be_empty=False), None
+    about: Any = {"name": name, "vectors_in_memory": vectors_in_memory}
+    with contextlib.suppress(StoreError):  # it has content; whatever else is wrong, `open` says so
+        store = PostgresExemplarStore.empty(embeddings, url, **about, **keys._asdict())
+    store = store or PostgresExemplarStore.open(url, embeddings, **about)
+    try:
+        store._prepare()
+        return store, _made_equal(store, keys, batch, name, progress)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _made_equal(store: LiveStore, keys: RecordKeys, batch: Batch, place: str, progress: bool) -> Followed:
+    """Make a store equal to the records. Raises `InvalidParameter`."""
+    own = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    if own != keys:
+        has = ", ".join(f"{name}={key!r}" for name, key in own._asdict().items())
+        raise InvalidParameter("store", place, f"a store of these keys: it has {has}")
+    total = Followed(0, 0, 0, 0)
+    for round in range(_ROUNDS):  # until nothing is left to do: another process may follow at the same time
+        step = _follow(store, batch, place, progress, is_first=round == 0)
+        came, went = total.added + step.added, total.removed + step.removed
+        total = Followed(came, went, total.embedded + step.embedded, step.left_out)
+        if not step.added and not step.removed:
+            break
+    return total
+
+
+def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_first: bool) -> Followed:
+    """One change that makes the store equal to the records, of which a forgotten owner's stay out."""
+    with store.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        held, vectors = view.records(rows), view.vectors(rows)
+    was_forgotten = store._forgotten()
+    if not all(is_number(each.document) for each in held):
+        raise InvalidParameter(
+            "store", place, "the store of a data file's records alone: this one follows a collection"
+        )
+    known = {str(unpack(each.content).get(store.input_key)): row for row, each in enumerate(held)}
+    if 2 * len(known.keys() - set(batch.texts)) > len(known):
+        raise InvalidParameter("store", place, "this data's own store: the data lacks more than half of its texts")
+    if is_first:
+        _check_model(store, known, vectors, place)
+    is_named = store.owner_key is not None
+    owners = [""] * len(batch.texts) if batch.owners is None else batch.owners
+    stands: dict[tuple[bytes, str], list[str]] = {}
+    for each in held:
+        stands.setdefault((each.content, each.owner if is_named else ""), []).append(each.document)
+    new, left_out = [], 0
+    for i, (content, owner) in enumerate(zip(batch.contents, owners, strict=True)):
+        if same := stands.get((content, owner)):
+            same.pop()
+        elif was_forgotten(encoded(owner) if is_named else content, is_named):
+            left_out += 1
+        else:
+            new.append(i)
+    gone = [document for left in stands.values() for document in left]
+    if not new and not gone:
+        return Followed(0, 0, 0, left_out)
+    unknown = [i for i in new if batch.texts[i] not in known]
+    made = iter(embed(store.embeddings, [batch.texts[i] for i in unknown], progress) if unknown else ())
+    matrix = [vectors[row] if (row := known.get(batch.texts[i])) is not None else next(made) for i in new]
+    arrival = Arrival(some(batch, new), np.array(matrix, np.float32), [""] * len(new)) if new else None
+    store._change(arrival, gone)
+    return Followed(len(new), len(gone), len(unknown), left_out)
+
+
+def _check_model(store: LiveStore, known: Mapping[str, int], vectors: Vectors, place: str) -> None:
+    """Embed one of the store's texts again. `InvalidParameter` if another model made its vector."""
+    text = next((text for text in known if text.strip()), None)
+    if text is None:
+        return
+    again, own = embed(store.embeddings, [text], False)[0], vectors[known[text]]
+    if again.shape != own.shape or float(again @ own) < _ALIKE * float(own @ own):
+        raise InvalidParameter("store", place, "a store of this embedding model: another one made its vectors")

@@ -1,0 +1,146 @@
+"""Tickets of tokens that were never drawn, given back by many processes and threads at once, some of which are killed
+or cut off: of each charge once, to those who paid it, and never one of a token that was drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import by_hand  # noqa: F401
+import numpy as np
+import pytest
+from test_tickets_processes import query, store_of
+
+from langchain_dpicl import LedgerError, PrivacyBudget
+from langchain_dpicl.budget import tickets
+
+spawn = multiprocessing.get_context("spawn")
+TICKETS, UNITS, OWNERS, THREADS = 60, 5, 9, 3
+
+
+def opened(url: str) -> PrivacyBudget:
+    return PrivacyBudget(1000, 1e-3, TICKETS, url, tickets=True, replay=False)
+
+
+def work(url: str, log: str, seed: int, turns: int, sum_after: int, barrier: Any) -> None:
+    """Charge answers and end them: recorded with some tokens unused, twice and by two threads at once, or given up.
+
+    What must be known of it when this process is killed is in the log before the ledger learns of it."""
+    tickets.SUM_AFTER = sum_after
+    store, line = store_of([f"owner-{i}" for i in range(OWNERS)]), opened(url).line("tokens", 0.5)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def ask(thread: int) -> None:
+        own = np.random.default_rng([seed, thread])
+        for _ in range(turns):
+            owners = np.sort(own.choice(OWNERS, size=int(own.integers(1, 4)), replace=False))
+            unused = int(own.integers(-1, UNITS))
+            with contextlib.suppress(LedgerError):  # it was cut off: whether it was charged is not known
+                (charge,) = line.charge(units=UNITS, owners=[line.ask(store, owners)])  # type: ignore[attr-defined]
+                told = {"charge": charge.number, "paid": charge.participants._positions.tolist(), "unused": unused}
+                os.write(written, json.dumps(told).encode() + b"\n")
+                if unused < 0:
+                    line.give_up(charge)
+                    continue
+                again = threading.Thread(target=_record, args=(line, charge, unused))
+                again.start()
+                _record(line, charge, unused)
+                again.join()
+
+    barrier.wait(60)
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _record(line: Any, charge: Any, unused: int) -> None:
+    with contextlib.suppress(LedgerError):
+        line.record(charge, unused=unused)
+
+
+def check(url: str, logs: list[Path], sum_after: int) -> int:
+    """How many charges came back, each of them once and as it was told."""
+    told = {}
+    for log in logs:
+        for line in log.read_bytes().split(b"\n")[:-1]:
+            each = json.loads(line)
+            assert told.setdefault(each["charge"], each) is each, "a number of one charge"
+    drawn = np.zeros(OWNERS, int)
+    for each in told.values():
+        drawn[each["paid"]] += UNITS - max(0, each["unused"])
+    ((total,),) = query(url, "SELECT tickets FROM dpicl_usage")
+    (report,) = opened(url).private_ticket_report().values()
+    used = {int(number): many for number, many in report[""]["burnt"].items()}
+    assert sum(number * many for number, many in used.items()) == total >= drawn.sum()
+    assert drawn.max() <= TICKETS, "nobody took part in more tokens than it has tickets for"
+    back: dict[int, tuple[int, list[int]]] = {}
+    for units, found in query(url, "SELECT units, positions FROM dpicl_usage_rows WHERE units < 0"):
+        number = int.from_bytes(bytes(found)[:8], "little")
+        assert number not in back, "given back once"
+        back[number] = (-units, np.frombuffer(bytes(found)[8:], "<u4").tolist())
+    for number, (units, positions) in back.items():
+        each = told[number]
+        assert (units, positions) == (each["unused"], each["paid"]), "what was not drawn, to all who paid"
+    if sum_after > 10**5:
+        charged = query(url, "SELECT positions FROM dpicl_usage_rows WHERE units > 0")
+        paid = sum(len(bytes(positions)) // 4 for (positions,) in charged) * UNITS
+        assert total == paid - sum(units * len(positions) for units, positions in back.values())
+    return len(back)
+
+
+def run(url: str, folder: Path, sum_after: int, turns: int, meanwhile: Any) -> tuple[list[Path], list[Any]]:
+    opened(url).line("tokens", 0.5)
+    logs = [folder / f"{i}.log" for i in range(3)]
+    barrier = spawn.Barrier(3)
+    processes = [
+        spawn.Process(target=work, args=(url, str(log), i, turns, sum_after, barrier)) for i, log in enumerate(logs)
+    ]
+    for process in processes:
+        process.start()
+    meanwhile(processes, logs)
+    for process in processes:
+        process.join(120)
+    return logs, processes
+
+
+def lines_in(log: Path) -> int:
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sum_after", [7, 10**6])
+def test_processes_give_back_at_once_and_one_is_killed(sum_after: int, any_url: str, tmp_path: Path) -> None:
+    def kill(processes: Any, logs: list[Path]) -> None:
+        while lines_in(logs[0]) < 12:
+            time.sleep(0.002)
+        os.kill(processes[0].pid, signal.SIGKILL)
+
+    logs, processes = run(any_url, tmp_path, sum_after, 15, kill)
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL, 0, 0]
+    assert check(any_url, logs, sum_after) > (20 if sum_after > 10**5 else -1), "or this proves nothing"
+
+
+@pytest.mark.slow
+def test_connections_that_are_cut_give_back_once(postgres_url: str, terminate: Any, tmp_path: Path) -> None:
+    cut = 0
+
+    def cutting(processes: Any, logs: list[Path]) -> None:
+        nonlocal cut
+        while not all(log.exists() for log in logs):
+            time.sleep(0.01)
+        while any(process.is_alive() for process in processes):
+            cut += terminate(postgres_url)
+            time.sleep(0.05)
+
+    logs, processes = run(postgres_url, tmp_path, 10**6, 15, cutting)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert cut >= 10 <= check(postgres_url, logs, 10**6), "or this proves nothing"

@@ -1,0 +1,315 @@
+"""Data files as users have them: found out, refused by line, skipped when asked, and never shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+
+from langchain_dpicl import ExemplarStore, local
+from langchain_dpicl.aggregators.votes import reader_of
+from langchain_dpicl.cli import main
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.store.datacheck import NO_KEYS, Checked, check_file
+from langchain_dpicl.store.datafile import Reading
+from langchain_dpicl.store.records import RecordKeys
+
+KEYS = RecordKeys("text", "label", None)
+OWNED = RecordKeys("text", "label", "who")
+SECRET = "CANARY-mrs-alder"
+ROWS = [{"text": "très bon, merci", "label": "good"}, {"text": "mauvais; hélas", "label": "bad"}]
+
+
+def csv_of(delimiter: str, *rows: str, header: str = "text,label") -> str:
+    return "\n".join([header, *rows]).replace(",", delimiter) + "\n"
+
+
+def check(folder: Path, name: str, content: bytes | str, keys: RecordKeys = KEYS, **how: Any) -> Checked:
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    labels = reader_of(["good", "bad"])
+    reading = Reading(**{each: how.pop(each) for each in Reading._fields if each in how})
+    return check_file(folder / name, keys, reading, label_of=labels, **how)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"])
+def test_delimiter_and_encoding_are_found(tmp_path: Path, delimiter: str, encoding: str) -> None:
+    text = f'"text"{delimiter}label\r\n"très bon, merci"{delimiter}good\r\n"mauvais; hélas"{delimiter}bad\r\n'
+    checked = check(tmp_path, "r.csv", text.encode(encoding))
+    assert checked.records == ROWS
+    said: list[str] = []
+    assert checked.usable(False, said.append) == ROWS
+    assert bool(said) == (delimiter != "," or encoding not in ("utf-8", "utf-8-sig")), "what is not usual is said"
+
+
+def test_the_header_alone_shows_the_delimiter(tmp_path: Path) -> None:
+    rows = csv_of(",", *['"a; b; c; d",good'] * 50, header="text,label,a;b;c")
+    assert check(tmp_path, "r.csv", rows.replace(",good", ",good,x")).records[0]["text"] == "a; b; c; d"
+    with pytest.raises(InvalidRecords, match="can be split at comma and at semicolon: name the delimiter"):
+        check(tmp_path, "r.csv", "x,y;z\n1,2;3\n", NO_KEYS, is_private=False)
+    assert check(tmp_path, "r.csv", "x,y;z\n1,2;3\n", NO_KEYS, is_private=False, delimiter="semicolon").records == [
+        {"x,y": "1,2", "z": "3"}
+    ]
+
+
+MIXED = "text,label\nhélas,bad\n".encode() + "très bon,good\n".encode("cp1252")
+
+
+def test_no_record_decides_how_another_is_read(tmp_path: Path) -> None:
+    """One owner's line that is not UTF-8 must not turn the others' letters into cp1252's."""
+    with pytest.raises(InvalidRecords, match=r"line 3 not UTF-8, but others are: .*--encoding"):
+        check(tmp_path, "r.csv", MIXED)
+    with pytest.raises(InvalidRecords, match="line 3"):
+        check(tmp_path, "r.csv", MIXED, skip_bad=True)
+    checked = check(tmp_path, "r.csv", MIXED, encoding="utf-8")
+    assert [record["text"] for record in checked.records] == ["hélas"]
+    assert checked.faults == [(3, "bytes that are not UTF-8")]
+    assert check(tmp_path, "r.csv", MIXED, encoding="cp1252").records[1]["text"] == "très bon"
+
+
+def test_an_open_quote_is_refused_even_if_bad_records_are_skipped(tmp_path: Path) -> None:
+    """It may hide the records of others, who would come and go with it."""
+    for rows in ('"never closed,good\nb,bad\nc,bad\n', '"a,good\n"b",bad\n'):
+        with pytest.raises(InvalidRecords, match=r"a quote in line 2 .* is not closed"):
+            check(tmp_path, "r.csv", f"text,label\n{rows}", skip_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem", "line"),
+    [
+        ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder,bad,more"), "more or fewer fields", 3),
+        ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder"), "more or fewer fields", 3),
+        ("r.csv", csv_of(",", "a,good", '"CANARY-mrs-alder" b,good', "c,bad"), "quotes that do not match", 3),
+        ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder\0,good"), "NUL bytes", 3),
+        ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder,"), "nothing under 'label'", 3),
+        (
+            "r.csv",
+            csv_of(",", "a,good", "CANARY-mrs-alder,CANARY-gout"),
+            "no label of the list under 'label'",
+            3,
+        ),
+        ("r.csv", csv_of(",", "a,good", " ,good"), "no text under 'text'", 3),
+        ("r.csv", csv_of(",", "a,good,x", "b,good, ", header="text,label,who"), "no owner", 3),
+        ("r.jsonl", '{"text": "a", "label": "good"}\n["CANARY-mrs-alder"]', "no JSON object", 2),
+        ("r.jsonl", '{"text": "a", "label": "good"}\n\n{"text": "CANARY-mrs-alder"}', "nothing under 'label'", 3),
+        ("r.jsonl", '{"text": "a", "label": "good"}\n{"text": "CANARY-mrs-alder", "label": 1.5}', "neither a text", 2),
+        (
+            "r.jsonl",
+            '{"text": "a", "label": "good"}\n{"text": ["CANARY-mrs-alder"], "label": "good"}',
+            "no text under",
+            2,
+        ),
+    ],
+)
+def test_a_bad_record_is_refused_by_line_and_skipped_when_asked(
+    tmp_path: Path, name: str, content: str, problem: str, line: int
+) -> None:
+    checked = check(tmp_path, name, content, OWNED if "who" in content else KEYS)
+    with pytest.raises(InvalidRecords, match="cannot be used") as caught:
+        checked.usable(False, str)
+    said: list[str] = []
+    assert checked.usable(True, said.append)[0]["text"] == "a"
+    for words in (str(caught.value), said[0]):
+        assert f"1 of {len(checked.records) + 1} records" in words
+        assert problem in words
+        assert f"(line {line})" in words
+        assert "CANARY" not in words
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("r.csv", b"", "holds no records"),
+        ("r.csv", b"\n \n", "holds no records"),
+        ("r.csv", b"text,label\n", "holds no records"),
+        ("r.csv", b"text,label,label\nCANARY,good,bad\n", "has 'label' more than once"),
+        (
+            "r.csv",
+            b"Text,Label\nCANARY,good\n",
+            "but 'Text', 'Label'. Is it 'Text'\\? Say so with --input-key",
+        ),
+        (
+            "r.csv",
+            b"review,label\nCANARY,good\n",
+            "'text', but 'review', 'label'. Name yours with --input-key",
+        ),
+        ("r.csv", b"CANARY has a cough, she says it is bad,good\nx,bad\n", "but 3 fields that do not look like names"),
+        ("r.csv", "text,label\na,good\n".encode("utf-16-le"), "NUL bytes: name its encoding"),
+        ("r.csv", "text,label\nпривет,good\n".encode("cp1251"), "not like cp1252 either: name its encoding"),
+        ("r.jsonl", b'[{"text": "CANARY", "label": "good"}]', "a list: write one object a line"),
+        ("r.parquet", b"PAR1 CANARY", "pandas does not read it"),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_a_whole(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    with pytest.raises(InvalidRecords, match=says) as caught:
+        check(tmp_path, name, content, skip_bad=True)
+    assert "CANARY" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("reading", [{"delimiter": "comma, please"}, {"encoding": "rot13"}, {"encoding": "utf-99"}])
+def test_a_setting_that_means_nothing(tmp_path: Path, reading: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameter, match=next(iter(reading))):
+        check(tmp_path, "r.csv", csv_of(",", "a,good"), **reading)
+
+
+def test_whole_numbers_are_labels_and_parquet_has_them(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = pandas.DataFrame(
+        {"text": ["a", "b", None], "label": [1, 0, 1], "at": pandas.to_datetime(["2026-01-01"] * 3)}
+    )
+    table.to_parquet(tmp_path / "r.parquet")
+    checked = check_file(tmp_path / "r.parquet", KEYS, Reading(), label_of=reader_of(["0", "1"]))
+    assert [(record["text"], record["label"]) for record in checked.records] == [("a", "1"), ("b", "0")]
+    assert checked.faults == [(3, "no text under 'text'")]
+    store = ExemplarStore.from_records(
+        checked.records, DeterministicFakeEmbedding(size=2), input_key="text", output_key="label"
+    )
+    assert len(store) == 2
+
+
+def test_parquet_without_pandas_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(InvalidRecords, match="pip install pandas pyarrow"):
+        check(tmp_path, "r.parquet", b"")
+
+
+def test_notes_of_owners_and_texts(tmp_path: Path) -> None:
+    owners = [f"{SECRET} {i}" for i in range(120)] + ["Unknown"] * 30 + ["  unknown", f"{SECRET.upper()}  7"]
+    text = csv_of(
+        ",", *[f"{'long ' * 9 if i == 4 else 'a'},good,{who}" for i, who in enumerate(owners)], header="text,label,who"
+    )
+    notes = check(tmp_path, "r.csv", text, OWNED, too_long=lambda texts: [len(each) > 20 for each in texts]).notes
+    assert notes.keys() == {"spellings", "large_owners", "long"}
+    assert "2 (lines 9 and 153; lines 122 and 152)" in notes["spellings"]
+    assert "1 (up to 30; the median has 1)" in notes["large_owners"]
+    assert "1 (line 6)" in notes["long"]
+    alone = check(tmp_path, "r.csv", csv_of(",", f"{SECRET},good", f"{SECRET},bad")).notes
+    assert alone.keys() == {"repeated", "few_owners"}
+    assert SECRET not in f"{notes} {alone}"
+
+
+# -- the command, and the others ---------------------------------------------------------------------------------------
+
+
+class Counting(DeterministicFakeEmbedding):
+    """An embedding model that counts texts."""
+
+    seen: list[str] = []  # noqa: RUF012
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.seen.extend(texts)
+        return super().embed_documents(texts)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    model = Counting(size=8, seen=[])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "local_embeddings", lambda: model)
+    return model
+
+
+def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_shows_what_it_found_and_no_text(tmp_path: Path, model: Embeddings, capsys: Any) -> None:
+    rows = [f"{SECRET} {i},{'good' if i % 3 else 'bad'},{SECRET} {i // 2}" for i in range(20)]
+    (tmp_path / "r.csv").write_text(csv_of(";", *rows, "x,,y", header="text,label,who"))
+    asked = ["check-data", "r.csv", "--owner-key", "who", "--labels", "good,bad,odd"]
+    code, out, err = run(capsys, *asked)
+    assert (code, err) == (1, "")
+    shown = " ".join(out.split())
+    for words in ("CSV with semicolons, UTF-8", "records 21, of 10 owners", "good 13", "odd 0", "line 22"):
+        assert words in shown
+    code, told, _ = run(capsys, *asked, "--json")
+    facts = json.loads(told)
+    assert facts["labels"] == {"good": 13, "bad": 7, "odd": 0}
+    assert facts["faults"] == [{"problem": "nothing under 'label'", "lines": [22]}]
+    assert (facts["records"], facts["usable"], facts["owners"]) == (21, 20, 10)
+    assert SECRET not in out + told
+    (tmp_path / "texts.csv").write_text(csv_of(",", *[f"a{i},{SECRET} {i}" for i in range(4)]))
+    code, out, _ = run(capsys, "check-data", "texts.csv")
+    assert code == 0
+    assert "4 different ones" in out
+    assert SECRET not in out, "outputs that may be texts are not listed as labels"
+
+
+def fit(*more: str) -> list[str]:
+    always = "fit --data r.csv --labels good,bad --epsilon 8 --delta 1e-3 --fits 9 --owners 100 --output h.npz --json"
+    return [*always.split(), *more]
+
+
+@pytest.mark.filterwarnings("ignore:.*owners")
+def test_commands_refuse_and_skip_as_the_check_does(tmp_path: Path, model: Embeddings, capsys: Any) -> None:
+    rows = [f"{SECRET} {i},{'good' if i % 2 else 'bad'}" for i in range(120)]
+    (tmp_path / "r.csv").write_text(csv_of(",", *rows, f"{SECRET},"))
+    code, out, err = run(capsys, *fit())
+    assert code == 1
+    assert "1 of 121 records of 'r.csv' cannot be used: nothing under 'label' (line 122)" in err
+    code, out, err = run(capsys, *fit("--skip-bad"))
+    assert code == 0
+    assert "they are left out" in err
+    assert "121" not in out, "exact counts of the file stay out of what may be passed on"
+    assert SECRET not in out + err
+
+
+@pytest.mark.filterwarnings("ignore:.*owners")
+def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
+    tmp_path: Path, model: Counting, capsys: Any
+) -> None:
+    rows = [f"text {i},{'good' if i % 2 else 'bad'},p{i // 2}" for i in range(200)]
+    header = "text,label,who"
+    (tmp_path / "r.csv").write_text(csv_of(",", *rows, header=header))
+    kept = fit("--store", "s.npz", "--owner-key", "who")
+    assert run(capsys, *kept)[0] == 0
+    assert len(model.seen) == 200
+    model.seen.clear()
+    assert "up to date" in run(capsys, *kept)[2]
+    assert len(model.seen) == 1, "one text shows that the model is still the same"
+    assert len(ExemplarStore.load("s.npz", model).released_once) == 1
+
+    changed = ["new text,good,p0", "text 1,bad,p0", *rows[2:198]]  # a text, a label, two records gone
+    (tmp_path / "r.csv").write_text(csv_of(",", *changed, header=header))
+    model.seen.clear()
+    assert "2 records came, 4 went, 1 texts were embedded" in run(capsys, *kept)[2]
+    assert model.seen[1:] == ["new text"]
+    store = ExemplarStore.load("s.npz", model)
+    assert (len(store), store.owner_count, len(store.released_once)) == (198, 99, 1)
+
+    assert run(capsys, "forget", "--store", "s.npz", "--owner", "p7")[0] == 0
+    assert "2 records of forgotten owners are left out" in run(capsys, *kept)[2]
+    store = ExemplarStore.load("s.npz", model)
+    assert (len(store), "p7" in store.owners) == (196, False), "the file does not bring a forgotten owner back"
+
+
+def test_a_kept_store_refuses_another_model_other_keys_and_other_data(
+    tmp_path: Path, model: Counting, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.csv").write_text(csv_of(",", *[f"text {i},good" for i in range(9)]))
+    records = [{"text": f"text {i}", "label": "good"} for i in range(9)]
+    ExemplarStore.from_records(records, model, input_key="text", output_key="label").save("s.npz")
+    before = (tmp_path / "s.npz").read_bytes()
+    for size in (8, 4):
+
+        class Other(DeterministicFakeEmbedding):
+            def embed_documents(self, texts: list[str]) -> list[list[float]]:
+                return super().embed_documents([f"{text}!" for text in texts])
+
+        monkeypatch.setattr(local, "local_embeddings", lambda size=size: Other(size=size))
+        code, _, err = run(capsys, *fit("--store", "s.npz"))
+        assert (code, "this embedding model" in err) == (1, True)
+    monkeypatch.setattr(local, "local_embeddings", lambda: model)
+    code, _, err = run(capsys, *fit("--store", "s.npz", "--owner-key", "text"))
+    assert (code, "owner_key=None" in err) == (1, True)
+    (tmp_path / "r.csv").write_text(csv_of(",", *[f"other {i},good" for i in range(9)]))
+    code, _, err = run(capsys, *fit("--store", "s.npz"))
+    assert (code, "lacks more than half of its texts" in err) == (1, True)
+    assert (tmp_path / "s.npz").read_bytes() == before
