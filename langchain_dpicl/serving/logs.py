@@ -77,7 +77,12 @@ def log_config(as_json: bool) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"lines": {"()": f"{__name__}.LogLines", "as_json": as_json}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
-        "loggers": {ACCESS: {"level": "INFO"}, "uvicorn": {"level": "INFO"}},
+        "loggers": {
+            ACCESS: {"level": "INFO"},
+            "uvicorn": {"level": "INFO"},
+            # Its lines have addresses with their queries. A child that is not named writes to its parent's handlers.
+            "uvicorn.access": {"handlers": [], "propagate": False},
+        },
         "root": {"handlers": ["stderr"], "level": "WARNING"},
     }
 

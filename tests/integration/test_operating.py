@@ -110,7 +110,7 @@ def test_each_worker_is_alive_ready_and_logs_its_requests(served: Served) -> Non
     assert len(workers) == 2
     for worker in workers:
         with alone(served, worker):
-            assert get(served, "/health").json() == {"alive": True}
+            assert get(served, "/health?question=CANARY-in-an-address").json() == {"alive": True}
             until(lambda: get(served, "/ready").status_code == 200, LONG)  # a look may take longer than its patience
             answered = post(served, "alice", f"CANARY of {worker}", **{"x-request-id": f"from-a-proxy-{worker}"})
             assert (answered.status_code, answered.headers["x-request-id"]) == (200, f"from-a-proxy-{worker}")
@@ -123,7 +123,7 @@ def test_each_worker_is_alive_ready_and_logs_its_requests(served: Served) -> Non
     for worker in workers:
         line = lines[f"from-a-proxy-{worker}"]
         assert (line["message"], line["principal"]) == ("POST /ask/invoke 200", "alice")
-    assert "CANARY" not in (served.folder / "log").read_text()
+    assert "CANARY" not in (served.folder / "log").read_text(), "no question, also in an address"
     assert served.workers() == workers
 
 
