@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
 from pgvector_server import KEY, ask, everyone
+from threads import raced
 
 from langchain_dpicl import (
     ExemplarStore,
@@ -275,21 +277,9 @@ def test_a_forked_process_has_connections_of_its_own(shared_store: Any, records:
 def test_threads_that_add_forget_and_read_see_whole_changes_only(shared_store: Any) -> None:
     """Owners come and go with three exemplars each, and every reading finds all three or none, with their texts."""
     store = shared_store([{"input": "first", "output": "b", "owner": "first"}])
-    stop, failures = threading.Event(), []
 
-    def guarded(body: Callable[[int], None], number: int) -> threading.Thread:
-        def run() -> None:
-            try:
-                turn = 0
-                while not stop.is_set():
-                    body(100 * number + turn % 5)
-                    turn += 1
-            except Exception as error:
-                failures.append(error)
-
-        return threading.Thread(target=run)
-
-    def change(owner: int) -> None:
+    def change(number: int, turn: int) -> None:
+        owner = 100 * number + turn % 5
         rows = [{"input": f"{owner} {i}", "output": "b", "owner": str(owner)} for i in range(3)]
         store.add(rows, vectors=np.ones((3, DIMENSION), np.float32))
         assert store.forget(owner) == 3
@@ -303,14 +293,7 @@ def test_threads_that_add_forget_and_read_see_whole_changes_only(shared_store: A
             assert all(len({texts[i] for i in np.flatnonzero(position == p)}) == 1 for p in np.unique(position))
             assert len(view.eligible(UNIT, -1.0)) == len(np.unique(position))
 
-    threads = [guarded(change, 1), guarded(change, 2), guarded(read, 0), guarded(read, 0)]
-    for thread in threads:
-        thread.start()
-    time.sleep(2)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
+    assert raced([partial(change, 1), partial(change, 2), read, read], 2) == []
     assert len(store) == 1
 
 

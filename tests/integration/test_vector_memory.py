@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pgvector_server import ask
+from threads import raced
 
 from langchain_dpicl import ExemplarStore, PostgresExemplarStore, StoreError
 from langchain_dpicl.store import vector_memory
@@ -137,18 +137,6 @@ def test_a_reading_older_than_the_first_one_that_loads_has_vectors_of_its_own(sh
 def test_threads_that_read_while_others_change_see_whole_moments(shared_store: Any, worker: Any) -> None:
     """Two threads change, three compare memory with a fresh reading in the same snapshot."""
     store, elsewhere = shared_store(rows_of([f"o{i}" for i in range(5)]), vectors=random_vectors(5, 1)), worker()
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def guarded(body: Callable[[int], None]) -> threading.Thread:
-        def run() -> None:
-            turn = 0
-            try:
-                while not stop.is_set():
-                    body(turn := turn + 1)
-            except BaseException as error:
-                failures.append(error)
-
-        return threading.Thread(target=run)
 
     def change(which: Any, name: str) -> Callable[[int], None]:
         def once(turn: int) -> None:
@@ -161,14 +149,7 @@ def test_threads_that_read_while_others_change_see_whole_moments(shared_store: A
         with store.reading() as view:
             agrees(view)
 
-    threads = [guarded(change(store, "x")), guarded(change(elsewhere, "y")), *(guarded(read) for _ in range(3))]
-    for thread in threads:
-        thread.start()
-    stop.wait(3)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
+    assert raced([change(store, "x"), change(elsewhere, "y"), read, read, read], 3) == []
     store.refresh()  # the last change may have been another process's
     assert len(held(store._memory)) == 5
 
