@@ -37,7 +37,7 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     def approximate(level: float) -> float:
         return max(each.approximate_epsilon(delta) for each in compositions(schedule(at(level))))
 
-    found: dict[float, list[float]] = {}  # what keeps the promise, by its certified epsilon
+    found: dict[tuple[float, float], list[float]] = {}  # what keeps the promise, by its certified epsilon and level
     goal = math.log1p(-_WASTE / 3.0)
     safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
     guess, aim, stride = 0.0, epsilon, 0.02
@@ -59,7 +59,7 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
         reached = PLDAccountant().epsilon(schedule(parameters), delta)
         excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
         if reached <= epsilon:
-            found.setdefault(reached, parameters)
+            found[reached, guess] = parameters
             safe = (guess, excess)
             if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
                 break

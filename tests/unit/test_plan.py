@@ -95,6 +95,13 @@ def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     assert certified >= 0.995 * epsilon or at_the_end or PLD.epsilon([line.line(quieter)], delta) > epsilon
 
 
+def test_where_nothing_costs_anything_a_plan_has_the_least_noise() -> None:
+    """One release at a rate of delta: its epsilon is 0 at any noise of a head, which sums several steps."""
+    for epsilon in (0.3, 1.0, 7.0):
+        line = solved(epsilon, 1e-3, line=LineRequest("head", 1e-3, 1)).lines["line"]
+        assert line.parameter == line.family.at_coordinate(line.family.coordinates[1])
+
+
 def test_a_solved_sigma_keeps_the_promise_in_closed_form() -> None:
     """Without sampling, embeddings are one Gaussian: the exact delta at the target is at most delta."""
     for epsilon, delta, count in ((0.5, 1e-6, 1), (2.0, 1e-5, 40), (6.0, 1e-9, 900)):
