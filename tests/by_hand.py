@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from langchain_dpicl.budget import Charge
-from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, Ledger
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import IN_TRANSACTION, BudgetLine
+from langchain_dpicl.budget.requests import ChargeRequest, ChargeRule
 from langchain_dpicl.budget.schema import Account
 from langchain_dpicl.calls.flow import arun, run
 

@@ -12,8 +12,8 @@ import contextlib
 import json
 import secrets
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,11 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget import opening, schema
 from langchain_dpicl.budget.database import TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
+from langchain_dpicl.budget.requests import ChargeRequest, DoesNotFit, Outcome, charge_all
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
+from langchain_dpicl.calls.batching import Together
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.privacy import PlanLine, RenyiFilter
 from langchain_dpicl.store.sql import direct
@@ -34,52 +36,6 @@ UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""
 
 GIVEN_UP = "given up"
-
-
-ChargeRule = Callable[[Connection, Sequence[Charge], Sequence[int]], tuple[list[Charge], str, str]]
-"""The cost of a charge beside its counter: a filter's divergence, or the tickets of owners.
-
-It is spent in the charge's transaction. The arguments end with the charges and their places in the request. Returns the
-completed charges, and for the witness the ledger's state before and after: that of the counter if owners pay, otherwise
-that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a rollback, so keep nothing of it.
-"""
-
-
-class DoesNotFit(Exception):
-    """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
-
-
-@dataclass(frozen=True)
-class ChargeRequest:
-    """A line's request to its ledger: charge all of it durably, or nothing.
-
-    Parameters
-    ----------
-    queries
-        One entry for each release: the query's keyed hash, or None if the release is never replayed. Equal queries
-        share one charge. An answered query comes back as its `Claim`, uncharged.
-    units
-        The units of each new charge.
-    replay
-        False: charge every entry, and leave claims alone.
-    others
-        Each charge names the units that the plan's other lines have spent. The charges of a plan then wait for each
-        other, so no two of them miss one another.
-    rule
-        The cost beside the counter.
-    """
-
-    account: Account
-    queries: Sequence[str | None]
-    units: int = 1
-    replay: bool = True
-    others: bool = False
-    rule: ChargeRule | None = None
-
-    @property
-    def keys(self) -> list[Hashable]:
-        """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
-        return [place if query is None or not self.replay else query for place, query in enumerate(self.queries)]
 
 
 class Ledger(StoredLedger):
@@ -95,6 +51,7 @@ class Ledger(StoredLedger):
     def __init__(self, url: str, *, witness: Where = None) -> None:
         self._witness = witness
         self._permits: Permits | None = None
+        self._meet()
         super().__init__(url)
         if self._permits is not None:
             weakref.finalize(self, self._permits.leave)
@@ -111,6 +68,12 @@ class Ledger(StoredLedger):
             return
         self._permits = Permits(opening.open_beside(self, self._witness), self._charged)
 
+    def _meet(self) -> None:
+        """Let threads that charge, or that record, do so together."""
+        interrupted = partial(LedgerError, "the thread that wrote to the ledger was interrupted: what it wrote counts")
+        self._charging: Together[ChargeRequest, Outcome] = Together(interrupted)
+        self._recording: Together[tuple[Charge, Mapping[str, object], int], int] = Together(interrupted)
+
     def _join(self) -> None:
         if self._witness is UNWATCHED:
             raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
@@ -120,6 +83,7 @@ class Ledger(StoredLedger):
     def after_fork(self) -> None:
         """In a child: connections, permits and the witness's lock are the parent's."""
         super().after_fork()
+        self._meet()
         if self._permits is not None:
             self._permits.after_fork()
 
@@ -131,20 +95,21 @@ class Ledger(StoredLedger):
 
     # -- charges ----------------------------------------------------------------------------------------------------
 
-    def charge(
-        self, request: ChargeRequest, overdue: Mapping[str, int] | None = None
-    ) -> list[Charge | Claim] | dict[str, Claim] | None:
-        """Charge the queries that were not answered before: all of them durably, or nothing. None: fewer are left.
+    def charge(self, request: ChargeRequest) -> Outcome:
+        """Charge the queries that were not answered before: all of them durably, or nothing.
 
-        ``overdue`` are claims (query to number) that are waited for no longer: a charge of one's own takes them over.
-        A dictionary of claims by query: nothing was charged, since other callers have charged these queries and not
-        answered them yet.
+        Threads that charge one counter at once share a transaction if all of it fits; each has its own charges.
         """
         self._join()
+        if request.rule is not None:
+            return self._charge_once(request)
+        return self._charging(request.alike, request, partial(charge_all, self._charge_once))
+
+    def _charge_once(self, request: ChargeRequest) -> Outcome:
+        """One transaction."""
         undo = contextlib.ExitStack()  # puts back the permits of a transaction that certainly was rolled back
-        work = partial(self._charge, request=request, overdue=overdue or {}, undo=undo)
         try:
-            entries = self.run(work, rolled_back=undo.close)
+            entries = self.run(partial(self._charge, request=request, undo=undo), rolled_back=undo.close)
         except DoesNotFit:
             return None
         for entry in entries:
@@ -154,11 +119,11 @@ class Ledger(StoredLedger):
         return entries
 
     def _charge(
-        self, connection: Connection, request: ChargeRequest, overdue: Mapping[str, int], undo: contextlib.ExitStack
+        self, connection: Connection, request: ChargeRequest, undo: contextlib.ExitStack
     ) -> list[Charge | Claim] | dict[str, Claim]:
         account, rule, keys = request.account, request.rule, request.keys
-        known = schema.claims_of(connection, account, [key for key in dict.fromkeys(keys) if isinstance(key, str)])
-        pending = {q: claim for q, claim in known.items() if claim.pending and overdue.get(q) != claim.number}
+        known = schema.claims_of(connection, account, [*request.names])
+        pending = {q: claim for q, claim in known.items() if claim.pending and request.overdue.get(q) != claim.number}
         if pending:
             return pending
         answered = {query for query, claim in known.items() if claim.answer is not None}
@@ -224,14 +189,22 @@ class Ledger(StoredLedger):
         """
         unused = 0 if charge.all_counts else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
-        given_back = self._record(charge, values, unused)
+        given_back = self._recording(charge.counter_id, (charge, values, unused), self._record_all)
         if given_back and self._permits is not None and charge.permit is not None:
             counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))
             if counter is not None:  # else this object charges nothing there: what it cannot use is lost to the plan
                 self._permits.put_back(counter, charge.permit.unused(given_back))
 
     @transaction("note")
-    def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
+    def _record_all(
+        self, connection: Connection, asked: Sequence[tuple[Charge, Mapping[str, object], int]]
+    ) -> list[int | LedgerError]:
+        """How many units each gives back, or why its charge stands as it is."""
+        return [self._record(connection, *each) for each in asked]
+
+    def _record(
+        self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int
+    ) -> int | LedgerError:
         row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
         if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
@@ -241,9 +214,9 @@ class Ledger(StoredLedger):
             return unused
         found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(_row(charge))).one_or_none()
         if found is None:
-            raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
+            return LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
-            raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
+            return LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
         return 0
 
     @transaction()

@@ -7,12 +7,14 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.ledger import ChargeRequest, ChargeRule, Ledger, filter_of, spend_filter
+from langchain_dpicl.budget.ledger import Ledger, filter_of, spend_filter
 from langchain_dpicl.budget.owner_index import EligibleOwners
+from langchain_dpicl.budget.requests import ChargeRequest, ChargeRule
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
 from langchain_dpicl.budget.terms import Policy, Preview, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
@@ -195,22 +197,21 @@ class BudgetLine:
                 claims, _ = yield partial(self._ledger.claims, account, wanted)
                 continue
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
-            found = yield partial(self._claim, request, overdue)
+            found = yield partial(self._claim, replace(request, overdue=overdue))
             if not isinstance(found, dict):
                 entries: list[Charge | Replayed] = found
                 return entries
             claims = found
 
-    def _claim(self, request: ChargeRequest, overdue: Mapping[str, int]) -> list[Charge | Replayed] | dict[str, Claim]:
+    def _claim(self, request: ChargeRequest) -> list[Charge | Replayed] | dict[str, Claim]:
         """One attempt. `PrivacyBudgetExceeded` if fewer are left."""
-        began, found = time.perf_counter(), self._ledger.charge(request, overdue)
+        began, found = time.perf_counter(), self._ledger.charge(request)
         if isinstance(found, dict):  # another caller's release is waited for, which is private work
             return found
         took("charge", began)
         if found is None:
-            keys = dict.fromkeys(request.keys)
-            known, _ = self._ledger.claims(request.account, [key for key in keys if isinstance(key, str)])
-            needed = len(keys) - sum(claim.answer is not None for claim in known.values())
+            known, _ = self._ledger.claims(request.account, [*request.names])
+            needed = len(set(request.keys)) - sum(claim.answer is not None for claim in known.values())
             raise self._exceeded(request.account.principal, request.units * needed)
         self._warn([entry for entry in found if isinstance(entry, Charge)])
         return [_replayed(entry) if isinstance(entry, Claim) else entry for entry in found]

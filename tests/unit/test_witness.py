@@ -20,9 +20,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
-from langchain_dpicl.budget.ledger import UNWATCHED, DoesNotFit, Ledger
+from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
 from langchain_dpicl.budget.opening import Left
 from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.requests import DoesNotFit
 from langchain_dpicl.budget.schema import UNLIMITED, Charge, read_filter, write_filter
 from langchain_dpicl.budget.stored import Counter
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage

@@ -1,0 +1,176 @@
+"""Threads that charge, or record, at once share a transaction, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import by_hand  # noqa: F401 - adds `charge` to `BudgetLine`
+import pytest
+import sqlalchemy as sa
+
+from langchain_dpicl import LedgerError, PrivacyBudget
+from langchain_dpicl.budget.schema import Charge, Claim
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Crowd:
+    """A line, and threads that all wait for one that is held in its transaction."""
+
+    def __init__(self, url: str, releases: int = 1000, mechanism: Any = "vote", **options: Any) -> None:
+        self.budget = PrivacyBudget(1000.0, 1e-5, releases, url, **options)
+        self.line: Any = self.budget.line(mechanism, 0.5)
+        self.ledger = self.budget._ledger
+        self.commits = 0
+        sa.event.listen(self.ledger._engine, "commit", lambda _: setattr(self, "commits", self.commits + 1))
+
+    @contextmanager
+    def held(self, together: Any, alike: Any, waiting: int) -> Any:
+        """Until so many wait, nobody has the turn."""
+        mine = threading.Event()
+
+        def hold(items: Any) -> Any:
+            mine.set()
+            until(lambda: len(together._lines[alike].waiting) == waiting)
+            return [None for _ in items]
+
+        holder = threading.Thread(target=together, args=(alike, None, hold))
+        holder.start()
+        mine.wait(10)
+        yield
+        holder.join(20)
+
+    def at_once(self, actions: list[Callable[[], Any]], together: Any, alike: Any) -> list[Any]:
+        """What they return or raise, in the order in which they came."""
+        found: dict[int, Any] = {}
+
+        def run(number: int) -> None:
+            try:
+                found[number] = actions[number]()
+            except Exception as error:
+                found[number] = error
+
+        before, threads = self.commits, []
+        with self.held(together, alike, len(actions)):
+            for number in range(len(actions)):
+                threads.append(threading.Thread(target=run, args=(number,)))
+                threads[-1].start()
+                until(lambda: len(together._lines[alike].waiting) > number)  # noqa: B023
+        for thread in threads:
+            thread.join(20)
+        self.commits -= before
+        return [found[number] for number in range(len(actions))]
+
+    def charge_at_once(self, queries: list[list[str | None]]) -> list[Any]:
+        alike = (self.line._account(None), 1, True, False)
+        asked = [lambda names=names: self.line.charge(queries=names) for names in queries]
+        return self.at_once(asked, self.ledger._charging, alike)
+
+    def rows(self, statement: str) -> list[Any]:
+        with self.ledger._engine.connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def test_eight_threads_charge_in_one_commit_and_each_has_its_own(any_url: str) -> None:
+    crowd = Crowd(any_url)
+    names = [crowd.line.query_id({"input": number}) for number in range(8)]
+    found = crowd.charge_at_once([[name, None] for name in names])
+    assert crowd.commits == 1
+    assert [entry.number for entries in found for entry in entries] == list(range(1, 17))
+    assert [entries[0].query for entries in found] == names
+    assert crowd.budget.spent() == 16
+    assert crowd.rows("SELECT count(*) FROM dpicl_queries") == [(8,)]
+
+
+def test_all_that_fits_is_charged_and_not_one_more(any_url: str) -> None:
+    crowd = Crowd(any_url, releases=5)
+    found = crowd.charge_at_once([[None] * 2, [None] * 2, [None] * 2, [None]])
+    assert [len(each) if isinstance(each, list) else type(each).__name__ for each in found] == [
+        2, 2, "PrivacyBudgetExceeded", 1,
+    ]  # fmt: skip
+    assert crowd.budget.spent() == 5
+    assert crowd.rows("SELECT count(*) FROM dpicl_charges") == [(5,)]
+
+
+def test_equal_queries_are_answered_by_one_charge(any_url: str) -> None:
+    """The second caller waits for the first's answer, and has it as a replay."""
+    crowd = Crowd(any_url)
+    name = crowd.line.query_id({"input": "x"})
+
+    def ask() -> Any:
+        (entry,) = crowd.line.charge(queries=[name])
+        if isinstance(entry, Charge):
+            crowd.line.record(entry, answer='"yes"')
+        return entry
+
+    alike = (crowd.line._account(None), 1, True, False)
+    found = crowd.at_once([ask, ask, ask], crowd.ledger._charging, alike)
+    assert sum(isinstance(each, Charge) for each in found) == 1
+    assert [each.answer for each in found if not isinstance(each, Charge)] == ['"yes"'] * 2
+    assert crowd.budget.spent() == 1
+
+
+def test_a_commit_without_an_answer_is_an_error_for_all_and_counts_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import psycopg
+
+    crowd = Crowd(postgres_url, witness=tmp_path / "witness")
+    crowd.line.charge()
+    real, lost = psycopg.Connection.commit, []
+
+    def commit(self: Any) -> None:
+        real(self)
+        if not lost:
+            lost.append(True)
+            self.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    found = crowd.charge_at_once([[None], [None], [None]])
+    assert [type(each) for each in found] == [LedgerError] * 3
+    assert all("if so, it counts" in str(each) for each in found)
+    assert crowd.budget.spent() == 4
+    assert [entry.number for entry in crowd.line.charge()] == [5]
+
+
+def test_receipts_are_written_in_one_commit_and_a_wrong_one_is_its_callers(any_url: str) -> None:
+    """Tokens come back with all but the one that was given up before."""
+    crowd = Crowd(any_url, releases=100, mechanism="tokens")
+    charges = [crowd.line.charge(units=20)[0] for _ in range(5)]
+    crowd.line.give_up(charges[2])
+    actions = [
+        lambda charge=charge, unused=unused: crowd.line.record(charge, unused=unused)
+        for unused, charge in zip((0, 5, 19, 7, 10), charges, strict=True)
+    ]
+    found = crowd.at_once(actions, crowd.ledger._recording, charges[0].counter_id)
+    assert crowd.commits == 1
+    assert [isinstance(each, LedgerError) for each in found] == [False, False, True, False, False]
+    assert "was answered or given up before" in str(found[2])
+    assert [each["tokens"] for each in found if isinstance(each, dict)] == [20, 15, 13, 10]
+    assert crowd.budget.spent() == 78
+    assert len(crowd.line.charge(units=22)) == 1, "the permits came back, too"
+    assert crowd.budget.spent() == 100
+
+
+def test_a_claim_that_is_waited_for_no_longer_is_taken_over_beside_others(any_url: str) -> None:
+    crowd = Crowd(any_url, replay_patience=0.2)
+    name = crowd.line.query_id({"input": "x"})
+    (gone,) = crowd.line.charge(queries=[name])  # its process was killed
+    answered = crowd.line.query_id({"input": "y"})
+    crowd.line.record(crowd.line.charge(queries=[answered])[0], answer="2")
+    found = crowd.charge_at_once([[name], [None], [answered]])
+    assert [entry.number for (entry,) in found[:2]] == [4, 3]
+    assert found[2][0].answer == "2"
+    assert gone.number == 1
+    assert isinstance(crowd.ledger.claims(crowd.line._account(None), [name])[0][name], Claim)
+    assert crowd.ledger.claims(crowd.line._account(None), [name])[0][name].number == 4
