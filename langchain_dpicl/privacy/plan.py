@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -114,7 +116,8 @@ class PrivacyPlan:
             rounded.append(min(line.count, rung(used)))
         if not any(rounded):
             return 0.0
-        return _step(self, rounded[0]) if len(rounded) == 1 else _spent(self, tuple(rounded))
+        with _turn(self, tuple(rounded)):
+            return _step(self, rounded[0]) if len(rounded) == 1 else _spent(self, tuple(rounded))
 
     def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
         """These counts, none above its line's.
@@ -226,6 +229,16 @@ class PrivacyPlan:
     def digest(self) -> str:
         """SHA-256 of the content, as hex. A ledger compares it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _turn(plan: PrivacyPlan, counts: tuple[int, ...]) -> threading.Lock:
+    """Threads that need a step which nobody has computed yet wait for the first of them."""
+    return threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_turn.cache_clear)  # a thread that the child lacks may have held one
 
 
 @lru_cache(maxsize=4096)

@@ -129,7 +129,7 @@ def asking(line: BudgetLine, receipts: bool = False) -> Callable[[], Any]:
     numbers = itertools.count()
 
     def ask() -> None:
-        (entry,) = charge(line, queries=[line.query_id({"input": next(numbers)})])
+        (entry,) = charge(line, queries=[line.query_id({"input": next(numbers), "receipts": receipts})])
         if receipts:
             line.record(entry, answer='"red"')
 

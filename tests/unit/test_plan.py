@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -461,3 +463,18 @@ def test_bad_input_is_named(call: Callable[[], object], parameter: str) -> None:
         call()
     assert caught.value.parameter == parameter
     assert parameter in str(caught.value)
+
+
+def test_threads_that_need_the_same_step_compute_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, computed = solved(3.0, 1e-6, line=LineRequest("vote", 0.0123, 5000)), list[int]()
+    real = PLDAccountant.epsilon
+
+    def epsilon(self: PLDAccountant, lines: Any, delta: float) -> float:
+        computed.append(lines[0].count)
+        return real(self, lines, delta)
+
+    monkeypatch.setattr(PLDAccountant, "epsilon", epsilon)
+    with ThreadPoolExecutor(8) as pool:
+        found = {*pool.map(lambda _: plan.spent({"line": 33}), range(16))}
+    assert len(found) == 1
+    assert sorted(computed) == [40, 48], "the step, and the one above it"
