@@ -12,13 +12,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # no frame that an error passes shows what others asked for
 class _Asked(Generic[T, R]):
     item: T
     outcome: list[R | BaseException] = field(default_factory=list)  # at most one
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Line(Generic[T, R]):
     turn: threading.Lock = field(default_factory=threading.Lock)  # of whoever works, for all who wait
     waiting: list[_Asked[T, R]] = field(default_factory=list)
@@ -53,11 +53,7 @@ class Together(Generic[T, R]):
         try:
             with line.turn:
                 if not mine.outcome:
-                    with self._guard:
-                        group, line.waiting = line.waiting, []
-                    if mine not in group:  # whoever took it was interrupted
-                        raise self._interrupted()
-                    self._do(group, mine, work)
+                    self._do(line, mine, work)
         finally:
             with self._guard:
                 if mine in line.waiting:  # it was interrupted: nobody works for it
@@ -73,13 +69,24 @@ class Together(Generic[T, R]):
                 del outcome, mine
         return outcome
 
-    def _do(
-        self, group: list[_Asked[T, R]], mine: _Asked[T, R], work: Callable[[list[T]], Sequence[R | Exception]]
-    ) -> None:
+    def _do(self, line: _Line[T, R], mine: _Asked[T, R], work: Callable[[list[T]], Sequence[R | Exception]]) -> None:
+        with self._guard:
+            if mine not in line.waiting:  # whoever took it was interrupted
+                raise self._interrupted()
+            group, line.waiting = line.waiting, []
         try:
             outcomes: Sequence[R | BaseException] = work([each.item for each in group])
         except BaseException as error:
+            if len(group) == 1:
+                raise
             shared = error if isinstance(error, Exception) else self._interrupted()
-            outcomes = [error if each is mine else copy.copy(shared) for each in group]
+            # Copies, also for this caller: the frames that the error has passed hold what the others asked for.
+            outcomes = [self._copy(error if each is mine else shared) for each in group]
         for each, outcome in zip(group, outcomes, strict=True):
             each.outcome.append(outcome)
+
+    def _copy(self, error: BaseException) -> BaseException:
+        try:
+            return copy.copy(error)
+        except Exception:  # its class cannot be made anew from its arguments
+            return self._interrupted()

@@ -111,6 +111,68 @@ def test_who_waits_for_an_interrupted_thread_gets_a_ledgers_error() -> None:
     assert held.outcomes[4] == 40
 
 
+def test_who_comes_after_an_interrupted_thread_is_served() -> None:
+    """A thread was interrupted after it had taken [2, 3]: 3 must not take 4, who waits, along."""
+    held = Held()
+    real = held.together._do
+    taken: list[Any] = []
+
+    def do(line: Any, mine: Any, work: Any) -> None:
+        if len(line.waiting) == 2:
+            taken[:], line.waiting = line.waiting, []
+            until(lambda: len(line.waiting) == 1)
+            raise KeyboardInterrupt
+        real(line, mine, work)
+
+    held.together._do = do  # type: ignore[method-assign]
+
+    def come_later() -> None:
+        until(lambda: bool(taken))
+        held.ask(4)
+
+    later = threading.Thread(target=come_later)
+    later.start()
+    held.run([1, 2, 3])
+    later.join(10)
+    assert sorted(type(held.outcomes[item]).__name__ for item in (2, 3)) == ["KeyboardInterrupt", "LedgerError"]
+    assert held.outcomes[4] == 40
+    assert held.together._lines == {}
+
+
+class Uncopied(Exception):
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+def test_an_error_that_cannot_be_copied_is_told_as_an_interrupt() -> None:
+    def fail(items: Sequence[Any]) -> list[Any]:
+        raise Uncopied(reason="none")
+
+    held = Held()
+    held.run([1, 2, 3], fail)
+    assert [str(held.outcomes[item]) for item in (2, 3)] == ["interrupted"] * 2
+
+
+def test_no_frame_of_an_error_shows_what_others_asked_for() -> None:
+    """As a tool would show it that prints the variables of a traceback."""
+
+    def fail(items: Sequence[Any]) -> list[Any]:
+        raise LedgerError("no")
+
+    held = Held()
+    held.run(["one", "two", "three"], fail)
+    for name, other in (("two", "three"), ("three", "two")):
+        error = held.outcomes[name]
+        assert str(error) == "no"
+        frame = error.__traceback__.tb_next  # the first is this test's own
+        shown: list[str] = []
+        while frame is not None:
+            shown.append(repr(frame.tb_frame.f_locals))
+            frame = frame.tb_next
+        assert shown
+        assert not any(other in each for each in shown)
+
+
 # -- charges -----------------------------------------------------------------------------------------------------------
 
 
