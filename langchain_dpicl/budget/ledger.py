@@ -189,7 +189,10 @@ class Ledger(StoredLedger):
         """
         unused = 0 if charge.all_counts else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
-        given_back = self._recording(charge.counter_id, (charge, values, unused), self._record_all)
+        # What a database may refuse (a NUL, half of a surrogate pair, a long outcome) spoils no other caller's record.
+        is_plain = f"{receipt}{outcome}{answer}".isprintable() and len(outcome) <= 255
+        alike = (charge.counter_id, None if is_plain else charge.number)
+        given_back = self._recording(alike, (charge, values, unused), self._record_all)
         if given_back and self._permits is not None and charge.permit is not None:
             counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))
             if counter is not None:  # else this object charges nothing there: what it cannot use is lost to the plan

@@ -34,20 +34,23 @@ class Crowd:
         sa.event.listen(self.ledger._engine, "commit", lambda _: setattr(self, "commits", self.commits + 1))
 
     @contextmanager
-    def held(self, together: Any, alike: Any, waiting: int) -> Any:
-        """Until so many wait, nobody has the turn."""
-        mine = threading.Event()
+    def held(self, together: Any, alike: Any) -> Any:
+        """Until the end of the block, nobody has the turn."""
+        mine, go_on = threading.Event(), threading.Event()
 
         def hold(items: Any) -> Any:
             mine.set()
-            until(lambda: len(together._lines[alike].waiting) == waiting)
+            go_on.wait(20)
             return [None for _ in items]
 
         holder = threading.Thread(target=together, args=(alike, None, hold))
         holder.start()
-        mine.wait(10)
-        yield
-        holder.join(20)
+        try:
+            mine.wait(10)
+            yield
+        finally:
+            go_on.set()
+            holder.join(20)
 
     def at_once(self, actions: list[Callable[[], Any]], together: Any, alike: Any) -> list[Any]:
         """What they return or raise, in the order in which they came."""
@@ -60,7 +63,7 @@ class Crowd:
                 found[number] = error
 
         before, threads = self.commits, []
-        with self.held(together, alike, len(actions)):
+        with self.held(together, alike):
             for number in range(len(actions)):
                 threads.append(threading.Thread(target=run, args=(number,)))
                 threads[-1].start()
@@ -152,7 +155,7 @@ def test_receipts_are_written_in_one_commit_and_a_wrong_one_is_its_callers(any_u
         lambda charge=charge, unused=unused: crowd.line.record(charge, unused=unused)
         for unused, charge in zip((0, 5, 19, 7, 10), charges, strict=True)
     ]
-    found = crowd.at_once(actions, crowd.ledger._recording, charges[0].counter_id)
+    found = crowd.at_once(actions, crowd.ledger._recording, (charges[0].counter_id, None))
     assert crowd.commits == 1
     assert [isinstance(each, LedgerError) for each in found] == [False, False, True, False, False]
     assert "was answered or given up before" in str(found[2])
@@ -174,3 +177,28 @@ def test_a_claim_that_is_waited_for_no_longer_is_taken_over_beside_others(any_ur
     assert gone.number == 1
     assert isinstance(crowd.ledger.claims(crowd.line._account(None), [name])[0][name], Claim)
     assert crowd.ledger.claims(crowd.line._account(None), [name])[0][name].number == 4
+
+
+@pytest.mark.parametrize("refused", ["half a pair: \ud800", "a NUL: \x00"])
+def test_an_answer_that_cannot_be_stored_is_its_own_callers_fault(postgres_url: str, refused: str) -> None:
+    crowd = Crowd(postgres_url)
+    charges = [crowd.line.charge()[0] for _ in range(3)]
+    found: list[Any] = [None] * 3
+    seen: list[int] = []
+
+    def record(number: int) -> None:
+        try:
+            found[number] = crowd.line.record(charges[number], answer=['"a"', refused, '"c"'][number])
+        except Exception as error:
+            found[number] = error
+        seen.append(number)
+
+    with crowd.held(crowd.ledger._recording, (charges[0].counter_id, None)):
+        threads = [threading.Thread(target=record, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: seen == [1])  # alone
+    for thread in threads:
+        thread.join(20)
+    assert [isinstance(each, Exception) for each in found] == [False, True, False]
+    assert crowd.rows("SELECT answer FROM dpicl_charges ORDER BY number") == [('"a"',), (None,), ('"c"',)]
