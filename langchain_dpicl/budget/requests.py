@@ -75,13 +75,27 @@ Outcome = list[Charge | Claim] | dict[str, Claim] | None
 fewer units are left."""
 
 
-def charge_all(once: Callable[[ChargeRequest], Outcome], asked: Sequence[ChargeRequest]) -> list[Outcome | LedgerError]:
+def charge_all(
+    once: Callable[[ChargeRequest], Outcome | LedgerError], asked: Sequence[ChargeRequest]
+) -> list[Outcome | LedgerError]:
     """The outcomes of requests that are alike, each as if it was made by itself, in few transactions.
 
     ``once`` charges one request in a transaction of its own. Two callers never share a charge: where they ask the same
-    query, the later one waits for the other's answer, as it would if the other process had asked.
+    query, the later one waits for the other's answer, as it would if the other process had asked. After a fault nothing
+    is tried any more, since each try may wait long for a server that is gone.
     """
     found: dict[int, Outcome | LedgerError] = {}
+    fault: LedgerError | None = None
+
+    def unless_faulty(request: ChargeRequest) -> Outcome | LedgerError:
+        nonlocal fault
+        if fault is None:
+            try:
+                return once(request)
+            except LedgerError as error:
+                fault = error
+        return fault
+
     while rest := [place for place in range(len(asked)) if place not in found]:
         group: dict[int, ChargeRequest] = {}
         names: set[str] = set()
@@ -89,20 +103,19 @@ def charge_all(once: Callable[[ChargeRequest], Outcome], asked: Sequence[ChargeR
             if names.isdisjoint(asked[place].names):
                 group[place] = asked[place]
                 names |= asked[place].names
-        found |= _charge_group(once, group)
+        found |= _charge_group(unless_faulty, group)
     return [found[place] for place in range(len(asked))]
 
 
 def _charge_group(
-    once: Callable[[ChargeRequest], Outcome], asked: Mapping[int, ChargeRequest]
+    once: Callable[[ChargeRequest], Outcome | LedgerError], asked: Mapping[int, ChargeRequest]
 ) -> dict[int, Outcome | LedgerError]:
     """Requests without a query in common: all; or only those that wait for others' answers, if there are any."""
     queries = [query for each in asked.values() for query in each.queries]
     overdue = {query: number for each in asked.values() for query, number in each.overdue.items()}
-    try:
-        entries = once(replace(next(iter(asked.values())), queries=queries, overdue=overdue))
-    except LedgerError as error:
-        return {place: copy.copy(error) for place in asked}
+    entries = once(replace(next(iter(asked.values())), queries=queries, overdue=overdue))
+    if isinstance(entries, LedgerError):
+        return {place: copy.copy(entries) for place in asked}
     if isinstance(entries, dict):
         waiting = {place: {q: entries[q] for q in each.names & entries.keys()} for place, each in asked.items()}
         return {place: claims for place, claims in waiting.items() if claims}
