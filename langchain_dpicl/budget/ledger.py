@@ -190,8 +190,9 @@ class Ledger(StoredLedger):
         unused = 0 if charge.all_counts else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
         # What a database may refuse (a NUL, half of a surrogate pair, a long outcome) spoils no other caller's record.
+        # On PostgreSQL, records that give nothing back touch no row in common: they need not wait for each other.
         is_plain = f"{receipt}{outcome}{answer}".isprintable() and len(outcome) <= 255
-        alike = (charge.counter_id, None if is_plain else charge.number)
+        alike = (charge.counter_id, None if is_plain and (unused or self.is_sqlite) else charge.number)
         given_back = self._recording(alike, (charge, values, unused), self._record_all)
         if given_back and self._permits is not None and charge.permit is not None:
             counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))

@@ -153,15 +153,15 @@ def test_receipts_are_written_in_one_commit_and_a_wrong_one_is_its_callers(any_u
     crowd.line.give_up(charges[2])
     actions = [
         lambda charge=charge, unused=unused: crowd.line.record(charge, unused=unused)
-        for unused, charge in zip((0, 5, 19, 7, 10), charges, strict=True)
+        for unused, charge in zip((1, 5, 19, 7, 10), charges, strict=True)
     ]
     found = crowd.at_once(actions, crowd.ledger._recording, (charges[0].counter_id, None))
     assert crowd.commits == 1
     assert [isinstance(each, LedgerError) for each in found] == [False, False, True, False, False]
     assert "was answered or given up before" in str(found[2])
-    assert [each["tokens"] for each in found if isinstance(each, dict)] == [20, 15, 13, 10]
-    assert crowd.budget.spent() == 78
-    assert len(crowd.line.charge(units=22)) == 1, "the permits came back, too"
+    assert [each["tokens"] for each in found if isinstance(each, dict)] == [19, 15, 13, 10]
+    assert crowd.budget.spent() == 77
+    assert len(crowd.line.charge(units=23)) == 1, "the permits came back, too"
     assert crowd.budget.spent() == 100
 
 
@@ -181,14 +181,14 @@ def test_a_claim_that_is_waited_for_no_longer_is_taken_over_beside_others(any_ur
 
 @pytest.mark.parametrize("refused", ["half a pair: \ud800", "a NUL: \x00"])
 def test_an_answer_that_cannot_be_stored_is_its_own_callers_fault(postgres_url: str, refused: str) -> None:
-    crowd = Crowd(postgres_url)
-    charges = [crowd.line.charge()[0] for _ in range(3)]
+    crowd = Crowd(postgres_url, mechanism="tokens")
+    charges = [crowd.line.charge(units=2)[0] for _ in range(3)]
     found: list[Any] = [None] * 3
     seen: list[int] = []
 
     def record(number: int) -> None:
         try:
-            found[number] = crowd.line.record(charges[number], answer=['"a"', refused, '"c"'][number])
+            found[number] = crowd.line.record(charges[number], answer=['"a"', refused, '"c"'][number], unused=1)
         except Exception as error:
             found[number] = error
         seen.append(number)
@@ -202,3 +202,13 @@ def test_an_answer_that_cannot_be_stored_is_its_own_callers_fault(postgres_url: 
         thread.join(20)
     assert [isinstance(each, Exception) for each in found] == [False, True, False]
     assert crowd.rows("SELECT answer FROM dpicl_charges ORDER BY number") == [('"a"',), (None,), ('"c"',)]
+
+
+def test_receipts_that_give_nothing_back_wait_for_nobody_on_postgresql(postgres_url: str) -> None:
+    crowd = Crowd(postgres_url)
+    charges = [crowd.line.charge()[0] for _ in range(2)]
+    counter = charges[0].counter_id
+    with crowd.held(crowd.ledger._recording, (counter, None)), crowd.held(crowd.ledger._recording, (counter, 1)):
+        crowd.line.record(charges[1])
+    crowd.line.record(charges[0])
+    assert crowd.rows("SELECT count(*) FROM dpicl_charges WHERE receipt IS NOT NULL") == [(2,)]
