@@ -39,13 +39,18 @@ demo: $(LOCAL)
 # One hash seed: all workers must name the tests alike. In order: the examples, which take longest, come first. Three
 # workers also on two cores: many tests wait for processes, disks and clocks.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 3 ] && echo $$n || echo 3)
-PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# One thread of computation for each: threads of several models on the same cores wait for one another at every step,
+# which takes up to twenty times as long. OMP_NUM_THREADS is torch's, OMP_THREAD_LIMIT llama.cpp's, and torch counts wrong
+# by the second alone.
+PYTEST := PYTHONHASHSEED=0 OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) -m "not slow"
 
+# And once more with as many threads as there are cores, and nothing beside it, what must not depend on other calls.
 test-slow: $(DEV)
 	$(PYTEST) -m slow
+	$(BIN)/python -m pytest -k bit_identical $(addprefix tests/integration/,test_local.py test_logits_models.py test_scoring_model.py)
 
 # Not a part of the tests: it installs everything twice. Run it when the packaging changes.
 test-install: $(VENV)/bin/python
@@ -76,6 +81,7 @@ bench: $(DEV)
 	$(BIN)/python tests/bench/bench_gate.py
 	$(BIN)/python tests/bench/bench_head.py
 	$(BIN)/python tests/bench/bench_serving.py
+	$(BIN)/python tests/bench/bench_workers.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

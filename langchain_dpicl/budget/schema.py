@@ -360,10 +360,12 @@ _OTHERS = sa.select(counters.c.line, in_use).where(
 
 @functools.cache
 def _claims(number: int) -> str:
-    return f"""SELECT named.query, named.number, made.outcome, made.receipt, made.answer
-        FROM dpicl_counters AS counter JOIN dpicl_queries AS named ON named.counter_id = counter.id
-        JOIN dpicl_charges AS made ON made.counter_id = counter.id AND made.number = named.number
-        WHERE counter.plan_id = :plan_id AND counter.line = :line AND counter.principal = :principal
+    """Lookups by keys alone, which a planner cannot take for a join of whole tables when it has no statistics yet."""
+    made = "FROM dpicl_charges AS made WHERE made.counter_id = named.counter_id AND made.number = named.number"
+    found = (f"(SELECT {column} {made})" for column in ("outcome", "receipt", "answer"))
+    return f"""SELECT named.query, named.number, {", ".join(found)} FROM dpicl_queries AS named
+        WHERE named.counter_id =
+            (SELECT id FROM dpicl_counters WHERE plan_id = :plan_id AND line = :line AND principal = :principal)
         AND named.query IN ({", ".join(f":wanted_{i}" for i in range(number))})"""
 
 

@@ -27,7 +27,6 @@ import random
 import re
 import signal
 import socket
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableParallel
 
@@ -80,11 +80,17 @@ class Model(Runnable[Any, str]):
         return "red"
 
 
+def ledger_of(folder: Path) -> str:
+    """Where the ledger is: the folder may say so."""
+    said = folder / "ledger"
+    return said.read_text() if said.exists() else f"sqlite:///{folder}/budget.db"
+
+
 def release_of(folder: Path) -> Any:
     """The usual chain, without noise's rarest whim: at this epsilon no answer is "the members abstain"."""
     rows = [{"input": f"a ticket, {i}", "output": LABELS[i % 2]} for i in range(OWNERS)]
     store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=16), progress=False)
-    budget = PrivacyBudget(30.0, 1e-7, RELEASES, f"sqlite:///{folder}/budget.db")
+    budget = PrivacyBudget(30.0, 1e-7, RELEASES, ledger_of(folder))
     ensemble = PrivateEnsemble(PoissonExampleSelector(store, MEMBERS, shots=4), Model())
     return ensemble | DPAggregate(NoisyVote(LABELS), budget, return_receipt=True)
 
@@ -147,9 +153,19 @@ def watched(release: Any, times: dict[str, list[float]]) -> Any:
     return release
 
 
+def idle(release: Any) -> Any:
+    """The same release, which does nothing."""
+
+    async def nothing(*_: Any, **__: Any) -> Any:
+        return {"answer": "red", "receipt": {}}
+
+    release._arelease = nothing
+    return release
+
+
 def make_app() -> Any:
-    """A worker's application, as the environment says: private, a head, LangServe alone with one call or ten, or a bare
-    embedding."""
+    """A worker's application, as the environment says: private, a private release that does nothing, a head, LangServe
+    alone with one call or ten, or a bare embedding."""
     from fastapi import FastAPI, Request
     from langserve import add_routes
 
@@ -165,10 +181,11 @@ def make_app() -> Any:
         Path(folder, f"times-{os.getpid()}.json").write_text(json.dumps(times))
 
     app = FastAPI(lifespan=life)
-    if kind == "private":
+    if kind in ("private", "nothing"):
         release = release_of(Path(folder))
         warm(release)
-        add_dp_routes(app, watched(release, times), "/ask", principal_from=lambda _: "bench")
+        release = watched(release, times) if kind == "private" else idle(release)
+        add_dp_routes(app, release, "/ask", principal_from=lambda _: "bench")
     elif kind == "head":
         head = head_of(Path(folder))
         head.invoke("ready?")
@@ -201,7 +218,7 @@ def free_port() -> int:
 def served(kind: str, folder: Path, workers: int) -> Iterator[int]:
     """A server's port; it has ended afterwards."""
     port = free_port()
-    if kind == "private":
+    if kind in ("private", "nothing"):
         release_of(folder).line()  # the plan is frozen before workers start
     elif kind == "head":
         head_of(folder)
@@ -333,8 +350,11 @@ def measured_once(workers: int, seconds: float) -> tuple[dict[str, float], dict[
 
 def from_ledger(folder: Path, query: str) -> int:
     """One number of the ledger."""
-    with contextlib.closing(sqlite3.connect(folder / "budget.db")) as ledger:
-        return int(ledger.execute(query).fetchone()[0])
+    engine = sa.create_engine(ledger_of(folder))
+    with engine.connect() as ledger:
+        found = int(ledger.exec_driver_sql(query).scalar_one())
+    engine.dispose()
+    return found
 
 
 def spent(folder: Path) -> int:

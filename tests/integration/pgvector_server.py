@@ -43,14 +43,14 @@ def ask(url: str, *statements: str) -> list[Any]:
 
 
 class Cluster:
-    """A PostgreSQL that this process starts, stops and starts again, on a socket in a folder of its own. Raises
-    `NoServer`."""
+    """A PostgreSQL that this process starts, stops and starts again, on a socket in a folder of its own, and on a
+    port if one is given. Raises `NoServer`."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, port: int | None = None) -> None:
         programs = bundled()
-        self.settings = ("listen_addresses=", *settings)
+        self.settings = ("listen_addresses=" + "127.0.0.1" * bool(port), f"port={port or 5432}", *settings)
         self.folder = Path(tempfile.mkdtemp(prefix="dpicl_pg_"))  # short: a socket's path has at most 107 characters
-        self.url = f"postgresql+psycopg://postgres@/postgres?host={self.folder}"
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={self.folder}&port={port or 5432}"
         self.running: subprocess.Popen[bytes] | None = None
         account = UNPRIVILEGED if os.name == "posix" and os.geteuid() == 0 else None
         self._options: dict[str, Any] = {"user": account, "cwd": self.folder}
