@@ -1,0 +1,236 @@
+"""The operations page's whole deployment, as it is written: PostgreSQL, two model servers, four workers, a proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from http_server import until
+from pgvector_server import Cluster, NoServer, ask
+
+from langchain_dpicl import PrivacyBudget
+from langchain_dpicl.local.weights import model_path
+from langchain_dpicl.serving.guards import hash_of, new_key
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROXY, WORKERS, MODELS, DATABASE = "http://127.0.0.1:7100", (7101, 7102), (7201, 7202), 7132
+OWNERS, ASKED = 400, 4  # a question is some 14 calls of about a second
+
+LLAMA_SERVER = f"""#!{sys.executable}
+# llama.cpp's server, from the package that brings it; it takes the options that the page uses, and no others.
+import argparse, signal
+from langchain_dpicl.extras import require
+
+parser = argparse.ArgumentParser()
+for name in ("--model", "--alias", "--host", "--api-key"):
+    parser.add_argument(name, required=True)
+for name in ("--port", "--ctx-size", "--parallel", "--cache-ram"):
+    parser.add_argument(name, type=int, required=True)
+for name in ("--no-cache-prompt", "--no-slots"):
+    parser.add_argument(name, action="store_true", required=True)
+given = parser.parse_args()
+native = require("xllamacpp", "local")
+params = native.CommonParams()
+params.model.path, params.model_alias = given.model, {{given.alias}}
+params.hostnames, params.port, params.api_keys = [given.host], given.port, [given.api_key]
+params.n_parallel, params.n_ctx = given.parallel, given.ctx_size
+params.cache_prompt, params.cache_ram_mib, params.endpoint_slots = False, given.cache_ram, False
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+params.verbosity = -1
+server = native.Server(params)
+signal.pause()
+"""
+NGINX = """
+pid nginx.pid;
+error_log nginx.log;
+events {}
+http {
+    access_log off;
+    client_body_temp_path body; proxy_temp_path proxied; fastcgi_temp_path fast; uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    include proxy.conf;
+}
+"""
+
+
+def blocks(page: str, language: str, title: str) -> list[str]:
+    """The fenced blocks of a language in a section."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0] if title else text
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Deployed:
+    """What runs."""
+
+    folder: Path
+    key: str
+    metrics: str
+    ledger: str
+    numbers: list[int] = field(default_factory=list)
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+
+    def ask(self, question: str, tries: int = 1) -> dict[str, Any]:
+        """The answer, by way of the proxy; a caller asks again if a server was lost."""
+        body, headers = {"input": {"text": question}}, {"authorization": f"Bearer {self.key}"}
+        for _ in range(tries):
+            answer = self.client.post(f"{PROXY}/route/invoke", json=body, headers=headers)
+            if answer.status_code != 502:
+                break
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()["output"]
+        return found
+
+    def ask_all(self, questions: list[str], tries: int = 1) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda question: self.ask(question, tries), questions))
+
+    def charges(self, port: int) -> float:
+        """What a server says that it charged."""
+        headers = {"authorization": f"Bearer {self.metrics}"}
+        text = self.client.get(f"http://127.0.0.1:{port}/metrics", headers=headers).text
+        return sum(float(value) for value in re.findall(r"^dpicl_charges_total\{.*\} (\S+)$", text, re.MULTILINE))
+
+    def process(self, *words: str) -> list[int]:
+        """The processes with all of these words in their command."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if all(word in command or any(part.endswith(f"/{word}") for part in command) for word in words):
+                    found.append(int(entry.name))
+        return found
+
+
+def workers_of(process: int) -> list[int]:
+    """A process and all that it has started."""
+    found = [process]
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == process:
+                found += workers_of(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[None]:
+    """PostgreSQL as the other page makes it, on a port of its own."""
+    try:
+        cluster = Cluster("max_connections=60", port=DATABASE)
+    except NoServer as error:
+        pytest.skip(f"no pgvector: {error}")
+    with contextlib.closing(cluster):
+        (sql,) = blocks("postgres.md", "sql", "")
+        roles, _, extension = sql.partition("\\connect records\n")
+        ask(cluster.url, *filter(str.strip, roles.split(";")))
+        ask(cluster.url.replace("/postgres?", "/records?"), extension)
+        yield
+
+
+@pytest.fixture(scope="module")
+def deployed(database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    if shutil.which("nginx") is None:
+        pytest.skip("no nginx")
+    folder, key, metrics = tmp_path_factory.mktemp("deployed"), new_key(), new_key()
+    (settings,), (proxy,) = (blocks("operations.md", each, "A whole deployment") for each in ("yaml", "nginx"))
+    (start,) = blocks("operations.md", "sh", "A whole deployment")
+    rows = [
+        {"text": f"box {i} of the {'kitchen' if i % 3 else 'garden'}", "label": "Flask" if i % 3 else "Porch"}
+        for i in range(OWNERS)
+    ]
+    lines = [json.dumps({**row, "patient": f"p{i}"}) for i, row in enumerate(rows)]
+    files = {"server.yaml": settings, "proxy.conf": proxy, "nginx.conf": NGINX, "llama-server": LLAMA_SERVER}
+    files |= {"keys.yaml": json.dumps({"desk": hash_of(key)}), "notes.jsonl": "\n".join(lines)}
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    (folder / "llama-server").chmod(stat.S_IRWXU)
+    (folder / "model.gguf").symlink_to(model_path("smollm2-135m-instruct"))
+    around = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "STORE_URL": f"postgresql://dpicl:...@127.0.0.1:{DATABASE}/records",
+        "LEDGER_URL": f"postgresql://dpicl:...@127.0.0.1:{DATABASE}/budgets",
+        "MODEL_KEY": "a key",
+        "METRICS_KEY_HASH": hash_of(metrics),
+    }
+    found = Deployed(folder, key, metrics, around["LEDGER_URL"])
+    with (folder / "log").open("wb") as log:
+        how: dict[str, Any] = {"cwd": folder, "env": around, "stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(["bash", "-ec", start], **how)
+        try:
+            said = (folder / "log").read_text
+            assert process.wait(300) == 0, said()
+            for port in WORKERS:
+                until(lambda: ready(port), 120)  # noqa: B023
+            yield found
+        finally:
+            for pid in found.process("llama-server") + found.process("serve", "server.yaml"):
+                for each in workers_of(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGKILL)
+            if (folder / "nginx.pid").exists():
+                os.kill(int((folder / "nginx.pid").read_text()), signal.SIGTERM)
+
+
+def ready(port: int) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_deployment_answers_and_goes_on_when_a_part_of_each_kind_is_lost(deployed: Deployed) -> None:
+    assert deployed.client.get(f"{PROXY}/metrics").status_code == 404
+    first = [f"which room, asks {i}?" for i in range(ASKED)]
+    answers = deployed.ask_all(first)
+    numbers = [each["receipt"]["number"] for each in answers]
+    assert sorted(numbers) == list(range(1, ASKED + 1))
+    shares = [deployed.charges(port) for port in WORKERS]
+    assert sum(shares) == ASKED
+    assert min(shares) > 0, "the proxy asks both"
+
+    (gone,) = deployed.process("dpicl", "--port", str(WORKERS[0]))
+    (model,) = deployed.process("llama-server", "--port", str(MODELS[0]))
+    then = [f"and which room, asks {i}?" for i in range(ASKED)]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(deployed.ask_all, then, 5)
+        until(lambda: deployed.charges(WORKERS[1]) > shares[1], 60)
+        for each in [model, *workers_of(gone)]:
+            os.kill(each, signal.SIGKILL)
+        later = asked.result()
+    numbers += [each["receipt"]["number"] for each in later]
+    assert len(set(numbers)) == 2 * ASKED
+    assert all(ready(port) == (port == WORKERS[1]) for port in WORKERS)
+    assert [each["receipt"]["replayed"] for each in deployed.ask_all(first)] == [True] * ASKED
+    assert [each["answer"] for each in deployed.ask_all(first)] == [each["answer"] for each in answers]
+
+    (left,) = deployed.process("dpicl", "--port", str(WORKERS[1]))
+    os.kill(left, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text().split()[2], 60)
+    budget = PrivacyBudget.open("notes", deployed.ledger)
+    rows, count = budget.latest()
+    assert {row.number for row in rows if row.receipt} >= set(numbers)
+    in_vain = count - 2 * ASKED  # the dead server had charged them, for callers who then asked again
+    assert 0 <= in_vain <= ASKED
+    lost = (
+        budget.spent() - count
+    )  # permits of the dead server, at most as many as it had charged
+    assert 0 <= lost <= count
+    budget.close()
