@@ -104,7 +104,10 @@ class Soak:
     def kill_worker(self) -> Service:
         """Not the oldest one, whose memory is looked at."""
         service = self.services["postgresql"]
-        until(lambda: len(service.running) > 1, WITHIN)  # the last one that was killed may not be replaced yet
+        try:
+            until(lambda: len(service.running) > 1, WITHIN)
+        except AssertionError:
+            raise Broken(f"workers that were killed are not replaced within {WITHIN:g} s") from None
         os.kill(draw.choice(service.running[1:]), signal.SIGKILL)
         return service
 
