@@ -72,16 +72,11 @@ format: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# All of them, also after one that misses a target.
+BENCHES := release accounting generation decoding ledger gate head workers serving
 bench: $(DEV)
-	$(BIN)/python tests/bench/bench_release.py
-	$(BIN)/python tests/bench/bench_accounting.py
-	$(BIN)/python tests/bench/bench_generation.py
-	$(BIN)/python tests/bench/bench_decoding.py
-	$(BIN)/python tests/bench/bench_ledger.py
-	$(BIN)/python tests/bench/bench_gate.py
-	$(BIN)/python tests/bench/bench_head.py
-	$(BIN)/python tests/bench/bench_serving.py
-	$(BIN)/python tests/bench/bench_workers.py
+	@for each in $(BENCHES); do $(BIN)/python tests/bench/bench_$$each.py || missed="$$missed $$each"; done; \
+	if [ -n "$$missed" ]; then echo "targets missed:$$missed"; exit 1; fi
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

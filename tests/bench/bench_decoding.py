@@ -8,7 +8,8 @@ a sentence about a restaurant.
   was part of an earlier answer. Cold: none was.
 - plain: at every step the 5 prompts as one padded batch, read anew: ``model(**batch).logits[:, -1]``. At least 5 times
   slower than ours, warm, is the target.
-- plain, last position only: the same with ``logits_to_keep=1``, which spares it the output layer elsewhere (no target).
+- plain, last position only: the same with ``logits_to_keep=1``, which spares it the output layer elsewhere. At least 4
+  times slower than ours, warm, is the target.
 
 Plain decoding is timed at every fourth step, as its steps take long and grow evenly.
 
@@ -40,6 +41,7 @@ from langchain_dpicl.decoding.model import Demonstration
 
 STEPS, SHOTS, EVERY = 25, 4, 4
 TARGET = "plain over ours, warm (at least 5)"
+LAST = "plain, last position only, over ours, warm (at least 4)"
 OWNERS, NEAR, CALLS, SLOTS, TOKENS, DIMENSION = 100_000, 5_000, 2, 6, 8, 384
 GATED, PAID = "a token with a gate over one without (at most 1.3)", "a token with a gate and tickets over one without"
 
@@ -145,7 +147,7 @@ def measure(model: str, rounds: int) -> dict[str, float]:
         "plain, last position only: tokens a second": 1 / last,
         TARGET: whole / warm,
         "plain over ours, cold": whole / cold,
-        "plain, last position only, over ours, warm": last / warm,
+        LAST: last / warm,
         "plain, last position only, over ours, cold": last / cold,
     }
 
@@ -204,7 +206,8 @@ def main(argv: list[str] | None = None) -> int:
         width = max(len(name) for name in figures)
         for name, value in figures.items():
             print(f"{name:<{width}}  {value:.4g}")
-    return 0 if figures.get(TARGET, 5.0) >= 5.0 and figures[GATED] <= 1.3 else 1
+    good = figures.get(TARGET, 5.0) >= 5.0 and figures.get(LAST, 4.0) >= 4.0 and figures[GATED] <= 1.3
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Real uvicorn servers with 1 and 2 workers; 20 clients that each ask a question o
 answered; SQLite.
 
 - requests a second with an instant model: a release of 10 member calls, and LangServe's ``add_routes`` with one call
-- the same, for LangServe with the same 10 calls
+- the same, for LangServe with the same 10 calls: at 2 workers the release has at least .8 of its requests
 - a release's own time (from before its charge to its answer, less the model's) where the model takes half a second
   or so, as models do: 95 % under 10 ms; and with an instant model, where 20 clients queue for the processor
 - where that time goes
@@ -56,6 +56,7 @@ from langchain_dpicl.local import local_embeddings
 LABELS = ["red", "blue"]
 MEMBERS, CLIENTS, RELEASES, OWNERS = 10, 20, 100_000, 10_000
 TARGET_MS = 10.0
+AT_TWO = 0.8
 READY_S = {"head": 8.0, "embedded model": 12.0}
 ONCE = ("head", "embed_documents")  # what they run needs no ledger
 ROUNDS = 3
@@ -443,7 +444,8 @@ def measure(seconds: float) -> dict[str, float]:
             rates[kind], times, _ = measured(kind, workers, seconds, 0.0)
             figures[f"{workers} workers, {kind}, answers a second"] = rates[kind]
         figures[f"{workers} workers, private over one call"] = rates["private"] / rates["one call"]
-        figures[f"{workers} workers, private over ten calls"] = rates["private"] / rates["ten calls"]
+        wanted = f" (at least {AT_TWO:g})" if workers == 2 else ""
+        figures[f"{workers} workers, private over ten calls{wanted}"] = rates["private"] / rates["ten calls"]
         figures[f"{workers} workers, instant model, p50 of a release, ms"] = share(times["whole"], 0.5)
         figures[f"{workers} workers, instant model, p95 of a release, ms"] = share(times["whole"], 0.95)
     latency = 0.5
@@ -494,7 +496,9 @@ def main(argv: list[str] | None = None) -> int:
         for name, value in figures.items():
             print(f"{name:<{width}}  {value:.4g}")
     targets = {name: float(found[1]) for name in figures if (found := re.search(r"\(under ([\d.]+)\)$", name))}
-    return 0 if all(figures[name] < target for name, target in targets.items()) else 1
+    good = all(figures[name] < target for name, target in targets.items())
+    least = {name: float(found[1]) for name in figures if (found := re.search(r"\(at least ([\d.]+)\)$", name))}
+    return 0 if good and all(figures[name] >= target for name, target in least.items()) else 1
 
 
 if __name__ == "__main__":
