@@ -340,7 +340,8 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(figures, indent=2))
     else:
         width = max(map(len, figures))
-        print(*(f"{name:<{width}}  {value:.4g}" for name, value in figures.items()), sep="\n")
+        shown = {name: value if isinstance(value, int) else f"{value:.4g}" for name, value in figures.items()}
+        print(*(f"{name:<{width}}  {value}" for name, value in shown.items()), sep="\n")
     return 0
 
 
