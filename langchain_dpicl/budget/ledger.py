@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget import opening, schema
 from langchain_dpicl.budget.database import TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
-from langchain_dpicl.budget.requests import ChargeRequest, DoesNotFit, Outcome, charge_all
+from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit, charge_all
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
@@ -71,7 +71,7 @@ class Ledger(StoredLedger):
     def _meet(self) -> None:
         """Let threads that charge, or that record, do so together."""
         interrupted = partial(LedgerError, "the thread that wrote to the ledger was interrupted: what it wrote counts")
-        self._charging: Together[ChargeRequest, Outcome] = Together(interrupted)
+        self._charging: Together[ChargeRequest, ChargeOutcome] = Together(interrupted)
         self._recording: Together[tuple[Charge, Mapping[str, object], int], int] = Together(interrupted)
 
     def _join(self) -> None:
@@ -95,7 +95,7 @@ class Ledger(StoredLedger):
 
     # -- charges ----------------------------------------------------------------------------------------------------
 
-    def charge(self, request: ChargeRequest) -> Outcome:
+    def charge(self, request: ChargeRequest) -> ChargeOutcome:
         """Charge the queries that were not answered before: all of them durably, or nothing.
 
         Threads that charge one counter at once share a transaction if all of it fits; each has its own charges.
@@ -105,7 +105,7 @@ class Ledger(StoredLedger):
             return self._charge_once(request)
         return self._charging(request.alike, request, partial(charge_all, self._charge_once))
 
-    def _charge_once(self, request: ChargeRequest) -> Outcome:
+    def _charge_once(self, request: ChargeRequest) -> ChargeOutcome:
         """One transaction."""
         undo = contextlib.ExitStack()  # puts back the permits of a transaction that certainly was rolled back
         try:

@@ -70,24 +70,24 @@ class ChargeRequest:
         return {key for key in self.keys if isinstance(key, str)}
 
 
-Outcome = list[Charge | Claim] | dict[str, Claim] | None
+ChargeOutcome = list[Charge | Claim] | dict[str, Claim] | None
 """Of a charge: its entries; the claims of other callers, on queries that they have not answered yet; or None, because
 fewer units are left."""
 
 
 def charge_all(
-    once: Callable[[ChargeRequest], Outcome | LedgerError], asked: Sequence[ChargeRequest]
-) -> list[Outcome | LedgerError]:
+    once: Callable[[ChargeRequest], ChargeOutcome | LedgerError], asked: Sequence[ChargeRequest]
+) -> list[ChargeOutcome | LedgerError]:
     """The outcomes of requests that are alike, each as if it was made by itself, in few transactions.
 
     ``once`` charges one request in a transaction of its own. Two callers never share a charge: where they ask the same
     query, the later one waits for the other's answer, as it would if the other process had asked. After a fault nothing
     is tried any more, since each try may wait long for a server that is gone.
     """
-    found: dict[int, Outcome | LedgerError] = {}
+    found: dict[int, ChargeOutcome | LedgerError] = {}
     fault: LedgerError | None = None
 
-    def unless_faulty(request: ChargeRequest) -> Outcome | LedgerError:
+    def unless_faulty(request: ChargeRequest) -> ChargeOutcome | LedgerError:
         nonlocal fault
         if fault is None:
             try:
@@ -108,8 +108,8 @@ def charge_all(
 
 
 def _charge_group(
-    once: Callable[[ChargeRequest], Outcome | LedgerError], asked: Mapping[int, ChargeRequest]
-) -> dict[int, Outcome | LedgerError]:
+    once: Callable[[ChargeRequest], ChargeOutcome | LedgerError], asked: Mapping[int, ChargeRequest]
+) -> dict[int, ChargeOutcome | LedgerError]:
     """Requests without a query in common: all; or only those that wait for others' answers, if there are any."""
     queries = [query for each in asked.values() for query in each.queries]
     overdue = {query: number for each in asked.values() for query, number in each.overdue.items()}

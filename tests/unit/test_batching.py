@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.budget.requests import ChargeRequest, Outcome, charge_all
+from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, charge_all
 from langchain_dpicl.budget.schema import Account, Charge, Claim
 from langchain_dpicl.calls.batching import Together
 from langchain_dpicl.errors import LedgerError
@@ -183,7 +183,7 @@ class Counter:
         self.left, self.claims, self.faults = left, dict(claims), faults
         self.number = 0
 
-    def once(self, request: ChargeRequest) -> Outcome:
+    def once(self, request: ChargeRequest) -> ChargeOutcome:
         if self.faults():
             raise LedgerError("no answer")
         known = {name: self.claims[name] for name in request.names if name in self.claims}
