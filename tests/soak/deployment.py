@@ -1,4 +1,7 @@
-"""The operations page's whole deployment, as it is written: PostgreSQL, two model servers, four workers, a proxy."""
+"""The operations page's whole deployment, as it is written: PostgreSQL, two model servers, four workers, a proxy.
+
+Not a part of the tests: run it with ``make deployment`` when the page, the server or its configuration changes.
+"""
 
 from __future__ import annotations
 
