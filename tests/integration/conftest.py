@@ -55,6 +55,27 @@ def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def lose_a_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[bool]]:
+    """Let the server commit, and the connection die before it says so: once, and again after the list is cleared."""
+    import psycopg
+
+    def lose() -> list[bool]:
+        real, lost = psycopg.Connection.commit, list[bool]()
+
+        def commit(self: Any) -> None:
+            real(self)
+            if not lost:
+                lost.append(True)
+                self.close()
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        monkeypatch.setattr(psycopg.Connection, "commit", commit)
+        return lost
+
+    return lose
+
+
+@pytest.fixture
 def terminate(postgres_server: str) -> Any:
     """terminate(url): end every connection to that database, as a server that restarts does; how many there were."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +10,11 @@ from typing import Any
 import by_hand  # noqa: F401 - adds `charge` to `BudgetLine`
 import pytest
 import sqlalchemy as sa
+from http_server import until
 
 from langchain_dpicl import LedgerError, PrivacyBudget
+from langchain_dpicl.budget.requests import ChargeRequest
 from langchain_dpicl.budget.schema import Charge, Claim
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Crowd:
@@ -30,6 +24,7 @@ class Crowd:
         self.budget = PrivacyBudget(1000.0, 1e-5, releases, url, **options)
         self.line: Any = self.budget.line(mechanism, 0.5)
         self.ledger = self.budget._ledger
+        self.alike = ChargeRequest(self.line._account(None), []).alike
         self.commits = 0
         sa.event.listen(self.ledger._engine, "commit", lambda _: setattr(self, "commits", self.commits + 1))
 
@@ -74,9 +69,8 @@ class Crowd:
         return [found[number] for number in range(len(actions))]
 
     def charge_at_once(self, queries: list[list[str | None]]) -> list[Any]:
-        alike = (self.line._account(None), 1, True, False)
         asked = [lambda names=names: self.line.charge(queries=names) for names in queries]
-        return self.at_once(asked, self.ledger._charging, alike)
+        return self.at_once(asked, self.ledger._charging, self.alike)
 
     def rows(self, statement: str) -> list[Any]:
         with self.ledger._engine.connect() as connection:
@@ -115,30 +109,18 @@ def test_equal_queries_are_answered_by_one_charge(any_url: str) -> None:
             crowd.line.record(entry, answer='"yes"')
         return entry
 
-    alike = (crowd.line._account(None), 1, True, False)
-    found = crowd.at_once([ask, ask, ask], crowd.ledger._charging, alike)
+    found = crowd.at_once([ask, ask, ask], crowd.ledger._charging, crowd.alike)
     assert sum(isinstance(each, Charge) for each in found) == 1
     assert [each.answer for each in found if not isinstance(each, Charge)] == ['"yes"'] * 2
     assert crowd.budget.spent() == 1
 
 
 def test_a_commit_without_an_answer_is_an_error_for_all_and_counts_once(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    postgres_url: str, lose_a_commit: Callable[[], list[bool]], tmp_path: Any
 ) -> None:
-    import psycopg
-
     crowd = Crowd(postgres_url, witness=tmp_path / "witness")
     crowd.line.charge()
-    real, lost = psycopg.Connection.commit, []
-
-    def commit(self: Any) -> None:
-        real(self)
-        if not lost:
-            lost.append(True)
-            self.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    lose_a_commit()
     found = crowd.charge_at_once([[None], [None], [None]])
     assert [type(each) for each in found] == [LedgerError] * 3
     assert all("if so, it counts" in str(each) for each in found)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -278,24 +279,12 @@ def test_connections_that_are_cut_again_and_again_cost_nothing_twice(postgres_ur
 
 
 def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    postgres_url: str, lose_a_commit: Callable[[], list[bool]], tmp_path: Path
 ) -> None:
     """The server commits and the connection dies before it says so: once for a charge, once for a receipt."""
-    import psycopg
-
     line = line_of(postgres_url, witness=tmp_path / "witness")  # whose commits are not these
     line.charge()
-    real = psycopg.Connection.commit
-    lost: list[bool] = []
-
-    def commit(self: Any) -> None:
-        real(self)
-        if not lost:
-            lost.append(True)
-            self.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    lost = lose_a_commit()
     with pytest.raises(LedgerError, match="if so, it counts"):
         line.charge()
     assert lost
@@ -581,24 +570,12 @@ def test_a_process_killed_before_its_answer_leaves_everything_charged(any_url: s
 
 
 def test_tokens_whose_return_was_not_confirmed_are_given_back_once(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, lose_a_commit: Callable[[], list[bool]]
 ) -> None:
     """The server commits the receipt and the connection dies before it says so: it is written again."""
-    import psycopg
-
     line = token_line(postgres_url)
     (charge,) = line.charge(units=50)
-    real = psycopg.Connection.commit
-    lost: list[bool] = []
-
-    def commit(self: Any) -> None:
-        real(self)
-        if not lost:
-            lost.append(True)
-            self.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    lost = lose_a_commit()
     receipt = line.record(charge, unused=30)
     assert lost
     assert (receipt["tokens"], adds_up(postgres_url)) == (20, 20)
