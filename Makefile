@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCAL := $(VENV)/.local
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-slow test-install soak deployment lint format docs bench clean help
+.PHONY: demo test test-slow test-install soak lint format docs bench clean help
 
 help:
 	@echo "make demo       private answers from private examples, with an embedded model"
@@ -15,7 +15,6 @@ help:
 	@echo "make test-slow  the other tests: wide grids, large models' runs, long races"
 	@echo "make test-install  a first hour in fresh environments: installs, messy files, the commands"
 	@echo "make soak       20 minutes of load and faults: kills, restarts, a full disk, clients that hang up"
-	@echo "make deployment the whole deployment of docs/operations.md, as it is written (needs nginx)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the site, in build/site; a warning or a dead link fails"
 	@echo "make bench      timings, each against what it is compared with"
@@ -60,10 +59,6 @@ test-install: $(VENV)/bin/python
 # Not a part of the tests, either: MINUTES=2 for a short one.
 soak: $(DEV)
 	$(BIN)/python -W ignore tests/soak/soak.py --minutes $(or $(MINUTES),20)
-
-# The whole deployment of docs/operations.md, as it is written: minutes of a small model's work, and nginx.
-deployment: $(DEV)
-	PYTHONPATH=tests/integration $(BIN)/python -m pytest tests/soak/deployment.py
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -97,6 +97,7 @@ class BudgetSection(Section):
     name: str = "default"
     scope: Literal["shared", "per_principal"] = "shared"
     replay: Replay = "principal"
+    replay_patience: Annotated[float, Field(ge=0)] = 300.0
     keep_queries: bool = False
     on_exhausted: Literal["raise", "zero_shot"] = "raise"
     soft_limit: float | None = None
