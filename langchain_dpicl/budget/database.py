@@ -48,6 +48,7 @@ D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read"]
 
 _BUSY_SECONDS = 60
+_FIRST_LOOK, _LAST_LOOK = 0.0003, 0.02
 _RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
@@ -236,7 +237,10 @@ class Database:
         if kind != "read" and info.get("synchronous") != kind:
             driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
             info["synchronous"] = kind
-        driver.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
+        if kind == "read":
+            driver.execute("BEGIN")
+        else:
+            _begin_writing(driver)
         if self.path is None:
             return
         found, log = place_of(self.path), info.get("log")
@@ -275,6 +279,25 @@ class Database:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown!r})"
+
+
+def _begin_writing(driver: Any) -> None:
+    """BEGIN IMMEDIATE. SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and the lock is held for less
+    than one: this looks often at first."""
+    deadline, pause = time.monotonic() + _BUSY_SECONDS, _FIRST_LOOK
+    driver.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(1.2 * pause, _LAST_LOOK)
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={int(1000 * _BUSY_SECONDS)}")
 
 
 def _may_work_again(error: BaseException) -> bool:

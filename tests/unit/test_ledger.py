@@ -191,7 +191,7 @@ def test_the_cost_of_a_charge_does_not_grow_with_what_was_spent(ledger: Ledger) 
 
     charged(ledger, plan, "vote", 1)
     (update,) = [statement for statement in seen if statement.startswith("UPDATE")]
-    assert len(seen) <= 5
+    assert len(seen) <= 7
     query = f"EXPLAIN QUERY PLAN {update}"
     steps = ledger.run(lambda connection: connection.exec_driver_sql(query).all())
     assert all("SCAN" not in str(step) for step in steps)

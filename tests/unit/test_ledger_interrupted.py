@@ -125,6 +125,30 @@ def test_a_grant_is_withdrawn_around_another_workers_repair(
     assert filtered(ledger_url)[1].charge()[0].number == known + 3
 
 
+def test_a_charge_waits_for_another_programs_transaction_and_not_for_ever(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line: Any = PrivacyBudget(3, 1e-5, 50, ledger=ledger_url, name="b").line("vote", 0.5, rate_is_explicit=True)
+    line.charge()
+    other = sqlite3.connect(ledger_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    found: list[int] = []
+    waiting = threading.Thread(target=lambda: found.append(line.charge()[0].number))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    other.execute("COMMIT")
+    waiting.join(30)
+    assert found == [2]
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.3)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerError, match="locked"):
+        line.charge()
+    other.execute("COMMIT")
+    assert line.charge()[0].number == 3
+    other.close()
+
+
 def test_a_commit_that_finds_the_witness_busy_leaves_no_lock(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_BUSY_SECONDS", 0.3)
     line: Any = PrivacyBudget(3, 1e-5, 50, ledger=ledger_url, name="b").line("vote", 0.5, rate_is_explicit=True)
