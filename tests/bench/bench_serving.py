@@ -271,7 +271,8 @@ async def client(
 ) -> None:
     """Ask until the time is over; the model takes from half of its latency to half as much again, or, without a
     latency, reads a text."""
-    await asyncio.sleep(random.uniform(0, 2 * (latency or 0.0)))  # people do not all begin at once
+    # People do not all begin at once; and a worker that is idle takes the next connection, or all that come at once.
+    await asyncio.sleep(random.uniform(0, max(0.4, 2 * (latency or 0.0))))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     number = 0
     while time.monotonic() < until:
