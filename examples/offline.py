@@ -2,8 +2,8 @@
 
     python examples/offline.py FOLDER QUESTIONS [--votes 1000] [--processes 4]
 
-QUESTIONS has one a line. All processes charge one ledger. Run the same command again after a kill, and it goes on where
-it was: what is in FOLDER is not asked again, and what is in the ledger is charged no more.
+QUESTIONS has one a line; blank lines are none. All processes charge one ledger. Run the same command again after a
+kill, and it goes on where it was: what is in FOLDER is not asked again, and what is in the ledger is charged no more.
 """
 
 import argparse
@@ -75,18 +75,22 @@ def work(folder: Path, questions: list[str], votes: int, part: int, processes: i
     def ask(asked: list[str]) -> list[str]:
         return [each["label"] for each in head.batch(asked)]
 
-    extend(folder / f"votes-{part}.jsonl", questions[part:votes:processes], vote)
-    extend(folder / f"head-{part}.jsonl", questions[part::processes], ask)
+    extend(folder / f"votes-{part}-of-{processes}.jsonl", questions[part:votes:processes], vote)
+    extend(folder / f"head-{part}-of-{processes}.jsonl", questions[part::processes], ask)
 
 
 def extend(file: Path, questions: list[str], answer: Callable[[list[str]], list[Any]]) -> None:
     """Append the answers that the file lacks."""
     with file.open("ab+") as lines:
         lines.seek(0)
-        done = [line for line in lines if line.endswith(b"\n")]
-        lines.truncate(sum(map(len, done)))
-        with tqdm(total=len(questions), initial=len(done), desc=file.stem, disable=None) as bar:
-            for first in range(len(done), len(questions), CHUNK):
+        done = size = 0
+        for line, question in zip(lines, questions, strict=False):
+            if not line.endswith(b"\n") or json.loads(line)[0] != question:  # half a line, or another question
+                break
+            done, size = done + 1, size + len(line)
+        lines.truncate(size)
+        with tqdm(total=len(questions), initial=done, desc=file.stem, disable=None) as bar:
+            for first in range(done, len(questions), CHUNK):
                 asked = questions[first : first + CHUNK]
                 pairs = zip(asked, answer(asked), strict=True)
                 lines.write("".join(json.dumps(pair) + "\n" for pair in pairs).encode())
@@ -97,6 +101,8 @@ def extend(file: Path, questions: list[str], answer: Callable[[list[str]], list[
 
 def main(folder: Path, questions: list[str], votes: int, processes: int) -> None:
     """All of them, and what it cost."""
+    cores = os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))  # else each computes with all cores
     start = multiprocessing.get_context("spawn")
     each = [start.Process(target=work, args=(folder, questions, votes, i, processes)) for i in range(processes)]
     for process in each:
@@ -106,7 +112,8 @@ def main(folder: Path, questions: list[str], votes: int, processes: int) -> None
     if any(process.exitcode for process in each):
         raise SystemExit("a process has ended before its questions: run the same command again")
     for kind in ("head", "votes"):
-        parts = [(folder / f"{kind}-{i}.jsonl").read_text().splitlines(keepends=True) for i in range(processes)]
+        files = [folder / f"{kind}-{i}-of-{processes}.jsonl" for i in range(processes)]
+        parts = [file.read_text().splitlines(keepends=True) for file in files]
         total = sum(map(len, parts))
         (folder / f"{kind}.jsonl").write_text("".join(parts[i % processes][i // processes] for i in range(total)))
     print(f"{len(questions)} answers of the head and {votes} votes in {folder}; {budget_of(folder, votes)}")
@@ -120,7 +127,7 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=4)
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
-    asked = given.questions.read_text().splitlines()
+    asked = [line for line in given.questions.read_text(encoding="utf-8").split("\n") if line.strip()]
     votes = min(given.votes, len(asked))
     records, _ = demo_inbox()  # your own: a list of mappings, e.g. {"text": ..., "label": ..., "customer": ...}
     prepare(given.folder, records, list(DEMO_LABELS), votes)

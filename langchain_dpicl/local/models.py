@@ -239,17 +239,7 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
             "start workers by 'spawn', or start the model after the fork"
         )
     path = model_path(model)
-    # The library reads this when it is loaded: idle OpenMP threads sleep soon, unless the user has set it. Threads that
-    # spin at barriers slow each other down tenfold if anything else needs the cores (measured: two models on two cores,
-    # 50 tokens a second each instead of 250); alone they gain nothing.
-    sets_spins = "GOMP_SPINCOUNT" not in os.environ and "OMP_WAIT_POLICY" not in os.environ
-    if sets_spins:
-        os.environ["GOMP_SPINCOUNT"] = "1000"
-    try:
-        native = require("xllamacpp", "local")
-    finally:
-        if sets_spins:
-            del os.environ["GOMP_SPINCOUNT"]
+    native = require("xllamacpp", "local")
     key = secrets.token_urlsafe(32)
     params = native.CommonParams()
     params.model.path = str(path)

@@ -23,7 +23,7 @@ QUESTIONS, VOTES, PROCESSES = 500, 400, 2
 @pytest.mark.timeout(900)
 def test_every_question_is_answered_once_and_paid_once_though_all_processes_are_killed(tmp_path: Path) -> None:
     questions = [f"Could you renew prescription {i}, please?" for i in range(QUESTIONS)]
-    (tmp_path / "questions.txt").write_text("\n".join(questions))
+    (tmp_path / "questions.txt").write_text("\n\n".join(questions))
     folder = tmp_path / "answers"
     command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path / "questions.txt")]
     command += ["--votes", str(VOTES), "--processes", str(PROCESSES)]
@@ -37,7 +37,7 @@ def test_every_question_is_answered_once_and_paid_once_though_all_processes_are_
     os.killpg(first.pid, signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL, "it was killed before its end"
     before = kept()
-    with (folder / "votes-0.jsonl").open("ab") as torn:
+    with (folder / "votes-0-of-2.jsonl").open("ab") as torn:
         torn.write(b'["half a li')
     assert 0 < before < VOTES
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

@@ -1,5 +1,6 @@
 """Each optional part that is missing names its extra and the command, wherever it is asked for."""
 
+import os
 import re
 import sys
 import tomllib
@@ -97,3 +98,21 @@ def test_every_extra_that_the_package_names_exists() -> None:
         for extra in [*re.findall(r'require\([^)]*?, "(\w+)"\)', text), *re.findall(r"langchain-dpicl\[(\w+)\]", text)]
     }
     assert {"local", "openai", "serve", "eval", "hub", "postgres", "verify"} <= named <= set(extras)
+
+
+@pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_a_library_is_loaded_with_short_spins_unless_the_user_has_set_them(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spins_seen.py").write_text("import os\nSEEN = os.environ.get('GOMP_SPINCOUNT')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "spins_seen", raising=False)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv(own, "7")
+    before = dict(os.environ)
+    expected = {None: "1000", "OMP_WAIT_POLICY": None, "GOMP_SPINCOUNT": "7"}[own]
+    found = require("spins_seen", "local").SEEN
+    assert found == expected
+    assert dict(os.environ) == before
