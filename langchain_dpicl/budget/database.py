@@ -48,7 +48,7 @@ D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read"]
 
 _BUSY_SECONDS = 60
-_FIRST_LOOK, _LAST_LOOK = 0.0003, 0.02
+_FIRST_LOOK, _LAST_LOOK = 0.0003, 0.005
 _RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
@@ -238,6 +238,7 @@ class Database:
             driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
             info["synchronous"] = kind
         if kind == "read":
+            _wait(driver, _BUSY_SECONDS)
             driver.execute("BEGIN")
         else:
             _begin_writing(driver)
@@ -283,9 +284,9 @@ class Database:
 
 def _begin_writing(driver: Any) -> None:
     """BEGIN IMMEDIATE. SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and the lock is held for less
-    than one: this looks often at first."""
+    than one: this looks often."""
     deadline, pause = time.monotonic() + _BUSY_SECONDS, _FIRST_LOOK
-    driver.execute("PRAGMA busy_timeout=0")
+    _wait(driver, 0)
     try:
         while True:
             try:
@@ -297,7 +298,12 @@ def _begin_writing(driver: Any) -> None:
             time.sleep(pause)
             pause = min(1.2 * pause, _LAST_LOOK)
     finally:
-        driver.execute(f"PRAGMA busy_timeout={int(1000 * _BUSY_SECONDS)}")
+        _wait(driver, _BUSY_SECONDS)
+
+
+def _wait(driver: Any, seconds: float) -> None:
+    """How long SQLite waits for a lock. An interrupt may leave a connection at 0, so each transaction says it anew."""
+    driver.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
 
 
 def _may_work_again(error: BaseException) -> bool:

@@ -51,5 +51,5 @@ def test_every_question_is_answered_once_and_paid_once_though_all_processes_are_
     released = [row for row in rows if row.line == "vote" and row.receipt]
     assert len(released) == VOTES, "each question is paid once"
     assert budget.spent("head") == 1
-    assert VOTES <= budget.spent("vote") <= 1.05 * VOTES, "the rest died with the processes"
+    assert VOTES <= budget.spent("vote") <= VOTES + VOTES // 20 + 100, "the rest died with the processes"
     budget.close()

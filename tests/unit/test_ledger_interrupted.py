@@ -21,6 +21,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.budget import database, opening
+from langchain_dpicl.budget.witness import Witness
 from langchain_dpicl.errors import LedgerError
 
 ROWS = [{"input": f"text {i}", "output": "Positive", "owner": f"owner {i}"} for i in range(6)]
@@ -147,6 +148,36 @@ def test_a_charge_waits_for_another_programs_transaction_and_not_for_ever(
     other.execute("COMMIT")
     assert line.charge()[0].number == 3
     other.close()
+
+
+def test_a_connection_that_an_interrupt_left_without_patience_waits_again(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its next transaction, whatever that is."""
+
+    class Alarm(Exception):
+        pass
+
+    def interrupted(driver: Any, seconds: float) -> None:
+        if seconds and armed:
+            raise armed.pop()
+        wait(driver, seconds)
+
+    wait, armed = database._wait, [Alarm()]
+    url = f"{ledger_url}.witness"
+    witness = Witness(url)
+    witness.begin()
+    monkeypatch.setattr(database, "_wait", interrupted)
+    with pytest.raises(Alarm):
+        witness.note(place="1:2")
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    later = threading.Timer(0.3, other.execute, ["COMMIT"])
+    later.start()
+    assert witness.marks() == []
+    later.join()
+    other.close()
+    witness.close()
 
 
 def test_a_commit_that_finds_the_witness_busy_leaves_no_lock(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
