@@ -21,6 +21,11 @@ from test_tickets_processes import query, store_of
 from langchain_dpicl import LedgerError, PrivacyBudget
 from langchain_dpicl.budget import tickets
 
+pytestmark = [
+    pytest.mark.slow,
+    # A grant whose connection or process dies just before its charge counts as spent.
+    pytest.mark.filterwarnings("ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"),
+]
 spawn = multiprocessing.get_context("spawn")
 TICKETS, UNITS, OWNERS, THREADS = 60, 5, 9, 3
 
@@ -116,7 +121,6 @@ def lines_in(log: Path) -> int:
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sum_after", [7, 10**6])
 def test_processes_give_back_at_once_and_one_is_killed(sum_after: int, any_url: str, tmp_path: Path) -> None:
     def kill(processes: Any, logs: list[Path]) -> None:
@@ -129,7 +133,6 @@ def test_processes_give_back_at_once_and_one_is_killed(sum_after: int, any_url: 
     assert check(any_url, logs, sum_after) > (20 if sum_after > 10**5 else -1), "or this proves nothing"
 
 
-@pytest.mark.slow
 def test_connections_that_are_cut_give_back_once(postgres_url: str, terminate: Any, tmp_path: Path) -> None:
     cut = 0
 
