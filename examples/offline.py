@@ -35,12 +35,14 @@ CHUNK = 100
 
 def prepare(folder: Path, records: list[dict[str, Any]], labels: list[str], votes: int) -> None:
     """The store, the head and the plan, in files that all processes read. What is there is left as it is."""
-    if not (folder / "store.npz").exists():
+    file = folder / "store.npz"
+    if file.exists():
+        store = ExemplarStore.load(file, local_embeddings())
+    else:
         store = ExemplarStore.from_records(
             records, local_embeddings(), input_key="text", output_key="label", owner_key="customer"
         )
-        store.save(folder / "store.npz")
-    store = ExemplarStore.load(folder / "store.npz", local_embeddings())
+        store.save(file)
     budget = budget_of(folder, votes)
     route(store, labels, budget)  # declares its line: a plan is made for all of its lines
     if not (folder / "head.npz").exists():

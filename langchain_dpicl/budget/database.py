@@ -140,15 +140,7 @@ class Database:
         ).fetchone()
         if (tables or application) and application != self.application_id:
             raise LedgerError(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
-        deadline = time.monotonic() + _BUSY_SECONDS
-        while True:  # changing the journal's mode ignores SQLite's own waiting for locks, so wait here
-            try:
-                cursor.execute(f"PRAGMA journal_mode={self.journal}")
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.01)
+        _when_free(connection, f"PRAGMA journal_mode={self.journal}")  # for which SQLite itself does not wait
         cursor.execute("PRAGMA foreign_keys=ON")
         if self.path is not None and self.journal == "WAL":
             cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
@@ -241,7 +233,7 @@ class Database:
             _wait(driver, _BUSY_SECONDS)
             driver.execute("BEGIN")
         else:
-            _begin_writing(driver)
+            _when_free(driver, "BEGIN IMMEDIATE")
         if self.path is None:
             return
         found, log = place_of(self.path), info.get("log")
@@ -282,15 +274,15 @@ class Database:
         return f"{type(self).__name__}({self.shown!r})"
 
 
-def _begin_writing(driver: Any) -> None:
-    """BEGIN IMMEDIATE. SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and the lock is held for less
-    than one: this looks often."""
+def _when_free(driver: Any, statement: str) -> None:
+    """Run a statement that needs a lock. SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and a lock is
+    held for less than one: this looks often."""
     deadline, pause = time.monotonic() + _BUSY_SECONDS, _FIRST_LOOK
     _wait(driver, 0)
     try:
         while True:
             try:
-                driver.execute("BEGIN IMMEDIATE")
+                driver.execute(statement)
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:

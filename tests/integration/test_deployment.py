@@ -14,7 +14,6 @@ import signal
 import stat
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,10 +24,10 @@ import httpx
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from http_server import until
+from ledger_files import AFTER_A_KILL
 from pgvector_server import Cluster, NoServer, ask
 
 from langchain_dpicl import PrivacyBudget
-from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.local.weights import model_path
 from langchain_dpicl.serving.guards import hash_of, new_key
 
@@ -219,6 +218,7 @@ def ready(port: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(1500)
+@pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_the_deployment_answers_and_goes_on_when_a_part_of_each_kind_is_lost(deployed: Deployed) -> None:
     assert deployed.client.get(f"{PROXY}/metrics").status_code == 404
     first = [f"which room, asks {i}?" for i in range(ASKED)]
@@ -247,9 +247,7 @@ def test_the_deployment_answers_and_goes_on_when_a_part_of_each_kind_is_lost(dep
     (left,) = deployed.process("dpicl", "--port", str(WORKERS[1]))
     os.kill(left, signal.SIGTERM)
     until(lambda: not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text().split()[2], 60)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*not closed by every process", PrivacyWarning)  # if it held permits
-        budget = PrivacyBudget.open("notes", deployed.ledger)
+    budget = PrivacyBudget.open("notes", deployed.ledger)
     rows, count = budget.latest()
     assert {row.number for row in rows if row.receipt} >= set(numbers)
     in_vain = count - 2 * ASKED  # the dead server had charged them, for callers who then asked again

@@ -21,6 +21,7 @@ from typing import Any
 import by_hand  # noqa: F401
 import pytest
 import sqlalchemy as sa
+from ledger_files import AFTER_A_KILL
 
 from langchain_dpicl import LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
@@ -28,7 +29,6 @@ from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.opening import LOST
 from langchain_dpicl.budget.schema import charges, counters
 
-AFTER_A_KILL = "ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"
 spawn = multiprocessing.get_context("spawn")
 sqlite_is_slow = pytest.mark.parametrize(
     "any_url", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True

@@ -16,16 +16,13 @@ from typing import Any
 import by_hand  # noqa: F401
 import numpy as np
 import pytest
+from ledger_files import AFTER_A_KILL
 from test_tickets_processes import query, store_of
 
 from langchain_dpicl import LedgerError, PrivacyBudget
 from langchain_dpicl.budget import tickets
 
-pytestmark = [
-    pytest.mark.slow,
-    # A grant whose connection or process dies just before its charge counts as spent.
-    pytest.mark.filterwarnings("ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(AFTER_A_KILL)]
 spawn = multiprocessing.get_context("spawn")
 TICKETS, UNITS, OWNERS, THREADS = 60, 5, 9, 3
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from ledger_files import AFTER_A_KILL
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget
 from langchain_dpicl.budget import tickets
@@ -129,7 +130,7 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning")
+@pytest.mark.filterwarnings(AFTER_A_KILL)
 def test_a_process_killed_at_any_time_loses_no_ticket_and_fills_up_none(any_url: str) -> None:
     """Killed five times while it charges and folds: what it said to be paid is burnt, and of every charge that it did
     not live to tell the tickets are burnt or not, all of them together."""
