@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 AFTER_A_KILL = "ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"
@@ -12,7 +14,15 @@ and its charge: what was granted counts as spent, and whoever opens the ledger a
 
 
 def copy_ledger(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """A closed ledger with its witness, as a whole folder is put back: nobody can tell."""
+    """A closed ledger with its witness and its key, as a whole folder is put back: nobody can tell."""
     shutil.copy(source, target)
-    if Path(f"{os.fspath(source)}.witness").exists():
-        shutil.copy(f"{os.fspath(source)}.witness", f"{os.fspath(target)}.witness")
+    for beside in (".witness", ".key"):
+        if Path(f"{os.fspath(source)}{beside}").exists():
+            shutil.copy(f"{os.fspath(source)}{beside}", f"{os.fspath(target)}{beside}")
+
+
+def key_file_of(url: str) -> str | None:
+    """Where stores in memory keep the key of a ledger that is no file. One place for all processes of a test."""
+    if url.startswith("sqlite:"):
+        return None
+    return os.path.join(tempfile.gettempdir(), f"dpicl-{hashlib.sha256(url.encode()).hexdigest()[:16]}.key")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from array import array
+from pathlib import Path
 
 from langchain_dpicl import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
@@ -60,13 +61,20 @@ def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "defa
     return used
 
 
+def key_in(url: str, store: PrivateStore | None = None) -> bytes:
+    """The key of a ledger's marks: the store's own, or that of the key file beside the ledger."""
+    own, file = () if store is None else store.mark_keys(), Path(f"{path_of(url)}.key")
+    if own or not file.exists():  # nobody was asked for so far
+        return own[0] if own else bytes(32)
+    return bytes.fromhex(file.read_text())
+
+
 def burnt(
     url: str, store: PrivateStore, line: str = "vote", principal: str = "", plan: str = "default"
 ) -> dict[str, int]:
     """The tickets that every owner of a store has used; 0 for one without a position."""
-    ((key,),) = run(url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")
     assert isinstance(store, ExemplarStore)
     numbers = store.numbers
-    marks = store.marks(numbers, bytes.fromhex(str(key)))
+    marks = store.marks(numbers, key_in(url, store))
     of = dict(zip(marks_in(url, plan), used_in(url, line, principal, plan), strict=True))
     return {owner: of.get(mark, 0) for owner, mark in zip(store.owners, marks, strict=True)}

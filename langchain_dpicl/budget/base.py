@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -17,17 +19,17 @@ from langchain_dpicl.budget.ledger import Ledger, filter_of
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
-from langchain_dpicl.budget.schema import UNLIMITED, Act, StoredPlan
-from langchain_dpicl.budget.stored import ReleaseRow, refuse_shared
+from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
+from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
 from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, TicketReport, Total
-from langchain_dpicl.errors import InvalidParameter, PlanMismatch, PrivacyWarning
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Closed
-from langchain_dpicl.store.base import OpenedBudget, PrivateStore
+from langchain_dpicl.store.base import MarkOf, PrivateStore
+from langchain_dpicl.store.notes import OpenedBudget
 
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
-Fingerprint = Callable[[bytes], tuple[str, ...]]
 
 
 class BaseBudget(Closed):
@@ -42,7 +44,16 @@ class BaseBudget(Closed):
     tickets: bool = False
     """Whether owners pay with tickets."""
 
-    def __init__(self, epsilon: float, delta: float, policy: Policy, ledger: str, name: str, witness: Where) -> None:
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        policy: Policy,
+        ledger: str,
+        name: str,
+        witness: Where,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         if not isinstance(name, str) or not name or len(name) > 255:
             raise InvalidParameter("name", name, "a string of 1 to 255 characters")
         self.epsilon = epsilon
@@ -57,7 +68,7 @@ class BaseBudget(Closed):
         self.keep_queries = policy.keep_queries
         """Whether receipts hold the queries' texts."""
         self._policy = policy
-        self._ledger = Ledger(ledger, witness=witness)
+        self._ledger = Ledger(ledger, witness=witness, key_file=key_file)
         self._lock = threading.RLock()
         self._plan: PrivacyPlan | None = None
         self._lines: dict[str, BudgetLine] = {}
@@ -99,11 +110,8 @@ class BaseBudget(Closed):
         """Take the content of the ledger. `PlanMismatch` if this budget asks for something else."""
         raise NotImplementedError
 
-    def _freeze(
-        self, content: str, digest: str, allowed: Mapping[str, int], fingerprint: Fingerprint | None, **more: Any
-    ) -> StoredPlan:
+    def _freeze(self, content: str, digest: str, allowed: Mapping[str, int], **more: Any) -> StoredPlan:
         """Store the plan, or take the one that another worker stored first."""
-        more["fingerprint"] = None if fingerprint is None else fingerprint(self._ledger.key("fingerprint_key"))
         stored = self._ledger.store_plan(self.name, content, digest, allowed, scope=self.scope, **more)
         self._adopt(stored)
         return stored
@@ -140,38 +148,41 @@ class BaseBudget(Closed):
 
     def watch(self, store: PrivateStore) -> None:
         """Use this budget with a store: an owner whom the store forgets from now on leaves the ledger too, with its
-        tickets and its hashes.
+        tickets.
 
         A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
-        remembers the budget, and a `PrivacyWarning` names others that were opened on the same data.
+        remembers the budget, and a `PrivacyWarning` names others on the same data on which something was spent.
         """
-        if store in self._watched:
-            return
-        key = self._ledger.key("fingerprint_key")  # if this fails, the store is not watched yet
         with self._lock:
             if store in self._watched:
                 return
             self._watched.add(store)
             self._to_remember.append(store)
-        store.on_owner_forgotten(key, self._leave if self.tickets else None, self._ledger.forget_prints)
+        if self.tickets:
+            store.on_owner_forgotten(self._leave)
 
-    def _leave(self, mark: bytes) -> Callable[[], object]:
-        self._find()
-        return (lambda: None) if self._owner_index is None else self._owner_index.leave(mark)
+    def _leave(self, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], object]:
+        stored = self._find()
+        key = None if stored is None else self._ledger.owner_key(stored.id, keys)
+        return (lambda: None) if key is None or self._owner_index is None else self._owner_index.leave(mark_of(key))
 
     def _remember(self) -> None:
-        """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data."""
+        """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data.
+
+        A budget whose owners pay meets each store's key: `LedgerError` if that is not the key of its plan.
+        """
         stores = list(self._to_remember)
+        if self.tickets and self._owner_index is not None:
+            for store in stores:
+                self._owner_index.key_for(store)
         if not stores or (place := self._ledger.place) is None:
             return
-        plans = self._ledger.plans()
-        mine = next(plan for plan in plans if plan.name == self.name)
-        names = {f"{plan.name!r} in this ledger" for plan in plans if plan is not mine and mine.marks & plan.marks}
-        opened = OpenedBudget(self._ledger.identity, place, self.name)
-        others = {other for store in stores for other in store.remember_budget(opened)}
-        if (self.name, mine.generation) not in {(act.name, act.generation) for act in self._ledger.acts()}:
-            here = {each: "this ledger" if each.ledger == opened.ledger else each.url for each in others}
-            names |= {f"{each.name!r} in {where}" for each, where in here.items()}
+        opened = OpenedBudget(self._ledger.identity, place, self.name, self.epsilon, self.delta)
+        known = {other.place: other for store in stores for other in store.remember_budget(opened)}
+        names = {f"{other.name!r} in {_where(other, opened)}" for other in known.values() if self._was_used(other)}
+        if not all(store.remembers for store in stores):  # it may be the data of any budget of this ledger
+            others = [plan for plan in self._ledger.plans() if plan.name != self.name]
+            names |= {f"{plan.name!r} in this ledger" for plan in others if self._ledger.has_spent(plan.id)}
         with self._lock:  # now they have
             self._to_remember = [store for store in self._to_remember if store not in stores]
         if names:
@@ -181,7 +192,7 @@ class BaseBudget(Closed):
             warnings.warn(
                 f"the budget {self.name!r} is used with data on which other budgets were opened: "
                 f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
-                "owner one budget, or read PrivacyBudget.total() for those of one ledger",
+                "owner one budget, or read PrivacyBudget.total()",
                 PrivacyWarning,
                 stacklevel=level,
             )
@@ -214,32 +225,48 @@ class BaseBudget(Closed):
     # -- other plans on the same data ----------------------------------------------------------------------------------
 
     def total(self) -> Total:
-        """The loss of all plans of this ledger on the same data together, since the last fresh start."""
-        plans, stored = self._ledger.plans(), self._find()
-        latest = max((plan.generation for plan in plans), default=1)
-        return terms.total(plans, latest if stored is None else stored.generation, self._ledger.most_spent)
+        """The loss of all plans of this ledger together, and of every budget that was opened on the stores which this
+        budget is used with, in whatever ledger.
 
-    def start_afresh(self, reason: str, fingerprint: Fingerprint | None = None) -> None:
-        """Declare that the data were replaced as a whole: this budget's plan, not frozen yet, then adds up with no
-        older plan of the ledger. The ledger keeps the act with its reason, the times, and both sketches.
-
-        It checks the act when the plan is frozen, and here if ``fingerprint`` is given. Raises `PlanMismatch` if the
-        plan is frozen already, if no fingerprint is given by then, or if the new store seems to share an owner with an
-        older plan's. A sketch finds shared owners for certain in stores of up to 128 owners, and with probability
-        1 - (1 - s)^128 if a share s of all owners is in both.
+        Another ledger is opened to read what was spent there. If that cannot be, or it has lost the budget, the budget
+        counts with all that it promised. Raises `LedgerError` if nobody knows what that was.
         """
-        if not isinstance(reason, str) or not reason.strip():
-            raise InvalidParameter("reason", reason, "why the data are new, in words, for the record")
-        if self._find() is not None:
-            raise PlanMismatch(f"the budget {self.name!r} is frozen already: a fresh start needs a new name")
-        if fingerprint is not None:
-            marks = fingerprint(self._ledger.key("fingerprint_key"))
-            refuse_shared(self.name, [mark for plan in self._ledger.plans() for mark in plan.marks], marks)
-        self._ledger.announce(self.name, reason)
+        parts = [terms.PlanUse(None, plan, self._ledger.most_spent(plan.id)) for plan in self._ledger.plans()]
+        promised: list[OpenedBudget] = []
+        for budget in self._elsewhere():
+            with _ledger_of(budget) as ledger:
+                plan = None if ledger is None else ledger.find_plan(budget.name)
+                if ledger is not None and plan is not None:
+                    parts.append(terms.PlanUse(budget.url, plan, ledger.most_spent(plan.id)))
+                elif ledger is None or not ledger.was_removed(budget.name):
+                    promised.append(budget)
+        return terms.total(parts, promised)
 
-    def acts(self) -> list[Act]:
-        """Every fresh start of this ledger, announced or carried out."""
-        return self._ledger.acts()
+    def _elsewhere(self) -> list[OpenedBudget]:
+        """The budgets in other ledgers that were opened on this budget's stores."""
+        known = {budget.place: budget for store in list(self._watched) for budget in store.budgets}
+        return [budget for budget in known.values() if budget.ledger != self._ledger.identity]
+
+    def _was_used(self, other: OpenedBudget) -> bool:
+        """Whether something was spent on another budget, as far as anybody can tell."""
+        if other.ledger == self._ledger.identity:
+            return _has_spent(self._ledger, other.name)
+        with _ledger_of(other) as ledger:
+            return ledger is None or _has_spent(ledger, other.name)
+
+    def remove(self) -> None:
+        """Remove this budget, on which nothing was ever charged, from its ledger: its name is free again, and no total
+        and no warning counts it. Let no process use it meanwhile.
+
+        Raises `PlanMismatch` if something was charged.
+        """
+        stored = self._find()
+        if stored is None:
+            return
+        if self._ledger.is_marked(self.name) or not self._ledger.remove_plan(stored):
+            raise PlanMismatch(f"something was charged to the budget {self.name!r}: it stays, and counts")
+        self._stored = self._plan = self._owner_index = None
+        self._lines.clear()
 
     def close(self) -> None:
         """Close the ledger's connections, and give back unused permits, as the end of the process does."""
@@ -247,6 +274,31 @@ class BaseBudget(Closed):
         for line in self._lines.values():
             if line.tickets is not None:
                 line.tickets.close()
+
+
+def _where(budget: OpenedBudget, mine: OpenedBudget) -> str:
+    return "this ledger" if budget.ledger == mine.ledger else budget.url
+
+
+@contextlib.contextmanager
+def _ledger_of(budget: OpenedBudget) -> Iterator[StoredLedger | None]:
+    """The ledger of a budget, to be read; None if it cannot be opened, or if another stands in its place."""
+    found = None
+    with contextlib.suppress(LedgerError, InvalidParameter):
+        found = StoredLedger(budget.url)
+        if found.identity != budget.ledger:
+            found.close()
+            found = None
+    try:
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+
+
+def _has_spent(ledger: StoredLedger, name: str) -> bool:
+    plan = ledger.find_plan(name)
+    return not ledger.was_removed(name) if plan is None else ledger.has_spent(plan.id)
 
 
 def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
@@ -334,7 +386,6 @@ class FilteredBudget(BaseBudget):
         rate_is_explicit: bool = False,
         owners: int | None = None,
         options: Mapping[str, float] | None = None,
-        fingerprint: Fingerprint | None = None,
         vet: object = None,
     ) -> BudgetLine:
         """A line with these parameters. Each of them may differ from call to call.
@@ -360,7 +411,7 @@ class FilteredBudget(BaseBudget):
                     self._take(RenyiFilter(self.epsilon, self.delta, (order,), self.failures))
                 digest = hashlib.sha256(self._content.encode()).hexdigest()
                 state = json.dumps(filter_of(self._content).state())
-                stored = self._freeze(self._content, digest, {}, fingerprint, filter_state=state)
+                stored = self._freeze(self._content, digest, {}, filter_state=state)
             if name not in self._names:
                 self._ledger.add_line(stored.id, name, UNLIMITED)
                 self._names.add(name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from langchain_dpicl.budget.base import BaseBudget, FilteredBudget, Fingerprint, different
+from langchain_dpicl.budget.base import BaseBudget, FilteredBudget, different
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import OwnerIndex
@@ -42,6 +43,10 @@ class PrivacyBudget(BaseBudget):
         Where a second record is kept that tells when the ledger was lost or rolled back: a path or a database URL.
         Default: beside the ledger (``budget.db.witness``); it then cannot see that both were restored together. See
         `budget.witness`, and the chapter on backup.
+    key_file
+        With ``tickets``, where the secret key of the owners' marks is kept for a store in memory, which has no place
+        for it. Default: ``budget.db.key`` beside a ledger in a file (mode 600). Needed for a ledger on a server.
+        Without the key the plan refuses every question: see the chapter on backup.
     name
         The plan's name in the ledger.
     tickets
@@ -95,6 +100,7 @@ class PrivacyBudget(BaseBudget):
         name: str = "default",
         *,
         witness: Where = None,
+        key_file: str | os.PathLike[str] | None = None,
         tickets: bool = False,
         scope: Scope = "shared",
         replay: Replay = True,
@@ -134,11 +140,16 @@ class PrivacyBudget(BaseBudget):
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
         policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
-        super().__init__(epsilon, delta, policy, ledger, name, witness)
+        super().__init__(epsilon, delta, policy, ledger, name, witness, key_file)
 
     @staticmethod
     def open(
-        name: str = "default", ledger: str = "sqlite:///dpicl-budget.db", *, witness: Where = None, **policy: Any
+        name: str = "default",
+        ledger: str = "sqlite:///dpicl-budget.db",
+        *,
+        witness: Where = None,
+        key_file: str | os.PathLike[str] | None = None,
+        **policy: Any,
     ) -> Budget:
         """The budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
 
@@ -156,7 +167,7 @@ class PrivacyBudget(BaseBudget):
         releases: Releases = {line: item.count for line, item in plan.lines.items()}
         if len(plan.lines) == 1 and all(item.mechanism == line for line, item in plan.lines.items()):
             releases = next(iter(plan.lines.values())).count  # made with one number, not with a mapping
-        how = {"tickets": bool(stored.tickets), "scope": stored.scope}
+        how = {"tickets": bool(stored.tickets), "scope": stored.scope, "key_file": key_file}
         return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, witness=witness, **how, **policy)
 
     # -- freezing ------------------------------------------------------------------------------------------------------
@@ -230,7 +241,6 @@ class PrivacyBudget(BaseBudget):
         rate_is_explicit: bool = False,
         owners: int | None = None,
         options: Mapping[str, float] | None = None,
-        fingerprint: Fingerprint | None = None,
         vet: Callable[[PlanLine], None] | None = None,
     ) -> BudgetLine:
         """One line of the plan, for a mechanism at a sampling rate; completes and freezes the plan at first use.
@@ -238,8 +248,7 @@ class PrivacyBudget(BaseBudget):
         ``name`` is needed if the budget has several lines. If the ledger already holds the plan, its rate stands, and
         so does the number of ``owners`` from which it was chosen (`PlanLine.owners`), however many there are by now; a
         rate that the caller fixed explicitly must agree with it, and so must every option given. ``parameter`` must be
-        None: the plan chooses the noise. ``fingerprint`` (a store's method of that name) is called once, when the plan
-        is frozen, so that the ledger recognises a later plan on the same data. Raises `PlanIncomplete` while another
+        None: the plan chooses the noise. Raises `PlanIncomplete` while another
         line is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of them costs anything.
         """
         if parameter is not None:
@@ -255,7 +264,7 @@ class PrivacyBudget(BaseBudget):
                     if not self.accept_noise:
                         refuse(plan.lines[each])
                 allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
-                self._freeze(plan.to_json(), plan.digest, allowed, fingerprint, tickets=self.tickets)
+                self._freeze(plan.to_json(), plan.digest, allowed, tickets=self.tickets)
                 self.declare(name, mechanism, rate, **about)  # the plan may be one that another worker stored first
         self._remember()
         return self._lines[self._name(name, mechanism)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
@@ -48,11 +49,11 @@ class Ledger(StoredLedger):
         that exists, without its witness, and charge nothing.
     """
 
-    def __init__(self, url: str, *, witness: Where = None) -> None:
+    def __init__(self, url: str, *, witness: Where = None, key_file: str | os.PathLike[str] | None = None) -> None:
         self._witness = witness
         self._permits: Permits | None = None
         self._meet()
-        super().__init__(url)
+        super().__init__(url, key_file=key_file)
         if self._permits is not None:
             weakref.finalize(self, self._permits.leave)
             self._join()
@@ -92,6 +93,10 @@ class Ledger(StoredLedger):
         if self._permits is not None:
             self._permits.leave()
         super().close()
+
+    def is_marked(self, plan: str) -> bool:
+        """Whether the witness has granted something on the plan of this name."""
+        return self._permits is not None and any(mark.key.plan == plan for mark in self._permits.witness.marks())
 
     # -- charges ----------------------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.database import Database
-from langchain_dpicl.budget.schema import ADVICE, counters, key_of, owner_index, owner_marks, usage
+from langchain_dpicl.budget.schema import ADVICE, counters, owner_index, owner_marks, usage
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store.base import MARK, Numbers, PrivateStore
 
@@ -64,12 +64,12 @@ class EligibleOwners:
 class OwnerIndex:
     """The owner index of one plan, as far as this process knows it."""
 
-    def __init__(self, ledger: Database, plan_id: int) -> None:
+    def __init__(self, ledger: StoredLedger, plan_id: int) -> None:
         self._ledger = ledger
         self._plan_id = plan_id
         self._here = owner_index.c.plan_id == plan_id
         self._pieces = owner_marks.c.plan_id == plan_id
-        self._key: bytes | None = None
+        self._keys: WeakKeyDictionary[PrivateStore, bytes] = WeakKeyDictionary()
         self._epoch = 0  # how often everything was forgotten
         # Held for a moment, also within a transaction; never while waiting for a store or for a database's lock.
         self._lock = threading.Lock()
@@ -98,15 +98,29 @@ class OwnerIndex:
         if not len(unknown):
             return EligibleOwners(store, owners, positions, {}, epoch=epoch)
         changes = self._ledger.run(self._header, "read").changes  # first: a later forgetting is then noticed
-        if self._key is None:
-            self._key = self._ledger.run(lambda connection: key_of(connection, "fingerprint_key"), "read")
+        key = self.key_for(store)
         with store.reading() as view:
-            marks = view.marks(owners[unknown], self._key)
+            marks = view.marks(owners[unknown], key)
         stays = np.ones(len(owners), np.bool_)
         stays[unknown] = [bool(mark) for mark in marks]  # the others were forgotten just now
         place = np.cumsum(stays) - 1
         new = {int(place[at]): mark for at, mark in zip(unknown, marks, strict=True) if mark}
         return EligibleOwners(store, owners[stays], positions[stays], new, changes, epoch)
+
+    def key_for(self, store: PrivateStore) -> bytes:
+        """The key of this store's owners in this plan. `LedgerError` if it is not at hand, and nothing is charged."""
+        if (known := self._keys.get(store)) is not None:
+            return known
+        found = self._ledger.owner_key(self._plan_id, store.mark_keys(make=True), make=True)
+        if found is None:
+            raise LedgerError(
+                "the owners of this plan are known by another key than this store's, and the key file "
+                f"{str(self._ledger.key_file.path or '')!r} does not hold it either: nothing was charged; use "
+                "the store that the plan was made with (or its data file, with the .dpicl beside it), or put its key "
+                "file back"
+            )
+        self._keys[store] = found
+        return found
 
     def _numbered(self, store: PrivateStore, count: int) -> NDArray[np.int64]:
         """The positions by the owners' numbers in a store, for numbers below ``count`` at least."""

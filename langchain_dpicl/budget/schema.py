@@ -1,6 +1,6 @@
 """The ledger's tables, their rows, and what every charge reads of them. A ledger of another version is refused.
 
-- plans: frozen content under a name, its scope, the fingerprint of the data, and the generation of data it counts on
+- plans: frozen content under a name, and its scope
 - counters: the allowance and what is spent, one row per line, and per line and principal in a ``per_principal`` plan
   (there the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
   numbers; ``spent - returned`` counts against the allowance: ``returned`` are tokens that were charged and never
@@ -10,10 +10,11 @@
   receipt and answer once they are recorded
 - queries: the latest charge for each query, which replay looks up
 - filters: the divergence that a filtered budget has spent at each order, as hexadecimal floats
-- acts: fresh starts, with their reasons
+- removed: the names of budgets that were removed before anything was spent
 - owner_index, owner_marks: of a plan whose owners pay with tickets, the number of entries in its owner index, and the
   entries. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds
-  the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten
+  the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten, and
+  ``key_id`` names the key that makes the marks, which stands elsewhere (see `owner_keys`)
 - usage, usage_rows, usage_counts: of each counter of such a plan, the positions that used a ticket at each charge
   (``usage_rows``, numbered without a gap; those with fewer than 0 units give back, and begin with the number of their
   charge, 8 bytes), the sums of the earlier rows by position (``usage_counts``), and one row
@@ -41,7 +42,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store import sql
 
-VERSION = 6
+VERSION = 7
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 ADVICE = (
@@ -90,8 +91,6 @@ plans = sa.Table(
     text("digest", 64),
     text("created", 40),
     text("scope", 20, server_default="shared"),
-    text("fingerprint", nullable=True),
-    sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
     sa.Column("tickets", sa.Integer, nullable=False, server_default="0"),
 )
 counters = sa.Table(
@@ -134,20 +133,14 @@ steps = sa.Table(
     "dpicl_steps", metadata, _id("counter_id"), _number("number"), _number("step"), text("content")
 )  # what a charge's steps have released, for a release of several steps that may be interrupted
 filters = sa.Table("dpicl_filters", metadata, _id("plan_id", "dpicl_plans.id"), text("state"))
-acts = sa.Table(
-    "dpicl_acts",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    text("name", 255),
-    text("reason"),
-    text("announced", 40),
-    sa.Column("generation", sa.Integer),
-    text("carried_out", 40, nullable=True),
-    text("before", nullable=True),
-    text("after", nullable=True),
-)
+removed = sa.Table("dpicl_removed", metadata, text("name", 255, primary_key=True), text("removed", 40))
 owner_index = sa.Table(
-    "dpicl_owner_index", metadata, _id("plan_id", "dpicl_plans.id"), whole("size"), whole("changes", server_default="0")
+    "dpicl_owner_index",
+    metadata,
+    _id("plan_id", "dpicl_plans.id"),
+    whole("size"),
+    whole("changes", server_default="0"),
+    text("key_id", 32, server_default=""),
 )
 owner_marks = sa.Table("dpicl_owner_marks", metadata, _id("plan_id"), _number("start"), _bytes("marks"))
 usage = sa.Table(
@@ -187,12 +180,13 @@ def tables_of(connection: Connection) -> set[str]:
 
 
 def read_meta(connection: Connection, name: str) -> str | None:
-    """A value that was made with the ledger: "identity" (a random name), a key in hexadecimal, or "schema_version"."""
+    """A value that was made with the ledger: "identity" (a random name), "query_key" (in hexadecimal), or
+    "schema_version"."""
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
 
 
 def key_of(connection: Connection, name: str) -> bytes:
-    """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
+    """A random key that was made with the ledger: "query_key"."""
     found = read_meta(connection, name)
     if found is None:
         raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
@@ -217,9 +211,7 @@ def open_schema(connection: Connection, *, create: str | None) -> None:
     if create is None:
         raise LedgerError("there is no ledger here")
     metadata.create_all(connection)
-    # Random keys, made once: without them no hash in the ledger can be tried against a guess.
-    values = {"query_key": secrets.token_hex(32), "fingerprint_key": secrets.token_hex(32)}
-    values |= {"schema_version": str(VERSION), "identity": create}
+    values = {"query_key": secrets.token_hex(32), "schema_version": str(VERSION), "identity": create}
     connection.execute(sa.insert(meta), [{"key": key, "value": value} for key, value in values.items()])
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={SQLITE_APPLICATION_ID}")
@@ -314,33 +306,12 @@ class StoredPlan:
     digest: str
     created: str
     scope: str
-    fingerprint: str | None
-    generation: int
     tickets: int = 0
 
     @property
     def is_filter(self) -> bool:
         """Whether its mechanisms and parameters are chosen after it is frozen."""
         return bool(json.loads(self.content).get("format") == "filter-1")
-
-    @property
-    def marks(self) -> set[str]:
-        """The sketch of its owners; empty if it has none."""
-        return set(json.loads(self.fingerprint or "[]"))
-
-
-@dataclass(frozen=True)
-class Act:
-    """A fresh start: announced, and carried out when the plan of that name was frozen."""
-
-    id: int
-    name: str
-    reason: str
-    announced: str
-    generation: int | None
-    carried_out: str | None
-    before: str | None
-    after: str | None
 
 
 def utc_now() -> str:

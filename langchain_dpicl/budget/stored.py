@@ -1,20 +1,11 @@
-"""What a ledger holds: plans, counts, receipts, fresh starts. Reading it needs no witness.
-
-All plans of a ledger count as made on the same data. They share a generation until somebody announces, with a reason,
-that the data were replaced as a whole (`PrivacyBudget.start_afresh`): the plan that is then frozen under the announced
-name opens the next generation. The ledger checks this as far as it can: it keeps a sketch of each plan's owners
-(`ExemplarStore.fingerprint`), and refuses a fresh start on data that share an owner with an older plan.
-"""
+"""What a ledger holds: plans, counts, receipts. Reading it needs no witness."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import heapq
-import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -22,10 +13,20 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.database import Database, transaction
-from langchain_dpicl.budget.schema import Account, Act, Charge, Claim, StoredPlan, charges, counters, in_use, plans
+from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
+from langchain_dpicl.budget.schema import (
+    Account,
+    Charge,
+    Claim,
+    StoredPlan,
+    charges,
+    counters,
+    in_use,
+    owner_index,
+    plans,
+)
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
-from langchain_dpicl.store.base import SKETCH
+from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.store.sql import direct
 
 _IN_USE = """SELECT max(spent - returned) FROM dpicl_counters
@@ -63,9 +64,10 @@ class Counter:
 class StoredLedger(Database):
     """A ledger that exists. Raises `LedgerError` if there is none. It charges nothing."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, key_file: str | os.PathLike[str] | None = None) -> None:
         self._charged: dict[Account, Counter] = {}
         super().__init__(url)
+        self.key_file = OwnerKeyFile(self.path, key_file, ends_with_process=self.is_sqlite and self.path is None)
         self._open()
         self.opened = True
 
@@ -111,15 +113,10 @@ class StoredLedger(Database):
         allowed: Mapping[str, int],
         *,
         scope: str = "shared",
-        fingerprint: Sequence[str] | None = None,
         filter_state: str | None = None,
         tickets: bool = False,
     ) -> StoredPlan:
-        """Freeze a plan under a name; if another worker was first, return that one's plan.
-
-        It joins the generation of data that the ledger counts on, or opens a new one if a fresh start was announced
-        under this name (`PlanMismatch` if the data are not fresh).
-        """
+        """Freeze a plan under a name; if another worker was first, return that one's plan."""
 
         def insert(connection: Connection) -> StoredPlan:
             version = sa.select(schema.meta).where(schema.meta.c.key == "schema_version")
@@ -127,9 +124,9 @@ class StoredLedger(Database):
             stored = sa.select(plans).where(plans.c.name == name)
             if connection.execute(stored).one_or_none() is None:
                 now = schema.utc_now()
-                generation, text = _enter_generation(connection, name, fingerprint, now)
                 values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
-                values |= {"scope": scope, "fingerprint": text, "generation": generation, "tickets": int(tickets)}
+                values |= {"scope": scope, "tickets": int(tickets)}
+                connection.execute(sa.delete(schema.removed).where(schema.removed.c.name == name))
                 plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
                 for line, limit in allowed.items():
                     connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
@@ -150,50 +147,66 @@ class StoredLedger(Database):
         if connection.scalar(sa.select(counters.c.id).where(Account(plan_id, line).counter)) is None:
             connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=allowed, spent=0))
 
-    @transaction()
-    def announce(self, connection: Connection, name: str, reason: str) -> None:
-        """Write down that the plan to come under this name is meant to start afresh, and why."""
-        connection.execute(sa.insert(schema.acts).values(name=name, reason=reason, announced=schema.utc_now()))
+    def remove_plan(self, plan: StoredPlan) -> bool:
+        """Remove a plan on which nothing was ever charged, and remember that; False if something was."""
+
+        def work(connection: Connection) -> bool:
+            held = connection.execute(sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()).all()
+            if not held or any(counter.spent for counter in held):
+                return False
+            for table in (schema.filters, schema.owner_marks, owner_index, counters):
+                connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
+            connection.execute(sa.delete(plans).where(plans.c.id == plan.id))
+            connection.execute(sa.insert(schema.removed).values(name=plan.name, removed=schema.utc_now()))
+            return True
+
+        return self.run(work)
 
     @transaction("read")
-    def acts(self, connection: Connection) -> list[Act]:
-        """Every fresh start, announced or carried out."""
-        return [Act(**row) for row in connection.execute(sa.select(schema.acts).order_by(schema.acts.c.id)).mappings()]
+    def has_spent(self, connection: Connection, plan_id: int) -> bool:
+        """Whether anything was ever charged on a plan, or counts as charged."""
+        spent = sa.select(counters.c.id).where(counters.c.plan_id == plan_id, counters.c.spent > 0)
+        return connection.scalar(spent.limit(1)) is not None
 
-    def forget_prints(self, gone: Sequence[str], left: Callable[[], Sequence[str]]) -> None:
-        """Remove a forgotten owner's hashes from every sketch, also from SQLite's log if nobody reads.
+    @transaction("read")
+    def was_removed(self, connection: Connection, name: str) -> bool:
+        """Whether a budget of this name was removed before anything was spent, and none has come since."""
+        return connection.scalar(sa.select(schema.removed.c.name).where(schema.removed.c.name == name)) is not None
 
-        A plan whose sketch had one of them was made on this owner's store, so hashes of the owners ``left`` there take
-        their places: a later fresh start finds them as before.
+    # -- the key of owners' marks --------------------------------------------------------------------------------------
+
+    def owner_key(self, plan_id: int, own: Sequence[bytes] = (), *, make: bool = False) -> bytes | None:
+        """The key that makes the marks of a plan whose owners pay: one of a store's ``own``, or that of the key file.
+
+        The first question chooses it (``make``), and the ledger keeps its name, so no owner is known by two marks and
+        has its tickets twice. None if the plan has no key so far, or another one than those at hand.
         """
-        if not self.run(lambda connection: _sketches_with(connection, gone), "read"):
-            return
-        others = left()
-
-        def drop(connection: Connection) -> None:
-            if self.is_sqlite:
-                connection.exec_driver_sql("PRAGMA secure_delete=ON")
-            for column, row_id, hashes in _sketches_with(connection, gone):
-                kept = sorted(hashes.difference(gone))
-                if column is plans.c.fingerprint:
-                    kept = heapq.nsmallest(SKETCH, {*kept, *others})
-                update = sa.update(column.table).where(column.table.c.id == row_id)
-                connection.execute(update.values({column: json.dumps(kept)}))
-
-        self.run(drop)
-        self.write_through()
+        here = owner_index.c.plan_id == plan_id
+        chosen = self.run(lambda connection: connection.scalar(sa.select(owner_index.c.key_id).where(here)), "read")
+        if not chosen and make:
+            key = own[0] if own else self.key_file.make()
+            first = sa.update(owner_index).where(here, owner_index.c.key_id == "").values(key_id=key_id(key))
+            self.run(lambda connection: connection.execute(first).rowcount)
+            return self.owner_key(plan_id, own)
+        if not chosen:
+            return None
+        fitting = next((key for key in own if key_id(key) == chosen), None) or self.key_file.read()
+        return fitting if fitting is not None and key_id(fitting) == chosen else None
 
     # -- keys and names -----------------------------------------------------------------------------------------------
 
     @transaction("read")
     def key(self, connection: Connection, name: str) -> bytes:
-        """A random key that was made with the ledger: "query_key" or "fingerprint_key"."""
+        """A random key that was made with the ledger: "query_key"."""
         return schema.key_of(connection, name)
 
     @property
     def identity(self) -> str:
-        """A name that no other ledger has, and that shows nothing of its keys."""
-        return hashlib.blake2b(self.key("fingerprint_key"), digest_size=16, person=b"dpicl ledger").hexdigest()
+        """A random name that no other ledger has."""
+        found = self.run(lambda connection: schema.read_meta(connection, "identity"), "read")
+        if found is None:
+            raise LedgerError(f"the ledger has lost its name; {schema.ADVICE}")
+        return found
 
     @property
     def place(self) -> str | None:
@@ -324,50 +337,3 @@ class StoredLedger(Database):
     def filter_state(self, connection: Connection, plan_id: int) -> str:
         """What a filtered budget has spent."""
         return schema.read_filter(connection, plan_id, to_write=False)
-
-
-def _enter_generation(
-    connection: Connection, name: str, fingerprint: Sequence[str] | None, now: str
-) -> tuple[int, str | None]:
-    """The generation of a plan that is being frozen, and its sketch as it is stored.
-
-    Carries out a fresh start that was announced under its name: `PlanMismatch` if there is no sketch, or if it shares
-    an owner with an older plan's.
-    """
-    text = None if fingerprint is None else json.dumps(list(fingerprint))
-    latest = connection.scalar(sa.select(sa.func.max(plans.c.generation))) or 1
-    is_ahead = sa.and_(schema.acts.c.name == name, schema.acts.c.generation.is_(None))
-    announced = connection.scalar(sa.select(sa.func.max(schema.acts.c.id)).where(is_ahead))
-    if announced is None:
-        return latest, text
-    if fingerprint is None:
-        raise PlanMismatch(
-            f"the budget {name!r} was announced to start afresh, so the store's fingerprint is needed when its plan is "
-            "frozen: pass fingerprint=store.fingerprint; nothing was charged"
-        )
-    rows = connection.scalars(sa.select(plans.c.fingerprint).where(plans.c.fingerprint.is_not(None)))
-    before = sorted({mark for row in rows for mark in json.loads(row)})
-    refuse_shared(name, before, fingerprint)
-    values = {"generation": latest + 1, "carried_out": now, "before": json.dumps(before), "after": text}
-    connection.execute(sa.update(schema.acts).where(schema.acts.c.id == announced).values(values))
-    return latest + 1, text
-
-
-def refuse_shared(name: str, before: Iterable[str], after: Iterable[str]) -> None:
-    """`PlanMismatch` if two sketches share an owner."""
-    if not set(before).isdisjoint(after):
-        raise PlanMismatch(
-            f"the budget {name!r} cannot start afresh: its store shares owners with the data of an older plan in this "
-            "ledger, so their losses add up; nothing was charged"
-        )
-
-
-def _sketches_with(connection: Connection, gone: Sequence[str]) -> list[tuple[sa.Column[str], int, set[str]]]:
-    """The sketches that have one of these hashes: each one's column, the id of its row, and its hashes."""
-    found = []
-    for column in (plans.c.fingerprint, schema.acts.c.before, schema.acts.c.after):
-        for row_id, text in connection.execute(sa.select(column.table.c.id, column).where(column.is_not(None))).all():
-            hashes = set(json.loads(text))
-            if hashes & set(gone):
-                found.append((column, row_id, hashes))
-    return found

@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.schema import ADVICE, StoredPlan
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
+from langchain_dpicl.store.notes import OpenedBudget
 
 Scope = Literal["shared", "per_principal"]
 Replay = bool | Literal["principal"]
@@ -227,7 +228,8 @@ class PlanShare(TypedDict):
 
     name: str
     plan: str
-    generation: int
+    ledger: str | None
+    """The address of another ledger; None for this one."""
     scope: str
     epsilon: float
     delta: float
@@ -235,11 +237,12 @@ class PlanShare(TypedDict):
 
 
 class Total(TypedDict):
-    """The loss of all plans on the same data together.
+    """The loss of all plans together.
 
     ``epsilon`` at ``delta``: the composition of everything released so far, certified if each plan's parameters were
     chosen without looking at another plan's answers. ``delta`` is the largest of the plans' deltas (their sum, if
-    failure probabilities alone pass the largest), plus each filter's, whose epsilon adds up as a whole.
+    failure probabilities alone pass the largest), plus each filter's, whose epsilon adds up as a whole; so does that of
+    a budget whose ledger cannot be read, all of which counts as spent.
     ``promised_epsilon`` at ``promised_delta``: the sums of the plans' promises; it holds for all releases to come,
     and also if a later plan was chosen after seeing an earlier one's answers. For plans of scope ``per_principal``
     both hold for each principal, if callers do not collude.
@@ -260,25 +263,26 @@ def assumption(scope: str) -> str:
     return "all callers may collude: the guarantee holds for all releases together"
 
 
-def total(stored: Sequence[StoredPlan], generation: int, spent: Callable[[int], dict[str, int]]) -> Total:
-    """Compose the plans of a generation, and those of others that share an owner with one of them, as far as sketches
-    show. ``spent`` gives each line's releases in a plan (the most of any principal in a ``per_principal`` plan)."""
-    chosen = {plan.id: plan for plan in stored if plan.generation == generation}
-    more = chosen
-    while more:
-        marks = {mark for plan in chosen.values() for mark in plan.marks}
-        more = {plan.id: plan for plan in stored if plan.id not in chosen and marks & plan.marks}
-        chosen |= more
+class PlanUse(NamedTuple):
+    """A plan of a total: the other ledger that holds it, or None; and each line's releases, of whichever principal has
+    spent most of it."""
+
+    ledger: str | None
+    plan: StoredPlan
+    spent: dict[str, int]
+
+
+def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> Total:
+    """Compose these plans. Of the ``promised`` budgets nobody knows what was spent: all of each counts."""
     shares: list[PlanShare] = []
     schedule: list[Line] = []
     deltas: list[float] = []
-    of_filters: list[tuple[float, float]] = []
-    for _, item in sorted(chosen.items()):
-        counts = spent(item.id)
+    wholly: list[tuple[float, float]] = []
+    for ledger, item, counts in parts:
         if item.is_filter:
             content = json.loads(item.content)
             epsilon, delta = content["epsilon"], content["delta"]
-            of_filters += [(epsilon, delta)] if any(counts.values()) else []
+            wholly += [(epsilon, delta)] if any(counts.values()) else []
         else:
             plan = PrivacyPlan.from_json(item.content)
             epsilon, delta = plan.epsilon, plan.delta
@@ -287,15 +291,32 @@ def total(stored: Sequence[StoredPlan], generation: int, spent: Callable[[int], 
             most = plan.at_most({name: counts[name] for name in plan.lines})
             schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
             deltas += [delta] if any(counts.values()) else []
-        share: PlanShare = {
-            "name": item.name,
-            "plan": item.digest[:16],
-            "generation": item.generation,
-            "scope": item.scope,
-            "epsilon": epsilon,
-            "delta": delta,
-            "spent": counts,
-        }
+        share = PlanShare(
+            name=item.name,
+            plan=item.digest[:16],
+            ledger=ledger,
+            scope=item.scope,
+            epsilon=epsilon,
+            delta=delta,
+            spent=counts,
+        )
+        shares.append(share)
+    for budget in promised:
+        if budget.epsilon is None or budget.delta is None:
+            raise LedgerError(
+                f"the ledger {budget.url!r} cannot be read, and an earlier version did not write down what its budget "
+                f"{budget.name!r} promised: put it back in its place"
+            )
+        wholly.append((budget.epsilon, budget.delta))
+        share = PlanShare(
+            name=budget.name,
+            plan="",
+            ledger=budget.url,
+            scope="shared",
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            spent={},
+        )
         shares.append(share)
     at = together = 0.0
     if schedule:  # at the largest delta if that gives a finite epsilon, else at the sum of all
@@ -306,8 +327,8 @@ def total(stored: Sequence[StoredPlan], generation: int, spent: Callable[[int], 
             together = PLDAccountant().epsilon(schedule, at)
     each = any(share["scope"] == "per_principal" for share in shares)
     return Total(
-        epsilon=_sum([together, *(epsilon for epsilon, _ in of_filters)]),
-        delta=_sum([at, *(delta for _, delta in of_filters)]),
+        epsilon=_sum([together, *(epsilon for epsilon, _ in wholly)]),
+        delta=_sum([at, *(delta for _, delta in wholly)]),
         promised_epsilon=_sum([share["epsilon"] for share in shares]),
         promised_delta=_sum([share["delta"] for share in shares]),
         assumption=assumption("per_principal" if each else "shared"),

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,11 @@ from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, l
 from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.terms import WARNING, Receipt, assumption, parse_release_id, read_receipt, release_id
+from langchain_dpicl.budget.terms import WARNING, Receipt, Total, assumption, parse_release_id, read_receipt, release_id
 from langchain_dpicl.budget.tickets import begin_anew, is_whole
 from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
-from langchain_dpicl.store.base import PrivateStore, owner_mark, sketch_hash
+from langchain_dpicl.store.base import MarkOf, PrivateStore, owner_mark
 from langchain_dpicl.store.sql import shown
 
 FIELDS = (
@@ -56,11 +55,12 @@ class LedgerReport:
         return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
 
     def show(self, name: str | None = None) -> dict[str, Any]:
-        """Every budget as it stands, the totals of those on the same data, and the fresh starts.
+        """Every budget as it stands, and the total of the ledger.
 
         In a ``per_principal`` plan: the lines of each principal, and the largest epsilon.
         """
-        budgets, totals, acts = [], {}, []
+        budgets: list[dict[str, Any]] = []
+        total: Total | None = None
         for plan in self.chosen(name):
             row: dict[str, Any] = {
                 "name": plan.name,
@@ -70,7 +70,6 @@ class LedgerReport:
                 "scope": plan.scope,
                 "assumption": assumption(plan.scope),
                 "created": plan.created,
-                "generation": plan.generation,
             }
             with self._open(plan.name) as budget:
                 row |= {"epsilon": budget.epsilon, "delta": budget.delta}
@@ -83,16 +82,9 @@ class LedgerReport:
                     lines = {} if budget.plan is None else budget.plan.lines
                     plain = {key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()}
                     row |= {"principals": each, "lines": plain}
-                if plan.generation not in totals:
-                    totals[plan.generation] = {"generation": plan.generation, **budget.total()}
+                total = budget.total()
             budgets.append(row)
-        for act in self._ledger.acts():
-            told = asdict(act)
-            del told["id"]
-            sketches = {when: json.loads(told.pop(when) or "null") for when in ("before", "after")}
-            acts.append({"budget": told.pop("name"), **told, "sketches": sketches})
-        by_generation = [total for _, total in sorted(totals.items())]
-        return {"ledger": self._ledger.shown, "budgets": budgets, "totals": by_generation, "acts": acts}
+        return {"ledger": self._ledger.shown, "budgets": budgets, "total": total}
 
     def history(self, name: str | None = None) -> Iterator[dict[str, Any]]:
         """Every release, budget by budget and counter by counter, in the order of their numbers."""
@@ -306,27 +298,28 @@ def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[StoredL
 def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
     """Forget an owner in a store and then in ledgers; returns how many exemplars went.
 
-    If the store has no such owner, its rows and hashes leave the ledgers all the same (a repeated call ends what an
-    interrupted one began), and then `UnknownOwner` is raised. An exemplar that was its own owner is known by its
-    content, so its rows stay then.
+    If the store has no such owner, its row leaves the ledgers all the same (a repeated call ends what an interrupted
+    one began), and then `UnknownOwner` is raised. An exemplar that was its own owner is known by its content, so its
+    row stays then. A plan that knows owners by another store's key holds none of this store's.
     """
-    keys = [ledger.key("fingerprint_key") for ledger in ledgers]
-    for ledger, key in zip(ledgers, keys, strict=True):
-        store.on_owner_forgotten(key, partial(_leave, ledger), ledger.forget_prints)
+    for ledger in ledgers:
+        store.on_owner_forgotten(partial(_leave, ledger))
     with suppress(UnknownOwner):
         return store.forget(owner)
     name = owner.encode("utf-8", "surrogatepass")
-    ends = [_leave(ledger, owner_mark(key, name, named=True)) for ledger, key in zip(ledgers, keys, strict=True)]
+    keys = store.mark_keys()
+    ends = [_leave(ledger, keys, partial(owner_mark, content=name, named=True)) for ledger in ledgers]
     with suppress(UnknownOwner):
         return store.forget(owner)  # it came meanwhile
-    for end, ledger, key in zip(ends, ledgers, keys, strict=True):
+    for end in ends:
         end()
-        ledger.forget_prints([sketch_hash(key, name)], partial(store.fingerprint, key))
     raise UnknownOwner("the store holds no such owner; the ledgers hold nothing under its name any more")
 
 
-def _leave(ledger: StoredLedger, mark: bytes) -> Callable[[], None]:
-    ends = [OwnerIndex(ledger, plan.id).leave(mark) for plan in ledger.plans() if plan.tickets]
+def _leave(ledger: StoredLedger, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], None]:
+    paying = [plan.id for plan in ledger.plans() if plan.tickets]
+    known = [(plan_id, key) for plan_id in paying if (key := ledger.owner_key(plan_id, keys)) is not None]
+    ends = [OwnerIndex(ledger, plan_id).leave(mark_of(key)) for plan_id, key in known]
 
     def end() -> None:
         for each in ends:

@@ -153,6 +153,8 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
     parser.add_argument("--epsilon", type=float, required=required)
     parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
+    notes = "remembers which budgets were opened on --data (default: FILE.dpicl beside it)"
+    parser.add_argument("--notes", metavar="PATH", help=notes)
     add_ledger(parser, "counts what is spent")
     add_witness(parser)
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")

@@ -32,6 +32,7 @@ def budget_options(parser: Any) -> None:
       dpicl budget receipt reviews:vote:17
       dpicl budget export --format csv > releases.csv
       dpicl budget tickets --name reviews --plot private.png
+      dpicl budget remove --name trial
       dpicl budget recover --ledger sqlite:///dpicl-budget.db
     """
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -41,7 +42,7 @@ def budget_options(parser: Any) -> None:
         add_run(added, run)
         add_ledger(added)
         if of:
-            added.add_argument("--name", help=of, required=name == "tickets")
+            added.add_argument("--name", help=of, required=name in ("tickets", "remove"))
         return added
 
     one = "one budget of the ledger (default: all)"
@@ -56,6 +57,8 @@ def budget_options(parser: Any) -> None:
     private = "PRIVATE, for the deployer alone: how many tickets owners have used"
     tickets = action("tickets", _tickets, private, "a budget whose owners pay with tickets")
     tickets.add_argument("--plot", metavar="FILE.png", help="draw owners against tickets used; as private")
+    unused = "a budget to which nothing was ever charged: its name is free again, and nothing counts it"
+    add_witness(action("remove", _remove, unused, "the budget"))
     recover = action("recover", _recover, "after a ledger was lost or rolled back: count what it may lack")
     recover.description = _recover.__doc__
     add_witness(recover)
@@ -92,18 +95,14 @@ def _show(options: argparse.Namespace) -> int:
             lines += [f"  {who}: epsilon {state['epsilon_spent']:.3g}"] if each else []
             lines += [f"{'    ' if each else '  '}{_line(name, line, kind)}" for name, line in state["lines"].items()]
         lines += ["  no principal has spent anything", ""] if each and not budget["principals"] else [""]
-    for total in found["totals"]:
-        names = ", ".join(plan["name"] for plan in total["plans"])
+    if total := found["total"]:
         lines += [
-            f"on the same data (generation {total['generation']}): {names}",
+            f"all together: {', '.join(plan['name'] for plan in total['plans'])}",
             f"  released so far: epsilon {total['epsilon']:.3g} at delta {total['delta']:.2g}, if no plan was chosen "
             "after seeing another's answers",
             f"  promised in all: epsilon {total['promised_epsilon']:.4g} at delta {total['promised_delta']:.2g}, "
             "however they were chosen",
         ]
-    for act in found["acts"]:
-        when = f"carried out {act['carried_out'][:19]}" if act["carried_out"] else "not carried out"
-        lines.append(f"fresh start of {act['budget']}, announced {act['announced'][:19]}, {when}: {act['reason']}")
     if not found["budgets"]:
         lines.append("the ledger holds no budget")
     return show(options, found, "\n".join(lines))
@@ -266,6 +265,15 @@ def _tickets(options: argparse.Namespace) -> int:
     return show(options, found, "\n".join(lines))
 
 
+def _remove(options: argparse.Namespace) -> int:
+    from langchain_dpicl.budget import PrivacyBudget
+
+    with closing(PrivacyBudget.open(options.name, options.ledger, witness=options.witness)) as budget:
+        budget.remove()
+    facts = {"ledger": options.ledger, "removed": options.name}
+    return show(options, facts, f"{options.name}: removed; nothing was ever charged to it")
+
+
 def _recover(options: argparse.Namespace) -> int:
     """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its place.
     Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every plan
@@ -303,6 +311,7 @@ def forget_options(parser: Any) -> None:
     parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
+    parser.add_argument("--notes", metavar="FILE", help="FILE.dpicl, which stands beside the data file if there is one")
     further = "a further ledger; may be repeated"
     parser.add_argument("--ledger", action="append", default=[], metavar="URL", help=further)
 
@@ -323,6 +332,8 @@ def forget(options: argparse.Namespace) -> int:
         from langchain_dpicl.store import ExemplarStore
 
         store = ExemplarStore.load(options.store, model)
+    if options.notes is not None:
+        store.keep_notes(options.notes)
     ledgers, lost = upkeep.open_ledgers(store, options.ledger)
     try:
         with warnings.catch_warnings():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore
     from langchain_dpicl.store.datacheck import Checked
     from langchain_dpicl.store.datafile import Reading
+    from langchain_dpicl.store.notes import DataNotes
     from langchain_dpicl.store.records import RecordKeys
 
 _MOST_LABELS = 20
@@ -74,7 +75,14 @@ def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) ->
     from langchain_dpicl.store.kept import store_of
 
     model, say = local.local_embeddings(), partial(tell, options)
-    return store_of(records, model, keys_of(options), options.store, say, progress=not options.json)
+    return store_of(records, model, keys_of(options), options.store, notes_of(options), say, progress=not options.json)
+
+
+def notes_of(options: argparse.Namespace) -> DataNotes:
+    """The notes of the data file."""
+    from langchain_dpicl.store.notes import DataNotes
+
+    return DataNotes.beside(options.data, options.notes)
 
 
 def check_data_options(parser: Any) -> None:

@@ -114,7 +114,7 @@ class Fit(Release):
         if not budget.is_frozen:  # the store's number is for a line that has none
             budget.declare(line_name, MECHANISM, 1.0, owners=owners or store.owner_count or None, **about)
         about |= {} if noise is None else {"parameter": noise}
-        self.line = budget.line(MECHANISM, 1.0, name=line_name, fingerprint=store.fingerprint, **about)
+        self.line = budget.line(MECHANISM, 1.0, name=line_name, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
             raise PlanMismatch(f"the line {self.line.name!r} was frozen with owners {declared} (asked: {owners})")

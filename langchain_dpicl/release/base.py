@@ -164,7 +164,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         """
         if self._bound is None or self._bound[0] != self._key():
             self.budget.watch(self.store)
-            line = self.tried_line(fingerprint=self.store.fingerprint)
+            line = self.tried_line()
             self._bound = self._key(), line
         return self._bound[1]
 
@@ -174,10 +174,10 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         copied.budget, copied._bound = budget, None
         return copied
 
-    def tried_line(self, **more: Any) -> BudgetLine:
-        """The line. Without a ``fingerprint`` the store remembers no such budget."""
+    def tried_line(self) -> BudgetLine:
+        """The line. The store remembers no budget that does not watch it."""
         asked = self._asked()  # it may count the owners, for the terms
-        more |= {"parameter": self.noise, "name": self.line_name, "vet": self.vet, **self._terms()}
+        more: dict[str, Any] = {"parameter": self.noise, "name": self.line_name, "vet": self.vet, **self._terms()}
         return self.budget.line(*asked, **more)
 
     def _key(self) -> tuple[object, ...]:

@@ -296,7 +296,7 @@ class _Draw(Release):
     def check(self, values: tuple[list[str], int, tuple[float, ...]]) -> Request:
         """`PlanMismatch` unless all owners take part in the budget's line."""
         queries, wanted, steps = values
-        about: dict[str, Any] = {"parameter": self._noise, "options": {}, "fingerprint": self.store.fingerprint}
+        about: dict[str, Any] = {"parameter": self._noise, "options": {}}
         line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True, **about)
         content = {"queries": queries, "eligible": wanted, "grid": list(steps)}
         return self.request(values, line, content, f"{MECHANISM} {self.store.dimension}", content)

@@ -94,6 +94,8 @@ class BudgetSection(Section):
     ledger: str = Field("sqlite:///dpicl-budget.db", repr=False)
     witness: str | None = Field(None, repr=False)
     """A path or a database URL; None: beside the ledger."""
+    key_file: str | None = None
+    """Where the key of owners who pay with tickets is, if the store has none of its own; None: beside the ledger."""
     name: str = "default"
     scope: Literal["shared", "per_principal"] = "shared"
     replay: Replay = "principal"
@@ -191,7 +193,7 @@ class Configuration(Section):
             selected["nearest_to"] = store.input_key
         selector = PoissonExampleSelector(store, **selected)
         promised = self.budget.model_dump()
-        for name in ("ledger", "witness"):
+        for name in ("ledger", "witness", "key_file"):
             promised[name] = self._place(promised[name])
         budget = PrivacyBudget(**promised)
         release: Runnable[Any, Any] = self.release.release(

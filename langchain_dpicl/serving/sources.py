@@ -56,6 +56,8 @@ class StoreSection(Section):
     data: Path | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    notes: Path | None = None
+    """Where it is kept which budgets were opened on the data. Default: beside the data file, as ``FILE.dpicl``."""
     skip_bad: bool = False
     """Whether to leave out records that cannot be used; their number is logged."""
     input_key: str = "text"
@@ -72,7 +74,7 @@ class StoreSection(Section):
         given = self.model_fields_set
         if self.url is None and (unused := sorted({"name", "vectors_in_memory"} & given)):
             raise ValueError(f"leave out {', '.join(unused)}: a collection's, for url alone")
-        if self.data is None and (unused := sorted({"delimiter", "encoding", "skip_bad"} & given)):
+        if self.data is None and (unused := sorted({"delimiter", "encoding", "notes", "skip_bad"} & given)):
             raise ValueError(f"leave out {', '.join(unused)}: there is no data to be read")
         return self
 
@@ -83,6 +85,7 @@ class StoreSection(Section):
         from langchain_dpicl.store.datacheck import check_file
         from langchain_dpicl.store.datafile import Reading
         from langchain_dpicl.store.kept import kept_collection, store_of
+        from langchain_dpicl.store.notes import DataNotes
         from langchain_dpicl.store.records import RecordKeys, too_long
 
         model, keys = local_embeddings(), RecordKeys(self.input_key, self.output_key, self.owner_key)
@@ -99,13 +102,15 @@ class StoreSection(Section):
         reading = Reading(self.delimiter, self.encoding, self.skip_bad)
         checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
         records = check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, _LOG.warning)
+        notes = DataNotes.beside(folder / self.data, None if self.notes is None else folder / self.notes)
         if self.url is not None:
             store, followed = kept_collection(
                 self.url, self.name, records, model, keys, progress=False, vectors_in_memory=self.vectors_in_memory
             )
             _LOG.warning("%s: %s", self.name, followed.words)
+            store.keep_notes(notes)
             return store
-        return store_of(records, model, keys, file, _LOG.warning, progress=False)
+        return store_of(records, model, keys, file, notes, _LOG.warning, progress=False)
 
 
 class HeadSection(Section):

@@ -14,13 +14,10 @@ positions and keys, and it refuses to be pickled or deep-copied, because a copy 
 from __future__ import annotations
 
 import hashlib
-import heapq
-import hmac
-import itertools
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +29,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.notes import DataNotes, OpenedBudget, others_than
 from langchain_dpicl.store.records import Batch, Owners, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
 if TYPE_CHECKING:
@@ -44,16 +42,13 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 Watcher = Callable[[Sequence[int]], None]
-MarkWatcher = Callable[[bytes], Callable[[], object]]
-PrintWatcher = Callable[[Sequence[str], Callable[[], Sequence[str]]], None]
-
-SKETCH = 128
-"""Hashes in a fingerprint."""
+MarkOf = Callable[[bytes], bytes]
+"""An owner's mark by a key."""
+OwnerWatcher = Callable[[Sequence[bytes], MarkOf], Callable[[], object]]
+"""Gets a store's own keys (see `PrivateStore.mark_keys`), and an owner's mark by a key."""
 
 MARK = 16
 """Bytes of a mark. Two of a million owners share one with probability 1.5e-27."""
-
-_BATCH = 10_000
 
 
 def embedder_of(embeddings: object) -> str:
@@ -61,16 +56,6 @@ def embedder_of(embeddings: object) -> str:
     named = (getattr(embeddings, name, None) for name in ("model", "model_name", "deployment", "path"))
     model = next((str(found) for found in named if isinstance(found, (str, os.PathLike)) and str(found)), "")
     return f"{type(embeddings).__name__}({model})"
-
-
-@dataclass(frozen=True)
-class OpenedBudget:
-    """A budget that was opened on a store: the ledger's permanent name, its address then (without a password), and the
-    budget's name."""
-
-    ledger: str
-    url: str
-    name: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,10 +80,9 @@ class Arrival:
 
 
 class Parting(NamedTuple):
-    """What `_tell` is to tell of an owner: exemplars' ids, parts of a fingerprint, what ends it in the ledgers."""
+    """What `_tell` is to tell of an owner: exemplars' ids, what ends it in the ledgers."""
 
     ids: Sequence[int] = ()
-    parts: Sequence[bytes] = ()
     ends: Sequence[Callable[[], object]] = ()
     failed: Exception | None = None
 
@@ -174,7 +158,8 @@ class PrivateStore(PrivateRecords, ABC):
         self.dimension = dimension
         self._watchers: list[Watcher] = []
         self._record_managers: list[RecordManager] = []
-        self._owner_watchers: list[tuple[bytes, MarkWatcher | None, PrintWatcher | None]] = []
+        self._owner_watchers: list[OwnerWatcher] = []
+        self._notes: DataNotes | None = None
 
     @property
     def embedder(self) -> str:
@@ -246,43 +231,37 @@ class PrivateStore(PrivateRecords, ABC):
         for watcher in self._watchers if len(ids) else []:
             watcher(ids)
 
-    def on_owner_forgotten(
-        self, key: bytes, marks: MarkWatcher | None = None, prints: PrintWatcher | None = None
-    ) -> None:
-        """At every `forget` of this object, give a ledger with this ``key`` the owner's mark and hashes.
+    def on_owner_forgotten(self, watcher: OwnerWatcher) -> None:
+        """At every `forget` of this object, let a ledger whose owners pay with tickets know the owner's mark.
 
-        ``marks(mark)`` gets the owner's mark before the owner goes, unless an equal exemplar, its own owner too, still
-        has that mark; what it answers is called when the owner is gone (see `budget.owner_index`). At the end
-        ``prints(gone, left)`` gets the hashes that the owner had in a `fingerprint` and nobody has now, and a function
-        that computes the fingerprint of those who are left. Another process tells its own watchers: a ledger is shared,
-        and needs to hear it once. The store keeps the watchers.
+        ``watcher(keys, mark_of)`` gets the store's own keys and the owner's mark by a key, before the owner goes,
+        unless an equal exemplar, its own owner too, still has that mark. What it answers is called when the owner is
+        gone (see `budget.owner_index`). Another process tells its own watchers: a ledger is shared, and needs to hear
+        it once. The store keeps the watchers.
         """
-        self._owner_watchers.append((key, marks, prints))
+        self._owner_watchers.append(watcher)
 
-    def _leave(self, ids: list[int], identity: bytes | None, is_named: bool, parts: list[bytes]) -> Parting:
+    def _leave(self, ids: list[int], identity: bytes | None, is_named: bool) -> Parting:
         """Tell the ledgers of an owner that is about to go.
 
         ``identity`` is hashed to its marks: its key (``is_named``), or the content of the exemplar that it was; None if
-        an equal exemplar, its own owner too, has the same marks. ``parts`` are its parts of a fingerprint, without
-        those that others have too. A ledger that fails keeps its mark: an owner who comes again has what it had left.
+        an equal exemplar, its own owner too, has the same marks. A ledger that fails keeps its mark: an owner who comes
+        again has what it had left.
         """
         ends: list[Callable[[], object]] = []
         failed: Exception | None = None
-        for key, marks, _ in self._owner_watchers:
-            if marks is not None and identity is not None:
-                try:
-                    ends.append(marks(owner_mark(key, identity, named=is_named)))
-                except Exception as error:
-                    failed = failed or error
-        return Parting(ids, parts, ends, failed)
+        if identity is None:
+            return Parting(ids)
+        for watcher in self._owner_watchers:
+            try:
+                ends.append(watcher(self.mark_keys(), partial(owner_mark, content=identity, named=is_named)))
+            except Exception as error:
+                failed = failed or error
+        return Parting(ids, ends, failed)
 
     def _tell(self, gone: Parting) -> None:
         """Call the watchers about an owner that went."""
         told: list[Callable[[], object]] = [*(partial(watcher, gone.ids) for watcher in self._watchers), *gone.ends]
-        for key, _, prints in self._owner_watchers:
-            if prints is not None:
-                hashes = [sketch_hash(key, part) for part in gone.parts]
-                told.append(partial(prints, hashes, partial(self.fingerprint, key)))
         failed: BaseException | None = gone.failed
         for tell in told:  # if a ledger cannot be written, others still hear
             try:
@@ -299,35 +278,66 @@ class PrivateStore(PrivateRecords, ABC):
                 stacklevel=3,
             )
 
-    def fingerprint(self, key: bytes) -> tuple[str, ...]:
-        """A sketch of whose data this is, by which a ledger recognises them later without keeping a name.
+    def keep_notes(self, notes: DataNotes | str | os.PathLike[str]) -> None:
+        """Remember opened budgets in this file too, which stands beside the data file that the records came from.
 
-        The 128 least keyed hashes (HMAC-SHA256, 128 bits) of the owners' keys; if each exemplar is its own owner, of
-        the exemplars. Two sketches with the same key share a hash only if the stores share an owner; if a share s of
-        all owners of both is in both, they share one with probability 1 - (1 - s)^128. Whoever has the key can test
-        guesses of an owner's key against it, so it stays beside the ledger's key.
-
-        The hashes are made here: the key does not go to a database, which is read once for it (half a minute for a
-        million exemplars).
+        A store that is made anew from a data file then knows what was opened on the data before, and ledgers know its
+        owners again. Commands and servers that read a data file do so by themselves, in ``FILE.dpicl``.
         """
-        parts = self._sketched()
-        least: list[str] = []
-        while hashes := {sketch_hash(key, part) for part in itertools.islice(parts, _BATCH)}:
-            least = heapq.nsmallest(SKETCH, hashes.union(least))
-        return tuple(least)
+        self._notes = notes if isinstance(notes, DataNotes) else DataNotes(notes)
+        if own := self._own_key(make=False):
+            self._notes.adopt(own)
+
+    def mark_keys(self, *, make: bool = False) -> tuple[bytes, ...]:
+        """The secret keys by which ledgers may know this store's owners, its own first. Private.
+
+        Its own stands in its database or file, a second one in its notes. A store in memory alone has none. ``make``:
+        they are made where they are missing. Raises `StoreError`, `StoreFileError`.
+        """
+        own = self._own_key(make=make)
+        noted = None if self._notes is None else self._notes.key(make=make and own is None)
+        return tuple(dict.fromkeys(key for key in (own, noted) if key is not None))
 
     @abstractmethod
-    def _sketched(self) -> Iterator[bytes]:
-        """The parts of a fingerprint: owners' keys, and contents of exemplars without one."""
+    def _own_key(self, *, make: bool) -> bytes | None:
+        """The key that stands in the store's database or file."""
 
     @property
-    @abstractmethod
+    def remembers(self) -> bool:
+        """Whether it knows budgets again that another process, or an earlier one, opened on it."""
+        return self.lineage is not None or self._notes is not None
+
+    @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
         """The budgets that were opened on this store, here or by another process, as far as it remembers."""
+        noted = () if self._notes is None else self._notes.budgets()
+        return tuple({each.place: each for each in (*self._opened(), *noted)}.values())
+
+    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Remember that a budget was opened on this store, through every change of its records; the others that were.
+
+        A `PrivacyWarning` if it cannot be written down: then this process remembers alone.
+        """
+        found = list(self._opened())
+        for remember in (self._open_budget, *([] if self._notes is None else [self._notes.remember])):
+            try:
+                found += remember(budget)
+            except StoreError as error:
+                warnings.warn(
+                    f"the store cannot write down that the budget {budget.name!r} is used with its data ({error}): a "
+                    "second budget that is opened elsewhere will not be noticed",
+                    PrivacyWarning,
+                    stacklevel=3,
+                )
+        return others_than(budget, tuple({each.place: each for each in found}.values()))
 
     @abstractmethod
-    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Remember that a budget was opened on this store; the others that were."""
+    def _opened(self) -> tuple[OpenedBudget, ...]:
+        """The budgets in the store's own database or file, or memory."""
+
+    @abstractmethod
+    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Add a budget there; the others. Raises `StoreError`."""
 
     @property
     @abstractmethod
@@ -383,8 +393,3 @@ def owner_mark(key: bytes, content: bytes, *, named: bool) -> bytes:
     """BLAKE2b of an owner's key or of an exemplar's content, keyed, and for one purpose."""
     person = b"dpicl owner" if named else b"dpicl exemplar"
     return hashlib.blake2b(content, digest_size=MARK, key=key, person=person).digest()
-
-
-def sketch_hash(key: bytes, content: bytes) -> str:
-    """One hash of a fingerprint: the first 128 bits of HMAC-SHA256."""
-    return hmac.digest(key, content, hashlib.sha256).hex()[:32]

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.store.base import Numbers, OpenedBudget, owner_mark
+from langchain_dpicl.store.base import Numbers, owner_mark
+from langchain_dpicl.store.notes import OpenedBudget
 from langchain_dpicl.store.records import HiddenOwners, RecordKeys, Vectors
 
 
@@ -88,7 +89,7 @@ class OwnerSlots(HiddenOwners, dict[str, int]):
 
 @dataclass(frozen=True)
 class FileState:
-    """Which store a file holds, and which of its generations. Public.
+    """Which store a file holds, and which of its generations. Public, but for the ``key`` of its owners' marks.
 
     ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
     ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
@@ -96,6 +97,7 @@ class FileState:
     """
 
     lineage: str = field(default_factory=lambda: secrets.token_hex(16))
+    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     generation: int = 0
     edition: str = ""
     records: str = ""

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.durable import lock, replacing, sync_folder
 from langchain_dpicl.errors import StoreFileChanged, StoreFileError
-from langchain_dpicl.store.base import OpenedBudget
 from langchain_dpicl.store.contents import Arena, Contents, FileState, OwnerKeys
+from langchain_dpicl.store.notes import OpenedBudget
 from langchain_dpicl.store.records import RecordKeys, decoded, encoded
 
-_FORMAT = {"format": "langchain-dpicl store", "version": 2}
+_FORMAT = {"format": "langchain-dpicl store", "version": 3}
 _WAIT_SECONDS = 60.0
 _CHUNK = 1 << 20
 _REFRESH = "read it with refresh(), then save again"
@@ -89,9 +89,9 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
         raise ValueError
     keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
     budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
-    state = FileState(header["lineage"], header["generation"], header["edition"], header["records"], budgets)
-    releases, forgotten = (tuple(header.get(name, ())) for name in ("releases", "forgotten"))
-    state = replace(state, releases=releases, forgotten=forgotten)
+    once: dict[str, Any] = {name: tuple(header[name]) for name in ("releases", "forgotten")}
+    plain = {name: header[name] for name in ("lineage", "key", "generation", "edition", "records")}
+    state = FileState(**plain, budgets=budgets, **once)
     contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
     if with_rows:
         arrays = {name: archive[name] for name in archive if name != "header"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from langchain_dpicl.errors import InvalidParameter, StoreError
 from langchain_dpicl.store.base import Arrival
 from langchain_dpicl.store.maintenance import LiveStore, some
+from langchain_dpicl.store.notes import DataNotes
 from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, embed, encoded, unpack
 from langchain_dpicl.store.sources import is_number
 from langchain_dpicl.store.store import ExemplarStore
@@ -57,16 +59,19 @@ def store_of(
     embeddings: Embeddings,
     keys: RecordKeys,
     path: str | os.PathLike[str] | None,
+    notes: DataNotes,
     say: Callable[[str], object],
     *,
     progress: bool,
 ) -> ExemplarStore:
-    """A store of these records in memory, or if there is a ``path``, the one that this file keeps (`kept_store`). Says
-    what was embedded, came or went."""
+    """A store of a data file's records in memory, or if there is a ``path``, the one that this file keeps
+    (`kept_store`). It remembers budgets in the data file's ``notes``. Says what was embedded, came or went."""
     if path is None:
-        return ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
-    store, followed = kept_store(path, records, embeddings, **keys._asdict(), progress=progress)
-    say(f"{Path(path).name}: {followed.words}")
+        store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
+    else:
+        store, followed = kept_store(path, records, embeddings, notes, **keys._asdict(), progress=progress)
+        say(f"{Path(path).name}: {followed.words}")
+    store.keep_notes(notes)
     return store
 
 
@@ -74,6 +79,7 @@ def kept_store(
     path: str | os.PathLike[str],
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
+    notes: DataNotes | None = None,
     *,
     input_key: str = "input",
     output_key: str | None = "output",
@@ -82,6 +88,8 @@ def kept_store(
 ) -> tuple[ExemplarStore, Followed]:
     """The store of these records, which a file keeps from now on; or that file's, made equal to these records.
 
+    A new one takes its key from the data file's ``notes``, so that ledgers know its owners again.
+
     The records are all of the store: those that it lacks come, others go. Raises `InvalidRecords`; `StoreFileError` for
     a file that is no store; `InvalidParameter` (``store``) for a store of other keys or another embedding model, one
     that took documents over from a collection, and one of which more than half would go, which is another data file's.
@@ -89,6 +97,8 @@ def kept_store(
     keys = RecordKeys(input_key, output_key, owner_key)
     if not Path(path).expanduser().exists():
         store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
+        if notes is not None and (key := notes.key(make=False)):
+            store._held.state = replace(store._held.state, key=key.hex())
         store.save(path)
         return store, Followed(len(store), 0, len(store), 0)
     batch = check_records(records, keys, None, may_be_empty=False)

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidRecords
-from langchain_dpicl.store.base import Arrival, Held, Numbers, OpenedBudget, StoreView, owner_mark
+from langchain_dpicl.store.base import Arrival, Held, Numbers, StoreView, owner_mark
 from langchain_dpicl.store.contents import Contents, OwnerSlots
 from langchain_dpicl.store.filters import Column, MetadataFilter, columns_of
 from langchain_dpicl.store.maintenance import LiveStore
+from langchain_dpicl.store.notes import OpenedBudget
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, Owners, Vectors, decoded, encoded, unpack
 
 if TYPE_CHECKING:
@@ -251,33 +252,23 @@ class MemoryStore(LiveStore, StoreView):
         is_named = self._is_named(name)
         return encoded(name) if is_named else self._held.texts[row], is_named
 
-    def _parting(self, rows: Numbers, rest: Contents) -> tuple[list[int], bytes | None, bool, list[bytes]]:
+    def _parting(self, rows: Numbers, rest: Contents) -> tuple[list[int], bytes | None, bool]:
         """What `_leave` is to tell of an owner, all of whose rows these are, when the rest stays."""
         found, is_named = self._identity(rows[0])
         equal = [] if is_named else rest.texts.equal_to(found)
         has_equal = any(not self._is_named(rest.owner_keys[rest.owner_of[row]]) for row in equal)
-        contents = [self._held.texts[row] for row in rows.tolist()] if self.owner_key is None else []
-        parts = [found] if is_named else []
-        parts += [content for content in contents if not rest.texts.equal_to(content)]
-        return self.ids_of(rows), None if has_equal else found, is_named, parts
+        return self.ids_of(rows), None if has_equal else found, is_named
 
     def _is_named(self, name: str) -> bool:
         """Whether a caller gave this key. Otherwise the store made it up for an exemplar without an owner."""
         return self.owner_key is not None or not name.startswith("#")
-
-    def _sketched(self) -> Iterator[bytes]:
-        with self.lock:
-            yield from (encoded(name) for name in self._held.owner_keys if self._is_named(name))
-            if self.owner_key is None:
-                yield from map(self._held.texts.__getitem__, range(len(self)))
 
     def _forgotten(self) -> Callable[[bytes, bool], bool]:
         state = self._held.state
         marks = frozenset(state.forgotten)
         return lambda identity, is_named: bool(marks) and state.mark(identity, is_named) in marks
 
-    @property
-    def budgets(self) -> tuple[OpenedBudget, ...]:
+    def _opened(self) -> tuple[OpenedBudget, ...]:
         return self._held.state.budgets
 
     @property

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_dpicl.errors import InvalidRecords, StoreError
 from langchain_dpicl.store import Owners, tables
-from langchain_dpicl.store.base import Arrival, OpenedBudget, Parting, StoreView, owner_mark
+from langchain_dpicl.store.base import Arrival, Parting, StoreView, owner_mark
 from langchain_dpicl.store.maintenance import LiveStore
+from langchain_dpicl.store.notes import OpenedBudget
 from langchain_dpicl.store.postgres_view import PostgresView
 from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, embed
 from langchain_dpicl.store.tables import Collection
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from langchain_dpicl.store.sql import Connection, Connections
-
-_BATCH = 10_000
 
 
 @contextmanager
@@ -78,6 +77,7 @@ class PostgresExemplarStore(LiveStore):
         self._lock = threading.Lock()
         self._seen = collection.forgets
         self._in_memory = vectors_in_memory
+        self._key: bytes | None = None
         self._memory = VectorMemory(collection)
         if hasattr(os, "register_at_fork"):  # a child's threads are others, and so are its readings
             os.register_at_fork(after_in_child=partial(_start_anew, weakref.ref(self)))
@@ -261,19 +261,6 @@ class PostgresExemplarStore(LiveStore):
             finally:
                 view.has_ended = True
 
-    def _sketched(self) -> Iterator[bytes]:
-        queries = [(self._collection.owners, "name", "number", "AND digest IS NULL")]
-        if self.owner_key is None:
-            queries.append((self._collection.exemplars, "content", "id", ""))
-        with self._connections.snapshot() as ask:
-            for table, column, order, where in queries:
-                last = -1
-                query = f"SELECT {order}, {column} FROM {table} WHERE {order} > %s {where} ORDER BY {order} LIMIT %s"
-                while found := ask(query, last, _BATCH):
-                    last = found[-1][0]
-                    for _, part in found:
-                        yield part
-
     def forget(self, owner: str | int) -> int:
         """Remove an owner for good and return how many exemplars went. Raises `UnknownOwner`, `StoreError`.
 
@@ -291,6 +278,7 @@ class PostgresExemplarStore(LiveStore):
             entry, gone = tables.delete(connection, self._collection, str(owner), self._delete_keys)
             return entry, self._leave(*gone)
 
+        self.mark_keys()  # before the transaction, which another connection's would wait for
         entry, gone = self._connections.run(leave)
         try:
             self._heard(entry)
@@ -328,16 +316,18 @@ class PostgresExemplarStore(LiveStore):
     def _tidy(self) -> None:
         self._connections.tidy(self._collection.owners, self._collection.exemplars)
 
-    @property
-    def budgets(self) -> tuple[OpenedBudget, ...]:
+    def _own_key(self, *, make: bool) -> bytes | None:
+        if self._key is None:
+            offered = None if self._notes is None else self._notes.key(make=False)
+            self._key = self._connections.run(tables.owner_key, self._collection.name, make, offered)
+        return self._key
+
+    def _opened(self) -> tuple[OpenedBudget, ...]:
         return self._connections.run(tables.budgets, self._collection.name)
 
-    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Remember in the database that a budget was opened on this collection, if this role may write there; the
-        others that were."""
-        with suppress(StoreError):
-            return self._connections.run(tables.budgets, self._collection.name, budget)
-        return ()
+    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Add a budget in the database; the others. `StoreError` if this role may not write there."""
+        return self._connections.run(tables.budgets, self._collection.name, budget)
 
     @property
     def released_once(self) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
-from langchain_dpicl.store.base import Arrival, OpenedBudget, Parting
+from langchain_dpicl.store.base import Arrival, Parting
 from langchain_dpicl.store.contents import Contents, FileState
 from langchain_dpicl.store.file import SharedFile, are_among
 from langchain_dpicl.store.memory import MemoryStore
+from langchain_dpicl.store.notes import OpenedBudget, others_than
 from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, embed, records_of
 from langchain_dpicl.store.sources import contents_of
 
@@ -355,24 +356,23 @@ class ExemplarStore(MemoryStore):
         found.vectors[:] = 0.0
         return gone
 
-    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Remember that a budget was opened on this store; the others that were, here or in another process.
+    def _own_key(self, *, make: bool) -> bytes | None:
+        return bytes.fromhex(self._held.state.key) if self._files else None
 
-        It is in the store's files after the next `save`; at once if nothing else waits to be saved, and the file can
-        be written.
-        """
+    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        """Add a budget, in the store's files at once; the others."""
         with self.lock:
             with contextlib.suppress(StoreFileError):
                 self.refresh()
             known = self._held.state.budgets
-            others = tuple(each for each in known if (each.ledger, each.name) != (budget.ledger, budget.name))
+            others = others_than(budget, known)
             if len(others) == len(known):
                 self._remember(budgets=(*known, budget))
         return others
 
     def remember_release(self, release: str) -> None:
-        """Remember what is about to be released once of this store. It is in the files as a budget is."""
-        with self.lock:
+        """Remember what is about to be released once of this store, in its files at once."""
+        with self.lock, contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
             with contextlib.suppress(StoreFileError):
                 self.refresh()
             known = self._held.state.releases
@@ -380,19 +380,20 @@ class ExemplarStore(MemoryStore):
                 self._remember(releases=(*known, release))
 
     def _remember(self, **news: Any) -> None:
+        """Remember this, also in the files: with the records that they have, if others wait here to be saved."""
         self._held.state = replace(self._held.state, **news)
-        if self._has_unsaved:
-            return
         for file in self._files.values():
-            with contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
-                while file.path.exists():
-                    try:
-                        file.write(self._held)
-                        break
-                    except StoreFileChanged:  # another process was faster: write its news and these
-                        if not self.refresh():
-                            raise
+            while file.path.exists():
+                try:
+                    contents = replace(file.read(), state=self._held.state) if self._has_unsaved else self._held
+                    file.write(contents)
+                    break
+                except StoreFileChanged:  # another process was faster: write its news and these
+                    if not self.refresh():
+                        raise
+        has_unsaved = self._has_unsaved
         self._saved(self._held)
+        self._has_unsaved = has_unsaved
 
     @property
     def lineage(self) -> str | None:

@@ -16,12 +16,14 @@ import re
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
-from langchain_dpicl.store.base import Arrival, Numbers, OpenedBudget, owner_mark
+from langchain_dpicl.store.base import Arrival, Numbers, owner_mark
+from langchain_dpicl.store.notes import OpenedBudget, others_than
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
 if TYPE_CHECKING:
@@ -146,15 +148,34 @@ def _has_documents(connection: Connection, collection: Collection) -> bool:
 
 def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) -> tuple[OpenedBudget, ...]:
     """The budgets that were opened on a collection; the others if there is a new one, which is written down."""
-    columns = "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, PRIMARY KEY (collection, ledger, name)"
-    if not _kept(connection, "dpicl_budgets", columns, make=new is not None):
-        return ()
-    if new is not None:
-        query = "INSERT INTO dpicl_budgets VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
-        connection.execute(query, [name, new.ledger, new.url, new.name])
-    query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
-    found = [OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()]
-    return tuple(each for each in found if new is None or (each.ledger, each.name) != (new.ledger, new.name))
+    columns = (
+        "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, epsilon double precision, "
+        "delta double precision, PRIMARY KEY (collection, ledger, name)"
+    )
+    rows: list[Any] = []
+    if _kept(connection, "dpicl_opened_budgets", columns, make=new is not None):
+        if new is not None:
+            query = "INSERT INTO dpicl_opened_budgets VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+            connection.execute(query, [name, *astuple(new)])
+        columns = "ledger, url, name, epsilon, delta"
+        query = f"SELECT {columns} FROM dpicl_opened_budgets WHERE collection = %s ORDER BY ledger, name"
+        rows += connection.execute(query, [name]).fetchall()
+    if _exists(connection, "dpicl_budgets"):  # of an earlier version, which wrote down no promise
+        query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
+        rows += connection.execute(query, [name]).fetchall()
+    found = tuple(OpenedBudget(*row) for row in rows)
+    return found if new is None else others_than(new, found)
+
+
+def owner_key(connection: Connection, name: str, make: bool, offered: bytes | None) -> bytes | None:
+    """The key of a collection's marks in ledgers. If it has none: make it, of the ``offered`` one, or None."""
+    if not _kept(connection, "dpicl_owner_keys", "key bytea NOT NULL, PRIMARY KEY (collection)", make=make):
+        return None
+    if make:
+        query = "INSERT INTO dpicl_owner_keys VALUES (%s, %b) ON CONFLICT DO NOTHING"
+        connection.execute(query, [name, offered or secrets.token_bytes(32)])
+    found = connection.execute("SELECT key FROM dpicl_owner_keys WHERE collection = %s", [name]).fetchone()
+    return None if found is None else bytes(found[0])
 
 
 def releases(connection: Connection, name: str, new: str | None = None) -> tuple[str, ...]:
@@ -303,7 +324,7 @@ def _log(connection: Connection, collection: Collection, entry: int, ids: Sequen
 
 def delete(
     connection: Connection, collection: Collection, owner: str, leave: Callable[[list[str]], None]
-) -> tuple[int, tuple[list[int], bytes | None, bool, list[bytes]]]:
+) -> tuple[int, tuple[list[int], bytes | None, bool]]:
     """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._leave` tells the ledgers.
 
     ``leave`` hears its documents' ids before this is committed. Raises `UnknownOwner`.
@@ -324,11 +345,6 @@ def delete(
     contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
     connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
     _log(connection, collection, entry, ids)
-    parts = [bytes(name)] if digest is None else []
-    if collection.keys.owner_key is None:
-        same = f"SELECT DISTINCT content FROM {collection.exemplars} WHERE content = ANY(%b::bytea[])"
-        others = {bytes(content) for (content,) in connection.execute(same, [contents]).fetchall()}
-        parts += [content for content in contents if content not in others]
     identity, has_equal = bytes(name), False
     if digest is not None:  # an owner of its own, known by its exemplar
         query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
@@ -338,7 +354,7 @@ def delete(
         mark = owner_mark(key, identity, named=digest is None)
         query = "INSERT INTO dpicl_forgotten_owners VALUES (%s, %b, %b) ON CONFLICT DO NOTHING"
         connection.execute(query, [collection.name, key, mark])
-    return entry, (ids, None if has_equal else identity, digest is None, parts)
+    return entry, (ids, None if has_equal else identity, digest is None)
 
 
 def document_of(document: bytes | None, id: int) -> str:

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from by_hand import charged
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from ledger_files import key_file_of
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.budget import BudgetLine
@@ -436,7 +437,7 @@ class Payer:
     """A plan whose owners have six tickets."""
 
     def __init__(self, url: str) -> None:
-        self._ledger = Ledger(url)
+        self._ledger = Ledger(url, key_file=key_file_of(url))
         try:
             content = '{"lines": {"vote": {"count": 6}}}'
             self._plan = self._ledger.store_plan("n", content, "0" * 64, {"vote": UNLIMITED}, tickets=True).id
@@ -500,7 +501,7 @@ def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
     one, other = Payer(any_url), Payer(any_url)
     assert (one.took(1), one.took(1, owner=1), one.took(1, owner=2), other.took(1)) == (1, 1, 1, 1)
     with STORE.reading() as view:
-        (mark,) = view.marks(np.array([1]), one._ledger.key("fingerprint_key"))
+        (mark,) = view.marks(np.array([1]), one._tickets.index.key_for(STORE))
     OwnerIndex(one._ledger, one._plan).leave(mark)()
     assert (one.took(1), other.took(1)) == (1, 1)
     new = Payer(any_url)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tickets_on_disk as disk
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from pgvector_server import KEY, ask, everyone
 
@@ -36,7 +37,7 @@ UNIT = np.full(DIMENSION, DIMENSION**-0.5, np.float32)
 def use(budget: PrivacyBudget, store: PostgresExemplarStore) -> None:
     """As a chain does when it is built, and at a release."""
     budget.watch(store)
-    budget.line("vote", 0.2, fingerprint=store.fingerprint)
+    budget.line("vote", 0.2).charge()
 
 
 def test_a_collection_remembers_its_budgets_for_every_worker(
@@ -65,12 +66,18 @@ def test_a_collection_remembers_what_was_released_once_for_every_worker(
 
 
 @pytest.mark.parametrize("way", ["in the process", "by command"])
-def test_a_forgotten_owner_leaves_the_sketches(
+def test_a_forgotten_owner_leaves_the_marks(
     way: str, pgvector_url: str, shared_store: Any, records: Any, tmp_path: Any, capsys: Any
 ) -> None:
-    store = shared_store(records(5))
-    budget = PrivacyBudget(2, 1e-5, 10, f"sqlite:///{tmp_path / 'ledger.db'}")
-    use(budget, store)
+    """They are made by the collection's own key, which every worker has."""
+    store, url = shared_store(records(5)), f"sqlite:///{tmp_path / 'ledger.db'}"
+    budget = PrivacyBudget(2, 1e-5, 10, url, tickets=True)
+    budget.watch(store)
+    line = budget.line("vote", 0.2)
+    line.charge(owners=[line.ask(store, np.arange(5))])
+    with store.reading() as view:
+        marks = view.marks(np.arange(5), disk.key_in(url, store))
+    assert disk.marks_in(url) == marks
     if way == "in the process":
         store.forget("owner-1")
     else:
@@ -78,8 +85,8 @@ def test_a_forgotten_owner_leaves_the_sketches(
         command = ["forget", "--store", pgvector_url, "--collection", name, "--owner", "owner-1", "--json"]
         assert main(command) == 0
         assert json.loads(capsys.readouterr().out)["exemplars"] == 1
-    (plan,) = budget._ledger.plans()
-    assert json.loads(plan.fingerprint or "") == list(store.fingerprint(budget._ledger.key("fingerprint_key")))
+    assert marks[1] not in disk.marks_in(url)
+    assert marks[2] in disk.marks_in(url)
     assert store.owner_count == 4
 
 
@@ -148,7 +155,7 @@ def test_watchers_hear_of_what_went_here_and_elsewhere(shared_store: Any, worker
     marks: list[bytes] = []
     here.on_forget(lambda gone: ids["here"].append(list(gone)))
     elsewhere.on_forget(lambda gone: ids["elsewhere"].append(list(gone)))
-    here.on_owner_forgotten(KEY, hearing(marks))
+    here.on_owner_forgotten(hearing(marks))
     with here.reading() as view:
         (mark,) = view.marks(np.array([4]), KEY)
     here.forget("owner-4")
@@ -190,7 +197,8 @@ def test_a_watcher_that_fails_is_called_again_and_may_read(shared_store: Any, wo
 def hearing(told: list[Any], who: str = "") -> Any:
     """A ledger that writes down the marks of those who went."""
 
-    def leave(mark: bytes) -> Callable[[], None]:
+    def leave(keys: object, mark_of: Callable[[bytes], bytes]) -> Callable[[], None]:
+        mark = mark_of(KEY)
         return lambda: told.append((who, mark) if who else mark)
 
     return leave
@@ -209,8 +217,8 @@ def test_equal_exemplars_have_one_mark_and_the_last_to_go_tells_it(shared_store:
     here = shared_store([row, row, {"input": "else", "output": "b"}, row], owner_key=None)
     elsewhere = worker()
     told: list[tuple[str, bytes]] = []
-    here.on_owner_forgotten(KEY, hearing(told, "here"))
-    elsewhere.on_owner_forgotten(KEY, hearing(told, "elsewhere"))
+    here.on_owner_forgotten(hearing(told, "here"))
+    elsewhere.on_owner_forgotten(hearing(told, "elsewhere"))
     same, _, other, _ = before = marks_of(here)
     assert before == [same, same, other, same]
     assert same != other
@@ -244,7 +252,7 @@ def test_workers_that_forget_all_equal_exemplars_at_a_time_tell_their_mark_once(
             failures.append(error)
 
     for store in stores:
-        store.on_owner_forgotten(KEY, hearing(told))
+        store.on_owner_forgotten(hearing(told))
     threads = [threading.Thread(target=forget, args=(store, i)) for i, store in enumerate(stores)]
     for thread in threads:
         thread.start()
@@ -264,7 +272,7 @@ def test_a_named_owner_and_an_exemplar_of_equal_text_have_marks_of_their_own(sha
         contents = view.read(np.arange(3))
     assert contents == [row] * 3, "and nothing but the names differs"
     told: list[bytes] = []
-    store.on_owner_forgotten(KEY, hearing(told))
+    store.on_owner_forgotten(hearing(told))
     before = marks_of(store)
     for owner in ("A", "#0", "B"):
         store.forget(owner)
@@ -276,7 +284,7 @@ def test_an_exemplar_that_grew_keeps_its_mark(shared_store: Any) -> None:
     store = shared_store([{"input": "was", "output": "b"}, {"input": "was", "output": "b"}], owner_key=None, ids=[5, 6])
     before = marks_of(store)
     told: list[bytes] = []
-    store.on_owner_forgotten(KEY, hearing(told))
+    store.on_owner_forgotten(hearing(told))
     store.add(
         [{"input": text, "output": "b", "owner": "#5"} for text in ("first", "last")], owner_key="owner", ids=[1, 9]
     )

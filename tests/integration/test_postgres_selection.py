@@ -429,7 +429,7 @@ def test_workers_share_the_tickets_of_their_owners_until_they_are_forgotten(
     before = disk.marks_in(ledger_url)
     assert len(set(before)) == len(everybody)
     assert disk.used_in(ledger_url) == [2] * len(everybody)
-    key = bytes.fromhex(str(disk.run(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")[0][0]))
+    key = disk.key_in(ledger_url, stores[0])
     with stores[0].reading() as view:
         a, twin, b, far = view.marks(np.arange(4), key)
     assert set(before) == {a, twin, b}

@@ -16,7 +16,7 @@ from typing import Any
 import by_hand  # noqa: F401
 import numpy as np
 import pytest
-from ledger_files import AFTER_A_KILL
+from ledger_files import AFTER_A_KILL, key_file_of
 from test_tickets_processes import query, store_of
 
 from langchain_dpicl import LedgerError, PrivacyBudget
@@ -28,7 +28,7 @@ TICKETS, UNITS, OWNERS, THREADS = 60, 5, 9, 3
 
 
 def opened(url: str) -> PrivacyBudget:
-    return PrivacyBudget(1000, 1e-3, TICKETS, url, tickets=True, replay=False)
+    return PrivacyBudget(1000, 1e-3, TICKETS, url, tickets=True, replay=False, key_file=key_file_of(url))
 
 
 def work(url: str, log: str, seed: int, turns: int, sum_after: int, barrier: Any) -> None:

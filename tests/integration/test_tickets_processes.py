@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from ledger_files import AFTER_A_KILL
+from ledger_files import AFTER_A_KILL, key_file_of
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget
 from langchain_dpicl.budget import tickets
@@ -32,7 +32,7 @@ def store_of(names: list[str]) -> ExemplarStore:
 
 
 def opened(url: str) -> PrivacyBudget:
-    return PrivacyBudget(1000, 1e-5, TICKETS, url, tickets=True, replay=False)
+    return PrivacyBudget(1000, 1e-5, TICKETS, url, tickets=True, replay=False, key_file=key_file_of(url))
 
 
 def charge(budget: PrivacyBudget, store: ExemplarStore, numbers: list[int]) -> list[str]:
@@ -179,6 +179,7 @@ def test_lines_and_principals_enrol_owners_at_once(kind: str, any_url: str) -> N
         {"vote": TICKETS, "scores": TICKETS} if several else TICKETS,
         any_url,
         tickets=True,
+        key_file=key_file_of(any_url),
         replay=False,
         scope="shared" if several else "per_principal",
     )

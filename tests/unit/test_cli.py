@@ -57,6 +57,18 @@ def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
     assert "28 answers left" in out, "the ledger goes on counting"
 
 
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("--store s.npz", ""), ("", "--store s.npz")])
+def test_two_ledgers_on_one_data_file_are_noticed(first: str, second: str, data: Path, capsys: Any) -> None:
+    """With and without a store, and by another name too; nothing is kept of what the file holds."""
+    command = answer(data, "--question", "a question")
+    assert "other budgets" not in run(capsys, *command, *first.split(), "--ledger", "sqlite:///one.db")[2]
+    with pytest.warns(PrivacyWarning, match="'data' in sqlite:////.*one.db"):
+        assert run(capsys, *command, *second.split(), *"--ledger sqlite:///two.db --name b".split())[0] == 0
+    notes = data.with_name("data.jsonl.dpicl")
+    assert SECRET not in notes.read_text()
+    assert notes.stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize(
     ("more", "facts"),
     [

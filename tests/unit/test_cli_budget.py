@@ -33,8 +33,6 @@ def url(ledger_url: str) -> str:
     for who in ("alice", "=cmd()", "alice"):
         line.record(line.charge(principal=who)[0])
     PrivacyBudget.filtered(1.0, 1e-6, ledger_url, "free").line("vote", 0.2, parameter=20.0).charge()
-    fresh = PrivacyBudget(1.0, 1e-5, 10, ledger_url, "later")
-    fresh.start_afresh("the old records were deleted")
     return ledger_url
 
 
@@ -53,9 +51,7 @@ def test_show_says_what_was_promised_spent_and_assumed(url: str, capsys: Any) ->
         "all callers may collude",
         "callers do not collude: the guarantee holds for each principal's releases on their own",
         "alice",
-        "on the same data (generation 1): reviews, desk, free",
-        "fresh start of later",
-        "not carried out: the old records were deleted",
+        "all together: reviews, desk, free",
     ):
         assert words in out
 
@@ -72,10 +68,18 @@ def test_show_as_json_agrees_with_the_budgets(url: str, capsys: Any) -> None:
     assert desk["principals"]["alice"]["lines"]["vote"]["spent"] == 2
     assert desk["epsilon_spent"] == PrivacyBudget.open("desk", url).epsilon_spent("alice")
     assert free["kind"] == "filter"
-    (total,) = found["totals"]
-    assert {**total, "generation": None} == {**budget.total(), "generation": None}
-    assert found["acts"][0]["reason"] == "the old records were deleted"
+    assert found["total"] == budget.total()
     assert json.loads(run(capsys, url, "show", "--json", "--name", "desk")[1])["budgets"] == [desk]
+
+
+def test_only_a_budget_with_nothing_charged_is_removed(url: str, capsys: Any) -> None:
+    PrivacyBudget(1.0, 1e-5, 10, url, "trial").line("vote", 0.2)
+    assert run(capsys, url, "remove", "--name", "trial")[0] == 0
+    code, _, err = run(capsys, url, "remove", "--name", "desk")
+    assert (code, "something was charged to the budget 'desk'" in err) == (1, True)
+    assert [budget["name"] for budget in json.loads(run(capsys, url, "show", "--json")[1])["budgets"]] == [
+        *("reviews", "desk", "free")
+    ]
 
 
 def test_history_has_every_release_and_those_without_an_answer(url: str, capsys: Any) -> None:

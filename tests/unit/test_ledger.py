@@ -250,9 +250,9 @@ def test_a_truncated_ledger_is_a_ledger_error(ledger: Ledger, ledger_url: str) -
 def test_a_ledger_of_a_later_version_is_refused(ledger: Ledger, ledger_url: str) -> None:
     ledger.close()
     with sqlite3.connect(path_of(ledger_url)) as connection:
-        connection.execute("UPDATE dpicl_meta SET value = '7' WHERE key = 'schema_version'")
+        connection.execute("UPDATE dpicl_meta SET value = '8' WHERE key = 'schema_version'")
     connection.close()
-    with pytest.raises(LedgerError, match="version 7"):
+    with pytest.raises(LedgerError, match="version 8"):
         Ledger(ledger_url)
 
 

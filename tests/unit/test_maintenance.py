@@ -83,7 +83,7 @@ def test_a_document_may_change_its_owner(store: ExemplarStore) -> None:
 def test_an_owner_whose_documents_leave_is_gone_and_comes_back_with_its_old_mark(store: ExemplarStore) -> None:
     """A ledger keeps the marks of an owner who was not forgotten, so it comes back to the tickets that it had left."""
     told: list[Any] = []
-    store.on_owner_forgotten(KEY, lambda mark: partial(told.append, mark), lambda gone, left: told.append(gone))
+    store.on_owner_forgotten(lambda keys, mark_of: partial(told.append, mark_of(KEY)))
     before = marks(store)["bob"]
     store.maintenance().delete(["b1", "unknown"])
     assert list(store.owners) == ["ann"]

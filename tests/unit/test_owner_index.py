@@ -184,7 +184,7 @@ def test_an_owner_that_is_forgotten_between_its_query_and_the_charge_gets_no_row
     own.watch(store)
     line = own.line("vote", 0.5)
     asked = line.ask(store, np.arange(3))
-    key = bytes.fromhex(str(disk.run(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")[0][0]))
+    key = disk.key_in(ledger_url, store)
     (mark,) = store.marks(np.array([1]), key)
     store.forget("owner-1")
     line.charge(owners=[asked])

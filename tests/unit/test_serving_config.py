@@ -466,6 +466,7 @@ def test_the_plan_of_a_ticket_budget_is_shown_without_an_end(scope: str, tmp_pat
     assert " left" not in out
 
 
+@pytest.mark.filterwarnings("ignore:.*other budgets were opened")
 def test_a_server_replays_an_answer_to_the_caller_who_asked_unless_told_otherwise(tmp_path: Path) -> None:
     """Two keys on one shared budget: by default the second caller's equal question is a new one, and refused when the
     budget is spent, as an unknown one is. With ``replay: true`` he gets the first one's answer, number and second."""

@@ -214,8 +214,8 @@ def test_rewriting_alone_changes_nothing(saved: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 3},
-        {"version": 1},
+        {"version": 4},
+        {"version": 2},
         {"version": 0},
         {"version": None},
         {"format": "something else"},
