@@ -152,11 +152,12 @@ class StoredLedger(Database):
 
         def work(connection: Connection) -> bool:
             held = connection.execute(sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()).all()
-            if not held or any(counter.spent for counter in held):
+            if any(counter.spent for counter in held):
                 return False
             for table in (schema.filters, schema.owner_marks, owner_index, counters):
                 connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
-            connection.execute(sa.delete(plans).where(plans.c.id == plan.id))
+            if not connection.execute(sa.delete(plans).where(plans.c.id == plan.id)).rowcount:
+                return False
             connection.execute(sa.insert(schema.removed).values(name=plan.name, removed=schema.utc_now()))
             return True
 

@@ -205,7 +205,7 @@ def test_a_store_is_watched_if_the_ledger_fails_at_first(
 ) -> None:
     store, budget = store_of(ROWS), PrivacyBudget(3, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
 
-    def down(*_: Any) -> Any:
+    def down(*_: Any, **__: Any) -> Any:
         raise LedgerError("down for a moment")
 
     def use() -> None:
