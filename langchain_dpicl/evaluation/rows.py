@@ -13,6 +13,7 @@ from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, HubSource, Task
 from langchain_dpicl.extras import require
 from langchain_dpicl.store.datafile import ENDINGS, DataFile, Reading, read_data, settle
+from langchain_dpicl.store.records import attempt
 
 _SLOT = re.compile(r"\{(\w+)\}")
 _ENDINGS = tuple(ending + packed for ending in ENDINGS for packed in ("", ".gz"))
@@ -39,7 +40,8 @@ def load_rows(
     """Return all rows of a task's data, checked, in the data's order.
 
     - ``source``: a file (JSON lines, CSV, TSV or Parquet); a folder with one for each split, such as ``train.jsonl``;
-      ``hub`` for the task's own data on the Hugging Face hub; ``hf:NAME`` or ``hf:NAME:CONFIG`` for other data there.
+      ``hub`` for the task's own data on the Hugging Face hub; ``hf:NAME`` or ``hf:NAME:CONFIG`` for other data there,
+      which is public: its library may choose a column's type by all rows.
     - ``split``: the part of a folder (its file's name) or of the hub's data: train, dev or test for ``hub``, the hub's
       own name for ``hf:``. A single file is read whole.
     - ``columns``: other column names: from `text`, `label`, `title` (classification) or `input`, `output`, `references`
@@ -99,8 +101,11 @@ def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str]
     label, answer = columns.get("label", "label"), "label" if isinstance(task, ClassificationTask) else "output"
     label_names = hub.label_names or tuple(getattr((table.features or {}).get(label), "names", None) or ())
     needed = [columns.get(key, key) for key in (*_SLOT.findall(task.inputs[-1]), answer)]
+    found, broken = attempt(list, table)
+    if broken:
+        raise InvalidRecords(f"{hub.name!r}, {split}, cannot be read ({broken})")
     records = []
-    for record in table:
+    for record in found:
         value = record.get(label)
         if label_names and isinstance(value, int) and 0 <= value < len(label_names):
             record = {**record, label: label_names[value]}

@@ -19,6 +19,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -35,6 +36,7 @@ from langchain_dpicl.store.records import (
     as_matrix,
     attempt,
     check_records,
+    read_each,
     records_of,
     unpack,
 )
@@ -133,7 +135,7 @@ class LiveStore(PrivateStore):
 
     def _checked(self, documents: Iterable[Document]) -> Batch:
         keys = RecordKeys(self.input_key, self.output_key, self.owner_key)
-        return check_records(records_of(documents, self.input_key, self.owner_key), keys, None)
+        return check_records(records_of(documents, self.input_key), keys, None)
 
 
 def some(batch: Batch, chosen: Sequence[int]) -> Batch:
@@ -203,11 +205,18 @@ class StoreMaintenance(VectorStore, PrivateRecords):
         **kwargs: Any,
     ) -> list[str]:
         """`add_documents`, of texts with their metadata beside them."""
-        texts = list(texts)
+        texts = list(read_each(texts, "text"))
         if metadatas is not None and len(metadatas) != len(texts):
             raise InvalidRecords(f"metadatas has {len(metadatas)} entries for {len(texts)} texts")
         beside = [{}] * len(texts) if metadatas is None else metadatas
-        documents = [Document(page_content=text, metadata=each) for text, each in zip(texts, beside, strict=True)]
+        documents = []
+        for i, (text, metadata) in enumerate(zip(texts, beside, strict=True)):
+            document, fault = attempt(partial(Document, metadata=metadata), text)
+            if fault:
+                raise InvalidRecords(
+                    f"document {i} cannot be read ({fault}): give a text, and a mapping as its metadata"
+                )
+            documents.append(document)
         return self.add_documents(documents, ids=ids, **kwargs)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:

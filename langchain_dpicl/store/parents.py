@@ -13,8 +13,9 @@ from typing import Any, NoReturn, Protocol
 from langchain_core.documents import Document
 from langchain_core.stores import BaseStore
 
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, UnsafeConfigurationError
 from langchain_dpicl.private import OwnBucket
+from langchain_dpicl.store.records import attempt, read_each, text_and_metadata
 from langchain_dpicl.store.standin import PARENT, bucket_here
 
 
@@ -32,16 +33,25 @@ def split_with_parents(
 
     For ``ParentDocumentRetriever(vectorstore=store.as_vectorstore(), docstore=store.as_docstore(), ...)``: it searches
     chunks and gives documents, within a member's own bucket. ``id_key`` is the retriever's. A document is stored once
-    for each of its chunks. Raises `InvalidParameter` if metadata uses the keys that this needs.
+    for each of its chunks. Raises `InvalidParameter` if metadata uses the keys that this needs,
+    `InvalidRecords` for a document that cannot be read or split.
     """
     chunks: list[Document] = []
-    for i, document in enumerate(documents):
-        if taken := sorted({id_key, PARENT} & document.metadata.keys()):
+    for i, document in enumerate(read_each(documents, "document")):
+        parts, fault = attempt(_chunks, document, splitter)
+        if fault:
+            raise InvalidRecords(f"document {i} cannot be split ({fault})")
+        text, metadata, found = parts
+        if taken := sorted({id_key, PARENT} & metadata.keys()):
             raise InvalidParameter("documents", f"document {i}", f"without metadata under {taken}")
-        own = {id_key: str(uuid.uuid4()), PARENT: document.page_content}
-        for chunk in splitter.split_documents([document]):
-            chunks.append(Document(chunk.page_content, metadata={**chunk.metadata, **own}))
+        own = {id_key: str(uuid.uuid4()), PARENT: text}
+        chunks += [Document(part, metadata={**beside, **own}) for part, beside in found]
     return chunks
+
+
+def _chunks(document: Document, splitter: DocumentSplitter) -> tuple[str, dict[str, Any], list[Any]]:
+    """A document's text and metadata, and those of each of its chunks."""
+    return *text_and_metadata(document), [text_and_metadata(chunk) for chunk in splitter.split_documents([document])]
 
 
 class MemberDocstore(OwnBucket, BaseStore[str, Document]):

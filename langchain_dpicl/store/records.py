@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import itertools
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
 
+T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
 NOT_UNIQUE = "ids must be unique: one occurs twice, or is in the store already"
 
 _EMBED_BATCH = 512
+_END: Any = object()
 _DEEPEST = 64  # levels of metadata: JSON that is written near to Python's recursion limit cannot be read further down
 
 
@@ -112,9 +115,12 @@ def check_records(
     texts: list[str] = []
     contents: list[bytes] = []
     owners: list[str] = []
-    for i, record in enumerate(records):
-        if not isinstance(record, Mapping):
-            raise InvalidRecords(f"record {i} is not a mapping but {type(record).__name__}")
+    for i, given in enumerate(read_each(records, "record")):
+        if not isinstance(given, Mapping):
+            raise InvalidRecords(f"record {i} is not a mapping but {type(given).__name__}")
+        record, fault = attempt(dict, given)
+        if fault:
+            raise InvalidRecords(f"record {i} cannot be read ({fault})")
         for key in filter(None, keys[:2]):
             if key not in record:
                 raise InvalidRecords(f"record {i} has no key {key!r}")
@@ -129,17 +135,11 @@ def check_records(
                     f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
                 )
             owners.append(str(owner))
-        packed = None
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            fields: Any = _ordered({key: record[key] for key in record if key != keys.owner_key}, _DEEPEST)
-            fields = {key: fields[key] for key in keys[:2] if key in fields} | fields
-            packed = encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=as_json))
-        if packed is None:
-            raise InvalidRecords(
-                f"record {i} holds metadata that JSON cannot represent, or deeper than {_DEEPEST} levels"
-            )
+        content, problem = pack(record, keys)
+        if problem:
+            raise InvalidRecords(f"record {i} holds {problem}")
         texts.append(record[keys.input_key])
-        contents.append(packed)
+        contents.append(content)
     if not texts and not may_be_empty:
         raise InvalidRecords("the store would be empty: at least one record is needed")
     if ids is not None:
@@ -151,6 +151,22 @@ def check_records(
             raise InvalidRecords(NOT_UNIQUE)
     chosen = None if ids is None else np.asarray(ids, np.int64)
     return Batch(texts, contents, None if keys.owner_key is None else owners, chosen)
+
+
+def pack(record: Mapping[str, Any], keys: RecordKeys) -> tuple[bytes, str]:
+    """JSON of a record without its owner; or the problem, by its key, of a record that cannot be kept."""
+    kept = {key: value for key, value in record.items() if key != keys.owner_key}
+    content, fault = attempt(_json_of, kept, keys)
+    if not fault:
+        return content, ""
+    key = next((key for key, value in kept.items() if attempt(_json_of, {key: value}, keys)[1]), None)
+    return b"", f"metadata that JSON cannot represent, or deeper than {_DEEPEST} levels, under {key!r}"
+
+
+def _json_of(record: dict[str, Any], keys: RecordKeys) -> bytes:
+    fields: Any = _ordered(record, _DEEPEST)
+    fields = {key: fields[key] for key in keys[:2] if key in fields} | fields
+    return encoded(json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=as_json))
 
 
 def _ordered(value: object, levels: int) -> object:
@@ -208,34 +224,37 @@ def unpack(content: bytes) -> dict[str, Any]:
     return {}
 
 
-def records_of(documents: Iterable[Document], input_key: str, owner_key: str | None = None) -> list[dict[str, Any]]:
-    """Each document as a record: its text under ``input_key``, its metadata beside it. Raises `InvalidRecords`.
-
-    The owner's entry need not be JSON: it is not kept as metadata.
-    """
+def records_of(documents: Iterable[Document], input_key: str) -> list[dict[str, Any]]:
+    """Each document as a record: its text under ``input_key``, its metadata beside it. Raises `InvalidRecords`."""
     from langchain_core.documents import Document
 
     records: list[dict[str, Any]] = []
-    for i, document in enumerate(documents):
+    for i, document in enumerate(read_each(documents, "document")):
         if not isinstance(document, Document):
             raise InvalidRecords(f"document {i} is not a Document but {type(document).__name__}")
-        if not document.page_content.strip():
+        found, fault = attempt(text_and_metadata, document)
+        if fault:
+            raise InvalidRecords(f"document {i} cannot be read ({fault}): it has a text, and a mapping as its metadata")
+        text, metadata = found
+        if not text.strip():
             raise InvalidRecords(f"document {i} has no text")
-        for key, value in document.metadata.items():
-            is_kept = False
-            with contextlib.suppress(TypeError, ValueError, RecursionError):
-                is_kept = isinstance(key, str) and (key == owner_key or bool(json.dumps(value, default=as_json)))
-            if not is_kept:
-                raise InvalidRecords(f"document {i} has metadata under {key!r} that JSON cannot represent")
-        if input_key in document.metadata:
+        if input_key in metadata:
             raise InvalidRecords(
                 f"document {i} has metadata under {input_key!r}, where its text goes: name another input_key"
             )
-        records.append({input_key: document.page_content, **document.metadata})
+        records.append({input_key: text, **metadata})
     return records
 
 
-# -- their vectors, and those of queries -------------------------------------------------------------------------------
+def text_and_metadata(document: Document) -> tuple[str, dict[str, Any]]:
+    """A document's parts, the metadata as a copy. `TypeError` for other types, which can have been assigned."""
+    text, metadata = document.page_content, document.metadata
+    if not isinstance(text, str) or not isinstance(metadata, Mapping):
+        raise TypeError
+    return text, dict(metadata)
+
+
+# -- what others' code does --------------------------------------------------------------------------------------------
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
@@ -260,6 +279,22 @@ def _fault(error: Exception) -> str:
     return f"{name}: {error}" if type(error) in (LocalModelError, MissingExtra) else name
 
 
+def read_each(given: Iterable[T], what: str) -> Iterator[T]:
+    """The elements of a user's list, loader or generator. `InvalidRecords` if it fails: its error may quote a text."""
+    elements, fault = attempt(iter, given)
+    element: Any
+    for i in itertools.count():
+        element, fault = (None, fault) if fault else attempt(next, elements, _END)
+        if fault:
+            raise InvalidRecords(f"{what} {i} cannot be read ({fault})")
+        if element is _END:
+            return
+        yield element
+
+
+# -- their vectors, and those of queries -------------------------------------------------------------------------------
+
+
 def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
     """Embeddings of the texts, in batches: rows of norm 1. Raises `StoreError` if the model fails."""
     from tqdm import tqdm
@@ -279,10 +314,9 @@ def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vecto
 
 def as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
     """Rows as float32 of norm 1; refuses other shapes and values that are not numbers."""
-    matrix: Vectors | None = None
-    with contextlib.suppress(TypeError, ValueError):
-        matrix = np.array(vectors, dtype=np.float32, order="C")
-    if matrix is None or matrix.ndim != 2 or matrix.shape[1] == 0:
+    found, fault = attempt(lambda: np.array(vectors, dtype=np.float32, order="C"))
+    matrix: Vectors = found
+    if fault or matrix.ndim != 2 or matrix.shape[1] == 0:
         raise InvalidRecords("the embeddings are not rows of numbers of one dimension")
     if matrix.shape[0] != count:
         raise InvalidRecords(f"{matrix.shape[0]} embeddings for {count} records")

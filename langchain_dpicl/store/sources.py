@@ -6,7 +6,7 @@ Their own methods search. They do not list a collection, so each kind is read in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +22,20 @@ _NUMBER = re.compile("#[0-9]+")
 _PAGE = 1000
 _TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
 
-Entry = tuple[str, Any, Any, Any]
+Entry = tuple[Any, Any, Any, Any]
 """A document's id, text, metadata and vector."""
+
+_Reader = Callable[[Any], Iterator[Entry]]
 
 
 def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     """All documents that a vector store holds, each with its id there, and their vectors in the same order.
 
-    Raises `StoreError` for one that cannot be read whole, or whose ids do not tell its documents apart;
-    `InvalidRecords` for ids of `refuse_numbers`. Its own errors may quote a document, so they do not get out.
+    A vector must be a function of its own document. So a collection that stores something else than the numbers that it
+    was given is refused: what it stores may be trained on all documents. Raises `StoreError` for one of these, one that
+    cannot be read whole, or whose ids do not tell its documents apart; `InvalidRecords` for ids of `refuse_numbers`.
+    Its own errors may quote a document, so they do not get out.
     """
-    from langchain_core.documents import Document
     from langchain_core.vectorstores import VectorStore
 
     if not isinstance(vectorstore, VectorStore):
@@ -42,20 +45,25 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     reader = next((_READERS[home] for home in homes if home in _READERS), None)
     if reader is None:
         raise StoreError(f"a {name} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
-    found, fault = attempt(_whole, reader, vectorstore)
+    kind, fault = attempt(_STORAGES.get(reader, lambda store: ""), vectorstore)
+    if kind:
+        raise StoreError(
+            f"the {name} stores its vectors as {kind}, which is trained on all of them or rounds them: "
+            f"{_TAKE_DOCUMENTS}, which embeds them anew"
+        )
+    entries, fault = (None, fault) if fault else attempt(_whole, reader, vectorstore)
     if fault:
         raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
-    entries, vectors = found
-    if any(not isinstance(text, str) or vector is None for _, text, _, vector in entries):
-        raise StoreError(f"the {name} holds an entry without a text or without a vector: {_TAKE_DOCUMENTS}")
-    ids = [str(id) for id, *_ in entries]
+    if entries is None:
+        raise StoreError(
+            f"the {name} holds an entry without a text, without a vector, or with metadata that is no mapping: "
+            f"{_TAKE_DOCUMENTS}"
+        )
+    documents, vectors = entries
+    ids = [document.id for document in documents]
     if len(set(ids)) < len(ids) or "" in ids:
         raise StoreError(f"the {name} holds an entry without an id, or two with the same: {_TAKE_DOCUMENTS}")
     refuse_numbers(ids)
-    documents = [
-        Document(page_content=text, metadata=data or {}, id=id)
-        for id, (_, text, data, _) in zip(ids, entries, strict=True)
-    ]
     return documents, vectors
 
 
@@ -73,9 +81,18 @@ def refuse_numbers(ids: Sequence[str], known: Collection[str | None] = ()) -> No
             )
 
 
-def _whole(reader: Callable[[Any], Iterator[Entry]], store: Any) -> tuple[list[Entry], Vectors]:
-    entries = list(reader(store))
-    return entries, np.asarray([vector for *_, vector in entries if vector is not None], np.float32)
+def _whole(reader: _Reader, store: Any) -> tuple[list[Document], Vectors] | None:
+    """The documents and their vectors; None if an entry is no document with a vector."""
+    from langchain_core.documents import Document
+
+    documents, vectors = [], []
+    for id, text, metadata, vector in reader(store):
+        metadata = {} if metadata is None else metadata
+        if not isinstance(text, str) or not isinstance(metadata, Mapping) or vector is None:
+            return None
+        documents.append(Document(page_content=text, metadata=dict(metadata), id=str(id)))
+        vectors.append(vector)
+    return documents, np.asarray(vectors, np.float32)
 
 
 def _in_memory(store: Any) -> Iterator[Entry]:
@@ -97,6 +114,23 @@ def _faiss(store: Any) -> Iterator[Entry]:
     for i, vector in enumerate(vectors):
         document = store.docstore.search(ids[i])
         yield ids[i], document.page_content, document.metadata, vector
+
+
+def _faiss_storage(store: Any) -> str:
+    """The kind of index, unless it keeps each vector as it came: "" then."""
+    import faiss
+
+    index = store.index
+    while True:
+        index = faiss.downcast_index(index)
+        kind = type(index).__name__
+        if kind not in _AROUND:
+            return "" if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP") else kind
+        index = getattr(index, _AROUND[kind])
+
+
+_AROUND = {"IndexHNSWFlat": "storage", "IndexIDMap2": "index"}
+"""Indexes whose vectors another one keeps, and their attribute for that one."""
 
 
 def _chroma(store: Any) -> Iterator[Entry]:
@@ -121,6 +155,14 @@ def _qdrant(store: Any) -> Iterator[Entry]:
             return
 
 
+def _qdrant_storage(store: Any) -> str:
+    """The type of the numbers, unless it is the usual one. What the collection searches by may be quantised."""
+    about = store.client.get_collection(store.collection_name).config.params.vectors
+    about = about.get(store.vector_name) if isinstance(about, dict) else about
+    kind = getattr(getattr(about, "datatype", None), "value", "float32")
+    return "" if kind == "float32" else kind
+
+
 def _pgvector(store: Any) -> Iterator[Entry]:
     with store._make_sync_session() as session:
         row = store.EmbeddingStore
@@ -129,7 +171,7 @@ def _pgvector(store: Any) -> Iterator[Entry]:
         yield from asked.filter(row.collection_id == collection.uuid).order_by(row.id).yield_per(_PAGE)
 
 
-_READERS: dict[tuple[str, str], Callable[[Any], Iterator[Entry]]] = {
+_READERS: dict[tuple[str, str], _Reader] = {
     ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"): _in_memory,
     ("langchain_community.vectorstores.faiss", "FAISS"): _faiss,
     ("langchain_community.vectorstores.sklearn", "SKLearnVectorStore"): _scikit_learn,
@@ -138,3 +180,6 @@ _READERS: dict[tuple[str, str], Callable[[Any], Iterator[Entry]]] = {
     ("langchain_postgres.vectorstores", "PGVector"): _pgvector,
 }
 """By the class's home and name: the libraries need not be installed."""
+
+_STORAGES: dict[_Reader, Callable[[Any], str]] = {_faiss: _faiss_storage, _qdrant: _qdrant_storage}
+"""In the other kinds a collection has float32, or Python's floats, whatever it searches by."""

@@ -18,7 +18,7 @@ from langchain_dpicl.store.contents import Contents, FileState
 from langchain_dpicl.store.file import SharedFile, are_among
 from langchain_dpicl.store.memory import MemoryStore
 from langchain_dpicl.store.notes import OpenedBudget, others_than
-from langchain_dpicl.store.records import RecordKeys, Vectors, check_records, embed, records_of
+from langchain_dpicl.store.records import RecordKeys, Vectors, attempt, check_records, embed, read_each, records_of
 from langchain_dpicl.store.sources import contents_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ExemplarStore(MemoryStore):
     ) -> ExemplarStore:
         """Build a store from texts, with their outputs and owners beside them (same length) if given."""
         columns = {"input": texts, "output": outputs, "owner": owners}
-        given = {key: values for key, values in columns.items() if values is not None}
+        given = {key: list(read_each(values, key)) for key, values in columns.items() if values is not None}
         for key, values in given.items():
             if len(values) != len(texts):
                 raise InvalidRecords(f"{key}s has {len(values)} entries for {len(texts)} texts")
@@ -119,7 +119,7 @@ class ExemplarStore(MemoryStore):
         cannot represent, metadata under ``input_key``.
         """
         return cls.from_records(
-            records_of(documents, input_key, owner_key),
+            records_of(documents, input_key),
             embeddings,
             input_key=input_key,
             output_key=output_key,
@@ -142,18 +142,21 @@ class ExemplarStore(MemoryStore):
 
         For LangChain's ``InMemoryVectorStore``, langchain-community's ``FAISS`` and ``SKLearnVectorStore``,
         langchain-chroma's ``Chroma``, langchain-qdrant's ``QdrantVectorStore`` and langchain-postgres's ``PGVector``;
-        raises `StoreError` for any other, whose documents `from_documents` takes. ``embeddings``, which embeds queries,
+        raises `StoreError` for any other, whose documents `from_documents` takes. So it does for a collection whose
+        vectors are not stored one by one as they came: a FAISS index other than ``IndexFlat`` and ``IndexHNSWFlat``
+        (product quantisers and inverted lists are trained on all documents), a Qdrant collection of another type than
+        float32. ``embeddings``, which embeds queries,
         defaults to the collection's own model and must be the one that made its vectors. The rest as in
         `from_documents`. The store compares by cosine. A collection that was searched by cosine, or that holds vectors
         of norm 1, ranks as it did, by inner product and by Euclidean distance alike; another may rank differently.
         Later changes to the collection reach the store with `sync_from`; `forget` does not reach the collection.
         """
         documents, vectors = contents_of(vectorstore)
-        own = vectorstore.embeddings if embeddings is None else embeddings
+        own = attempt(lambda: vectorstore.embeddings)[0] if embeddings is None else embeddings
         if own is None:
             raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
         keys = RecordKeys(input_key, output_key, owner_key)
-        batch = check_records(records_of(documents, input_key, owner_key), keys, None, may_be_empty=False)
+        batch = check_records(records_of(documents, input_key), keys, None, may_be_empty=False)
         matrix = batch.embed(own, vectors, None, False)
         store = cls(own, Contents(keys, matrix.shape[1], matrix[:0]))
         store._change(Arrival(batch, matrix, [str(document.id) for document in documents]), ())

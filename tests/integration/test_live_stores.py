@@ -338,6 +338,40 @@ def test_dates_in_metadata_come_along() -> None:
     assert store.sync_from(source)["num_skipped"] == 1
 
 
+def test_metadata_that_is_no_mapping_is_refused_and_not_quoted(
+    request: pytest.FixtureRequest, canary: str, canary_free: Callable[..., None]
+) -> None:
+    """Other tools write texts there."""
+    qdrants, postgres = (make(Counted(size=6), request) for make in (qdrant, pgvector))
+    qdrants.add_documents([note("one", "ann", "a")], ids=IDS[:1])
+    qdrants.client.set_payload("notes", {"metadata": canary}, IDS[:1])  # type: ignore[attr-defined]
+    postgres.add_documents([note("one", "ann", "a")], ids=IDS[:1])
+    url = request.getfixturevalue("pgvector_url")
+    ask(url, f"UPDATE langchain_pg_embedding SET cmetadata = to_jsonb('{canary}'::text) WHERE id = '{IDS[0]}'")
+    for source in (qdrants, postgres):
+        with pytest.raises(StoreError, match="metadata that is no mapping") as caught:
+            ExemplarStore.from_vectorstore(source)
+        canary_free(caught.value)
+
+
+@pytest.mark.parametrize("datatype", ["float16", "uint8", "float32"])
+def test_a_qdrant_collection_of_rounded_vectors_is_refused(datatype: str) -> None:
+    models = pytest.importorskip("qdrant_client.models")
+    client = pytest.importorskip("qdrant_client").QdrantClient(":memory:")
+    about = models.VectorParams(size=6, distance=models.Distance.DOT, datatype=datatype)
+    client.create_collection("notes", about)
+    made = pytest.importorskip("langchain_qdrant").QdrantVectorStore(
+        client, "notes", Counted(size=6), distance=models.Distance.DOT
+    )
+    made.add_documents([note("one", "ann", "a")])
+    if datatype == "float32":
+        assert len(ExemplarStore.from_vectorstore(made)) == 1
+    else:
+        with pytest.raises(StoreError, match=f"vectors as {datatype}"):
+            ExemplarStore.from_vectorstore(made)
+    client.close()
+
+
 def test_a_qdrant_collection_without_vectors_of_texts_is_refused() -> None:
     models = pytest.importorskip("qdrant_client.models")
     client = pytest.importorskip("qdrant_client").QdrantClient(":memory:")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import enum
 import uuid
+from collections import UserDict
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from langchain_dpicl import ExemplarStore, InvalidParameter, InvalidRecords, StoreError
+from langchain_dpicl import ExemplarStore, InvalidParameter, InvalidRecords, StoreError, split_with_parents
+from langchain_dpicl.store.records import as_matrix
 
 DIMENSION = 6
 
@@ -92,11 +95,11 @@ def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
             "record 1 has no owner under 'patient': it needs one owner: a text or a whole number",
         ),
         ({"patient": datetime.date(2026, 1, 1)}, "record 1 has no owner under 'patient'"),
-        ({"patient": "p", "seen": datetime.timedelta(1)}, "document 1 has metadata under 'seen'"),
-        ({"patient": "p", "seen": {1, b"x"}}, "document 1 has metadata under 'seen'"),
-        ({"patient": "p", "seen": np.timedelta64(1, "ns")}, "document 1 has metadata under 'seen'"),
-        ({"patient": "p", "seen": {1: "x", "1": "y"}}, "record 1 holds metadata that JSON cannot represent"),
-        ({"patient": "p", 7: "x"}, "document 1 has metadata under 7"),
+        ({"patient": "p", "seen": datetime.timedelta(1)}, "record 1 holds metadata .* under 'seen'"),
+        ({"patient": "p", "seen": {1, b"x"}}, "record 1 holds metadata .* under 'seen'"),
+        ({"patient": "p", "seen": np.timedelta64(1, "ns")}, "record 1 holds metadata .* under 'seen'"),
+        ({"patient": "p", "seen": {1: "x", "1": "y"}}, "record 1 holds metadata .* JSON cannot represent.* 'seen'"),
+        ({"patient": "p", 7: "x"}, "record 1 holds metadata .* under 7"),
         ({"patient": "p", "text": "x"}, "document 1 has metadata under 'text'"),
     ],
 )
@@ -197,7 +200,7 @@ def in_memory(model: Embeddings) -> VectorStore:
     return InMemoryVectorStore.from_documents(collection(), model)
 
 
-def faiss_of(strategy: str, index: str = "Flat", **options: Any) -> Callable[[Embeddings], VectorStore]:
+def faiss_of(strategy: str, **options: Any) -> Callable[[Embeddings], VectorStore]:
     def make(model: Embeddings) -> VectorStore:
         pytest.importorskip("langchain_community")
         import faiss
@@ -205,15 +208,9 @@ def faiss_of(strategy: str, index: str = "Flat", **options: Any) -> Callable[[Em
         from langchain_community.vectorstores import FAISS
         from langchain_community.vectorstores.utils import DistanceStrategy
 
-        kinds = {
-            ("Flat", "l2"): faiss.IndexFlatL2,
-            ("Flat", "ip"): faiss.IndexFlatIP,
-            ("HNSW", "l2"): faiss.IndexHNSWFlat,
-        }
-        made = kinds[index, strategy]
         store = FAISS(
             model,
-            made(DIMENSION, 8) if index == "HNSW" else made(DIMENSION),
+            faiss.IndexFlatIP(DIMENSION) if strategy == "ip" else faiss.IndexFlatL2(DIMENSION),
             InMemoryDocstore(),
             {},
             distance_strategy=(
@@ -241,7 +238,6 @@ COLLECTIONS = {
     "FAISS, Euclidean": faiss_of("l2"),
     "FAISS, inner product": faiss_of("ip"),
     "FAISS, normalised": faiss_of("l2", normalize_L2=True),
-    "FAISS, HNSW": faiss_of("l2", "HNSW"),
     "SKLearnVectorStore": sklearn,
 }
 
@@ -305,6 +301,78 @@ def test_a_collection_that_cannot_be_read_is_refused_without_its_content(
     with pytest.raises(StoreError, match="cannot be read whole") as caught:
         ExemplarStore.from_vectorstore(broken)
     canary_free(caught.value)
+
+
+class Lazy(UserDict[str, Any]):
+    """A row that is fetched when it is read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise LookupError(f"the row of {self.data} is gone")
+
+
+@pytest.mark.parametrize(
+    ("read", "problem"),
+    [
+        (lambda word: ExemplarStore.from_records(map(int, [word]), Counted()), "record 0 cannot be read .builtins.Val"),
+        (lambda word: ExemplarStore.from_records([Lazy(input=word)], Counted()), "record 0 cannot be read .*Lookup"),
+        (lambda word: ExemplarStore.from_texts(map(int, [word]), Counted()), "input 0 cannot be read"),
+        (lambda word: ExemplarStore.from_documents(map(int, [word]), Counted()), "document 0 cannot be read"),
+        (
+            lambda word: ExemplarStore.from_documents([Document.model_construct(metadata=word)], Counted()),
+            "document 0 cannot be read",
+        ),
+        (
+            lambda word: split_with_parents([Document(word)], SimpleNamespace(split_documents=lambda _: [int(word)])),
+            "document 0 cannot be split",
+        ),
+        (
+            lambda word: ExemplarStore.empty(Counted()).maintenance().add_texts(["a"], [word]),
+            "document 0 cannot be read",
+        ),
+    ],
+)
+def test_a_loader_that_fails_quotes_no_record(
+    read: Callable[[str], Any], problem: str, canary: str, canary_free: Callable[..., None]
+) -> None:
+    with pytest.raises(InvalidRecords, match=problem) as caught:
+        read(canary)
+    canary_free(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("index", "refused"),
+    [
+        ("PQ3x4", "IndexPQ"),
+        ("PCA4,Flat", "IndexPreTransform"),
+        ("IVF2,PQ3x4", "IndexIVFPQ"),
+        ("IVF2,Flat", "IndexIVFFlat"),
+        ("SQ8", "IndexScalarQuantizer"),
+        ("SQfp16", "IndexScalarQuantizer"),
+        ("HNSW8,SQ8", "IndexHNSWSQ"),
+        ("IDMap2,PQ3x4", "IndexPQ"),
+        ("IDMap2,Flat", None),
+        ("HNSW8,Flat", None),
+    ],
+)
+def test_an_index_that_may_be_trained_on_all_vectors_is_refused_by_its_class(index: str, refused: str | None) -> None:
+    """Otherwise one owner who leaves changes the vectors of all others."""
+    import faiss
+
+    made: Any = faiss_of("l2")(Counted())
+    vectors = DeterministicFakeEmbedding(size=DIMENSION).embed_documents([str(i) for i in range(50)])
+    made.index, documents = faiss.index_factory(DIMENSION, index), 9
+    made.index.train(np.array(vectors, np.float32))
+    rows = np.array(vectors[:documents], np.float32)
+    if index.startswith("IDMap"):
+        made.index.add_with_ids(rows, np.arange(documents))
+    else:
+        made.index.add(rows)
+    if refused is None:
+        assert np.array_equal(ExemplarStore.from_vectorstore(made)._held.vectors, as_matrix(rows, documents))
+    else:
+        with pytest.raises(StoreError, match=rf"vectors as {refused}, .*from_documents"):
+            ExemplarStore.from_vectorstore(made)
 
 
 @pytest.mark.filterwarnings("ignore")
