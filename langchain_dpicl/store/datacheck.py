@@ -9,6 +9,7 @@ the file.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import unicodedata
 import uuid
@@ -18,10 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from langchain_dpicl.store.datafile import DataFile, Fault, Reading, number_words, read_data, settle
-from langchain_dpicl.store.records import RecordKeys
+from langchain_dpicl.store.records import RecordKeys, pack
 
 FEW_OWNERS = 100
 """Below, even a head, which needs the least, is little better than guessing at epsilon 1."""
@@ -62,6 +61,9 @@ class Checked:
         return self.records
 
 
+_PLAIN = {str, int, float, bool, type(None)}
+"""Types that a store keeps, whatever the value."""
+
 NO_KEYS = RecordKeys("", None, None)
 """Of a file whose records may have any keys."""
 
@@ -89,6 +91,8 @@ def check_file(
     checked = Checked(data, keys, [], [], list(data.faults))
     for line, record in zip(data.lines, data.records, strict=True):
         used, problem, label = _looked_at(record, keys, label_of, unread)
+        if is_private and not problem and not _PLAIN.issuperset(map(type, used.values())):
+            _, problem = pack(used, keys)
         if problem:
             checked.faults.append((line, problem))
             continue
@@ -111,7 +115,7 @@ def _looked_at(
         return record, f"no text under {keys.input_key!r}", ""
     if keys.output_key:
         output = record.get(keys.output_key)
-        if isinstance(output, (int, np.integer)) and not isinstance(output, bool):
+        if isinstance(output, int) and not isinstance(output, bool):
             record = {**record, keys.output_key: (output := str(output))}
         elif isinstance(output, dict):
             record = {**record, keys.output_key: (output := json.dumps(output, ensure_ascii=False, default=str))}
@@ -126,7 +130,7 @@ def _looked_at(
                 return record, f"{unread} under {keys.output_key!r}", ""
     if keys.owner_key:
         owner = record.get(keys.owner_key)
-        is_owner = isinstance(owner, (str, int, np.integer, uuid.UUID)) and not isinstance(owner, bool)
+        is_owner = isinstance(owner, (str, int, uuid.UUID)) and not isinstance(owner, bool)
         if not is_owner or not str(owner).strip():
             return record, f"no owner (a text or a whole number) under {keys.owner_key!r}", ""
     return record, "", label
@@ -164,16 +168,19 @@ def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]]
 
 def _owner_notes(owners: Sequence[str], lines: Sequence[int], unit: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    spellings: dict[str, dict[str, int]] = {}
+    first: dict[str, int] = {}
     for owner, line in zip(owners, lines, strict=True):
-        plain = " ".join(unicodedata.normalize("NFKC", owner).casefold().split())
-        spellings.setdefault(plain, {}).setdefault(owner, line)
-    alike = [list(each.values()) for each in spellings.values() if len(each) > 1]
+        first.setdefault(owner, line)
+    spellings: dict[str, list[int]] = {}
+    for owner, line in first.items():
+        spellings.setdefault(_likely(owner), []).append(line)
+    alike = [each for each in spellings.values() if len(each) > 1]
     if alike:
         places = "; ".join(number_words(unit, each) for each in alike[:3]) + "; ..." * (len(alike) > 3)
         found["spellings"] = (
-            f"owners in several spellings, which differ by case or spaces alone: {len(alike):,} ({places}). Each "
-            "spelling counts as an owner of its own, so the privacy of these people is weaker: spell them alike"
+            f"owners in several spellings: {len(alike):,} ({places}). They differ by case, spaces, invisible "
+            "characters, quotes, leading zeros or a final .0 alone. Each spelling counts as an owner of its own, so "
+            "the privacy of these people is weaker: spell them alike"
         )
     sizes = Counter(owners)
     median = statistics.median(sizes.values()) if sizes else 0
@@ -184,3 +191,11 @@ def _owner_notes(owners: Sequence[str], lines: Sequence[int], unit: str) -> dict
             "placeholder, such as unknown? An owner has one share of each answer, whatever its number of records"
         )
     return found
+
+
+def _likely(owner: str) -> str:
+    """A spelling that is the same for owners who are likely one, as spreadsheets change numbers: 123, 0123, ="123"."""
+    shown = "".join(each for each in unicodedata.normalize("NFKC", owner) if unicodedata.category(each) != "Cf")
+    plain = " ".join(shown.casefold().strip("=\"'“”„ \t").split())
+    whole = re.fullmatch(r"0*(\d+)(?:\.0+)?", plain)
+    return whole[1] if whole else plain

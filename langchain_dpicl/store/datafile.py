@@ -8,6 +8,7 @@ the exemplars of others, and no sensitivity would hold. So:
   includes the letters of latin-1) only if all other lines are ASCII, which reads the same in both. If others are UTF-8
   beyond ASCII, the encoding must be given.
 - A quote that is not closed on its line can hide records of others, so such a file is refused, not mended.
+- In Parquet a column has the type that its writer gave it. Each value is turned into Python's by itself.
 
 Refusals and faults name lines, columns and counts, never a text.
 """
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import difflib
+import functools
 import gzip
-import importlib
+import importlib.util
 import io
 import json
 import re
@@ -29,9 +30,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.extras import require
+from langchain_dpicl.store.records import attempt
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Of data files; ``.gz`` may follow."""
@@ -40,9 +41,21 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 _LIKE_A_NAME = re.compile(r"[^\W\d][\w.:/()\[\]#%-]{0,39}(?: [\w.:/()\[\]#%-]{1,39}){0,3}")
 _SHOWN = 30
+_LONGEST_HEADER = 1 << 20
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_PARQUET = "pip install pandas pyarrow"
+_GZIP = b"\x1f\x8b"
+_OTHERS = {
+    _GZIP: "gzip within gzip: unpack it once",
+    rb"BZh[1-9]1AY&SY": "a bzip2 file: unpack it (bunzip2), or pack it with gzip",
+    b"\xfd7zXZ\0": "an xz file: unpack it (unxz), or pack it with gzip",
+    rb"\x28\xb5\x2f\xfd": "a zstd file: unpack it (unzstd), or pack it with gzip",
+    b"PK\x03\x04": "a zip archive, or an Excel workbook: unpack it, or save its sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save its sheet as CSV",
+    rb"PAR1(?s:.*)PAR1\Z": "a Parquet file: give its name the ending .parquet",
+}
+"""What a file is by its first bytes, whatever its name, and what to do."""
+_INDEX = re.compile(r"__index_level_\d+__")  # the rows' numbers, as pandas writes them beside the columns
 
 Fault = tuple[int, str]
 """A line's number, and what is wrong with it, as in "no label under 'label'"."""
@@ -95,7 +108,8 @@ class DataFile:
         near = {each.casefold().strip(): each for each in reversed(self.columns) if _LIKE_A_NAME.fullmatch(each)}
         like = difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75)
         hint = f"Is it {near[like[0]]!r}? Say so" if like else "Name yours"
-        raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {self.columns_shown}. {hint} with {option}")
+        hint += f" with {option}" + ", or mend the header, the first line" * self.form.startswith("CSV")
+        raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {self.columns_shown}. {hint}")
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -109,7 +123,8 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
     """Read a ``.jsonl``, ``.json`` (lines), ``.csv``, ``.tsv`` or ``.parquet`` file, ``.gz`` too.
 
     ``wanted`` are columns that it should have: they help to find the delimiter. Raises `InvalidRecords` for a file that
-    cannot be read as a whole, `InvalidParameter` for a setting that means nothing.
+    cannot be read as a whole, `InvalidParameter` for a setting that means nothing, `MissingExtra` for Parquet without
+    pyarrow.
     """
     path = Path(path)
     delimiter = DELIMITERS.get(reading.delimiter or "", reading.delimiter)
@@ -122,14 +137,18 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
             known = codecs.lookup(reading.encoding)
         if known is None or not getattr(known, "_is_text_encoding", True):
             raise InvalidParameter("encoding", reading.encoding, "an encoding such as utf-8, cp1252, latin-1 or utf-16")
-    content, reason, is_gzip = b"", "", path.suffix == ".gz"
+    content, reason, is_gzip = b"", "", path.suffix.lower() == ".gz"
     suffix = Path(path.stem if is_gzip else path.name).suffix.lower()
     try:
         content = path.read_bytes()
-        content = gzip.decompress(content) if is_gzip else content
+        content = gzip.decompress(content) if is_gzip or content.startswith(_GZIP) else content
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "not a whole gzip file"
-    if not reason and suffix == ".parquet":
+    is_parquet = suffix == ".parquet"
+    other = next((words for mark, words in _OTHERS.items() if re.match(mark, content)), "")
+    if other and not reason and not (is_parquet and content.startswith(b"PAR1")):
+        reason = f"it is {other}"
+    if not reason and is_parquet:
         return _parquet(path.name, content)
     if not reason:
         encoding, reason = _encoding(content, reading.encoding)
@@ -141,7 +160,9 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
     if "\0" in first:
         raise InvalidRecords(f"{path.name!r} begins with NUL bytes: name its encoding (such as utf-16-le)")
     if suffix in (".csv", ".tsv"):
-        data = _csv(path.name, text, encoding, first, delimiter, wanted)
+        if not first:
+            raise InvalidRecords(f"{path.name!r} holds no records")
+        data = _csv(path.name, text, encoding, delimiter, wanted)
         usual = "CSV with tabs, UTF-8" if suffix == ".tsv" else "CSV with commas, UTF-8"
         return replace(data, is_usual=data.form == usual or None not in reading[:2])
     if first.lstrip().startswith("[") and text.rstrip().endswith("]"):
@@ -193,7 +214,8 @@ def _decoded(content: bytes, encoding: str) -> tuple[str, str, str]:
     """The text, with each byte that its encoding does not have as half of a surrogate pair; the encoding's name."""
     with contextlib.suppress(UnicodeError):
         handling = "strict" if encoding.startswith("utf-16") else "surrogateescape"
-        return content.decode(encoding, handling), "UTF-8" if encoding.startswith("utf-8") else encoding, ""
+        text = content.decode(encoding, handling).removeprefix("\ufeff")
+        return text, "UTF-8" if encoding.startswith("utf-8") else encoding, ""
     return "", encoding, f"it is not {encoding}"
 
 
@@ -210,8 +232,12 @@ def _json(name: str, text: str, encoding: str) -> DataFile:
             continue
         record: Any = None
         flaw = _flaw(line, encoding)
-        with contextlib.suppress(ValueError, RecursionError):
-            record = None if flaw else json.loads(line)
+        try:
+            record = None if flaw else json.loads(line, object_pairs_hook=_object)
+        except _KeyTwiceError:
+            flaw = "a key twice in one object"
+        except (ValueError, RecursionError):
+            pass
         if isinstance(record, dict):
             columns.update(dict.fromkeys(record))
             data.records.append(record)
@@ -221,20 +247,26 @@ def _json(name: str, text: str, encoding: str) -> DataFile:
     return DataFile(name, data.form, tuple(columns), data.records, data.lines, data.faults)
 
 
-def _csv(name: str, text: str, encoding: str, first: str, delimiter: str | None, wanted: Sequence[str]) -> DataFile:
-    if not first:
-        raise InvalidRecords(f"{name!r} holds no records")
-    delimiter = _delimiter(name, first, wanted) if delimiter is None else delimiter
+class _KeyTwiceError(ValueError):
+    """Of two values under one key, which one counts is for the writer to say."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _KeyTwiceError
+    return found
+
+
+def _csv(name: str, text: str, encoding: str, delimiter: str | None, wanted: Sequence[str]) -> DataFile:
+    delimiter = _delimiter(name, text, wanted) if delimiter is None else delimiter
     rows = _rows(name, text, delimiter)
-    columns = next([column.strip() for column in fields] for _, fields, fault in rows if fields or fault)
+    columns = _header(rows)
     if not columns:
         raise InvalidRecords(f"the header of {name!r} has quotes that do not match")
-    twice = {column for column in columns if columns.count(column) > 1}
+    _refuse_alike(name, columns)
     word = next((word for word, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
-    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(dict.fromkeys(columns)), [], [], [])
-    if twice:
-        shown = ", ".join(sorted(map(repr, twice))) if all(map(_LIKE_A_NAME.fullmatch, twice)) else "one"
-        raise InvalidRecords(f"the header of {name!r} has {shown} more than once: columns need different names")
+    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(columns), [], [], [])
     for line, fields, fault in rows:
         if not fields and not fault:
             continue
@@ -249,8 +281,19 @@ def _csv(name: str, text: str, encoding: str, first: str, delimiter: str | None,
     return _filled(data)
 
 
+@functools.cache
+def _own_csv() -> Any:
+    """CPython's CSV reader, as a module of its own: `csv.field_size_limit` holds for all readers of one module."""
+    spec: Any = importlib.util.find_spec("_csv")
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
+    own.field_size_limit(2**31 - 1)
+    return own
+
+
 def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str], str]]:
     """Each row's line, its fields, and what is wrong with its quotes. `InvalidRecords` if a quote hides other lines."""
+    csv = _own_csv()
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         begun, fields, is_bad = reader.line_num + 1, [], False
@@ -265,15 +308,37 @@ def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]
                 f"a quote in line {begun} of {name!r} is not closed as it should be, and the lines after it cannot be "
                 "told apart: close it, or double the quotes within a text"
             )
-        yield reader.line_num, fields, "quotes that do not match, or over 131,072 characters in a field" * is_bad
+        yield reader.line_num, fields, "quotes that do not match" * is_bad
 
 
-def _delimiter(name: str, header: str, wanted: Sequence[str]) -> str:
+def _header(rows: Iterator[tuple[int, list[str], str]]) -> list[str]:
+    """The columns' names, each on one line: the first row that has any. Empty if its quotes do not match."""
+    named = (fields for _, fields, fault in rows if fault or any(map(str.strip, fields)))
+    return [re.sub(r"\s*[\r\n]\s*", " ", column.strip()) for column in next(named, [])]
+
+
+def _refuse_alike(name: str, columns: Sequence[str]) -> None:
+    """`InvalidRecords` for columns of one name, or several without one: they would overwrite each other."""
+    places: dict[str, list[int]] = {}
+    for place, column in enumerate(columns, start=1):
+        places.setdefault(column, []).append(place)
+    for column, alike in places.items():
+        if len(alike) > 1:
+            words = number_words("column", alike)
+            if not column:
+                raise InvalidRecords(f"the header of {name!r} has no names for {words}: name them, or take them out")
+            shown = repr(column) if _LIKE_A_NAME.fullmatch(column) else "a name"
+            raise InvalidRecords(
+                f"the header of {name!r} has {shown} more than once ({words}): columns need different names"
+            )
+
+
+def _delimiter(name: str, text: str, wanted: Sequence[str]) -> str:
     """The delimiter that gives the wanted columns, or the only one that is in the header."""
     found: dict[str, list[str]] = {}
     for delimiter in DELIMITERS.values():
-        with contextlib.suppress(csv.Error, StopIteration):
-            columns = [column.strip() for column in next(csv.reader([header], delimiter=delimiter, strict=True))]
+        with contextlib.suppress(InvalidRecords):
+            columns = _header(_rows(name, text[:_LONGEST_HEADER], delimiter))
             if len(columns) > 1:
                 found[delimiter] = columns
     fitting = [delimiter for delimiter, columns in found.items() if wanted and set(wanted) <= set(columns)]
@@ -286,31 +351,29 @@ def _delimiter(name: str, header: str, wanted: Sequence[str]) -> str:
 
 
 def _parquet(name: str, content: bytes) -> DataFile:
-    """A Parquet file, read by pandas. Its errors may quote values, so they do not get out."""
-    reason, table = "", None
-    try:
-        pandas: Any = importlib.import_module("pandas")
-        table = pandas.read_parquet(io.BytesIO(content), dtype_backend="numpy_nullable")
-    except ImportError:
-        reason = f"a Parquet file needs {_PARQUET}"
-    except Exception as error:
-        reason = f"pandas does not read it ({type(error).__name__})"
-    if table is None:
-        raise InvalidRecords(f"{name!r} cannot be read: {reason}")
-    columns = [str(column) for column in table.columns]
-    values = (
-        [_plain(value, value is pandas.NA or value is pandas.NaT) for value in row]
-        for row in table.itertuples(index=False, name=None)
-    )
-    records = [dict(zip(columns, row, strict=True)) for row in values]
-    lines = list(range(1, len(records) + 1))
-    return _filled(DataFile(name, "Parquet", tuple(columns), records, lines, [], "row"))
+    """A Parquet file, read by pyarrow. Each value is converted alone: whole numbers stay whole beside nulls."""
+    parquet = require("pyarrow.parquet", "parquet")
+    table, fault = attempt(lambda: parquet.ParquetFile(io.BytesIO(content)).read())
+    if fault:
+        raise InvalidRecords(f"{name!r} cannot be read: pyarrow does not read it ({fault})")
+    columns = {i: column for i, column in enumerate(table.column_names) if not _INDEX.fullmatch(column)}
+    _refuse_alike(name, list(columns.values()))
+    data = DataFile(name, "Parquet", tuple(columns.values()), [], [], [], "row")
+    values = [[attempt(_missing_as_none, value) for value in table.column(i)] for i in columns]
+    for number, row in enumerate(zip(*values, strict=True), start=1):
+        bad = next((column for column, (_, fault) in zip(data.columns, row, strict=True) if fault), None)
+        if bad is None:
+            data.records.append({column: value for column, (value, _) in zip(data.columns, row, strict=True)})
+            data.lines.append(number)
+        else:
+            data.faults.append((number, f"a value that Python cannot hold under {bad!r}"))
+    return _filled(data)
 
 
-def _plain(value: Any, is_missing: bool) -> Any:
-    if is_missing:
-        return None
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+def _missing_as_none(value: Any) -> Any:
+    """A value of Arrow's as Python's; NaN, which pandas writes for what is missing, as None."""
+    found = value.as_py()
+    return None if found != found else found
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
+import datetime
+import gzip
 import json
+import lzma
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_dpicl import ExemplarStore, local
 from langchain_dpicl.aggregators.votes import reader_of
 from langchain_dpicl.cli import main
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, MissingExtra
 from langchain_dpicl.store.datacheck import NO_KEYS, Checked, check_file
 from langchain_dpicl.store.datafile import Reading
 from langchain_dpicl.store.records import RecordKeys
@@ -136,11 +142,19 @@ def test_a_bad_record_is_refused_by_line_and_skipped_when_asked(
             b"review,label\nCANARY,good\n",
             "'text', but 'review', 'label'. Name yours with --input-key",
         ),
-        ("r.csv", b"CANARY has a cough, she says it is bad,good\nx,bad\n", "but 3 fields that do not look like names"),
+        ("r.csv", b"CANARY has a cough, she says it is bad,good\nx,bad\n", "but 3 fields .* mend the header"),
         ("r.csv", "text,label\na,good\n".encode("utf-16-le"), "NUL bytes: name its encoding"),
         ("r.csv", "text,label\nпривет,good\n".encode("cp1251"), "not like cp1252 either: name its encoding"),
         ("r.jsonl", b'[{"text": "CANARY", "label": "good"}]', "a list: write one object a line"),
-        ("r.parquet", b"PAR1 CANARY", "pandas does not read it"),
+        ("r.parquet", b"PAR1 CANARY", "pyarrow does not read it"),
+        ("r.csv", b"text,label,,\nCANARY,good,,\n", "has no names for columns 3 and 4: name them"),
+        ("r.csv", b"text,a-,a-\nCANARY,good,x\n", "has 'a-' more than once .columns 2 and 3"),
+        ("r.csv", bz2.compress(b"text,label\nCANARY,good\n"), "it is a bzip2 file: unpack it"),
+        ("r.jsonl", lzma.compress(b'{"text": "CANARY"}'), "it is an xz file"),
+        ("r.csv", b"\x28\xb5\x2f\xfdCANARY", "it is a zstd file"),
+        ("r.csv", b"PK\x03\x04CANARY", "a zip archive, or an Excel workbook"),
+        ("r.jsonl", b"PAR1 CANARY\nPAR1", "it is a Parquet file: give its name the ending"),
+        ("r.csv.gz", gzip.compress(gzip.compress(b"CANARY")), "gzip within gzip"),
     ],
 )
 def test_a_file_that_cannot_be_read_as_a_whole(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -154,6 +168,36 @@ def test_a_file_that_cannot_be_read_as_a_whole(tmp_path: Path, name: str, conten
 def test_a_setting_that_means_nothing(tmp_path: Path, reading: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter, match=next(iter(reading))):
         check(tmp_path, "r.csv", csv_of(",", "a,good"), **reading)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|"])
+def test_a_header_may_have_line_breaks_and_empty_rows_above(tmp_path: Path, delimiter: str) -> None:
+    text = csv_of(delimiter, "a,good", header='\n,,\n"text\n","label,\r\nof today"')
+    checked = check(tmp_path, "r.csv", text, RecordKeys("text", f"label{delimiter} of today", None))
+    assert (checked.records, checked.lines) == ([{"text": "a", f"label{delimiter} of today": "good"}], [6])
+
+
+def test_a_text_may_be_of_any_length_and_other_readers_keep_their_limit(tmp_path: Path) -> None:
+    long, before = "one line of many\n" * 9000, csv.field_size_limit()
+    assert check(tmp_path, "r.csv", f'text,label\n"{long}",good\nb,bad\n').records[0]["text"] == long
+    assert csv.field_size_limit() == before < len(long)
+
+
+def test_what_is_packed_is_known_by_its_bytes_and_a_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    text = csv_of(",", "a,good")
+    assert check(tmp_path, "r.csv", gzip.compress(text.encode())).records == [{"text": "a", "label": "good"}]
+    marked = f"\ufeff{text}".encode("utf-16-le")
+    assert check(tmp_path, "r.csv", marked, encoding="utf-16-le").records == [{"text": "a", "label": "good"}]
+
+
+def test_a_key_twice_in_an_object_is_a_fault_of_its_line(tmp_path: Path) -> None:
+    """The last one would count without a word."""
+    lines = (
+        '{"text": "a", "label": "good"}',
+        '{"text": "b", "label": "bad", "label": "good"}',
+        '{"m": {"x": 1, "x": 2}}',
+    )
+    assert check(tmp_path, "r.jsonl", "\n".join(lines)).faults == [(i, "a key twice in one object") for i in (2, 3)]
 
 
 def test_whole_numbers_are_labels_and_parquet_has_them(tmp_path: Path) -> None:
@@ -172,10 +216,68 @@ def test_whole_numbers_are_labels_and_parquet_has_them(tmp_path: Path) -> None:
     assert len(store) == 2
 
 
-def test_parquet_without_pandas_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(InvalidRecords, match="pip install pandas pyarrow"):
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtra, match=r"langchain-dpicl\[parquet\]"):
         check(tmp_path, "r.parquet", b"")
+
+
+def parquet_of(path: Path, values: list[Any], kind: Any) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = values if kind is None else arrow.array(values, kind(arrow))
+    labels = ["good"] * len(values)
+    parquet.write_table(arrow.table({"text": labels, "label": labels, "m": column}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "kind"),
+    [
+        (2**60 + 1, None, lambda arrow: arrow.int64()),
+        ([2**60 + 1, 7], [None], lambda arrow: arrow.list_(arrow.int64())),
+        ({"n": 2**60 + 1}, {"n": None}, lambda arrow: arrow.struct([("n", arrow.int64())])),
+        ([("k", 2**60 + 1)], [("k", None)], lambda arrow: arrow.map_(arrow.string(), arrow.int64())),
+        ([[1, None], []], [None], lambda arrow: arrow.list_(arrow.list_(arrow.int32()))),
+        ([{"role": "user", "content": ["x"]}], None, None),
+        (True, None, lambda arrow: arrow.bool_()),
+        ("kind", None, lambda arrow: arrow.dictionary(arrow.int32(), arrow.string())),
+        (Decimal("1.10"), None, lambda arrow: arrow.decimal128(5, 2)),
+        (datetime.datetime(2026, 1, 2, 3, 4, 5, 6), None, lambda arrow: arrow.timestamp("ns")),
+    ],
+)
+def test_a_value_in_parquet_is_the_same_beside_a_null_and_a_store_takes_it(
+    tmp_path: Path, value: Any, other: Any, kind: Any
+) -> None:
+    alone, beside = (
+        check_file(parquet_of(tmp_path / "r.parquet", values, kind), KEYS, Reading()).records
+        for values in ([value], [value, other])
+    )
+    assert repr(beside[0]) == repr(alone[0])
+    assert alone[0]["m"] == value
+    model = DeterministicFakeEmbedding(size=2)
+    assert len(ExemplarStore.from_records(beside, model, input_key="text", output_key="label")) == 2
+
+
+def test_a_value_in_parquet_that_nobody_can_keep_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    """A command would name it by its place in a store, which is nobody's place in the file."""
+    path = tmp_path / "r.parquet"
+    checked = check_file(parquet_of(path, [0, 10**9], lambda arrow: arrow.date32()), KEYS, Reading())
+    assert (len(checked.records), checked.faults) == (1, [(2, "a value that Python cannot hold under 'm'")])
+    ((row, fault),) = check_file(parquet_of(path, [None, b"x"], lambda arrow: arrow.binary()), KEYS, Reading()).faults
+    assert (row, fault.split(",")[0]) == (2, "metadata that JSON cannot represent")
+
+
+def test_a_note_counts_owners_whom_a_spreadsheet_wrote_in_several_ways(tmp_path: Path) -> None:
+    """They stay owners of their own: nobody is merged without a word."""
+    same = ["123", "123.0", "0123", ' "123"', '"=""123"""', "123\u200b", "１２３"]
+    checked = check(
+        tmp_path,
+        "r.csv",
+        csv_of(",", *[f"a,good,{who}" for who in [*same, "1230", "123.5"]], header="text,label,who"),
+        OWNED,
+    )
+    assert len(set(checked.owners or ())) == 9
+    assert "several spellings: 1 (lines 2, 3, 4, 5, 6 and 2 more)" in checked.notes["spellings"]
 
 
 def test_notes_of_owners_and_texts(tmp_path: Path) -> None:

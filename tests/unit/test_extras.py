@@ -97,7 +97,7 @@ def test_every_extra_that_the_package_names_exists() -> None:
         for text in [path.read_text("utf-8")]
         for extra in [*re.findall(r'require\([^)]*?, "(\w+)"\)', text), *re.findall(r"langchain-dpicl\[(\w+)\]", text)]
     }
-    assert {"local", "openai", "serve", "eval", "hub", "postgres", "verify"} <= named <= set(extras)
+    assert {"local", "openai", "serve", "eval", "hub", "parquet", "postgres", "verify"} <= named <= set(extras)
 
 
 @pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

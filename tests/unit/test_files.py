@@ -10,8 +10,6 @@ import pytest
 from langchain_dpicl.errors import InvalidRecords
 from langchain_dpicl.store.datafile import read_records
 
-SECRET = "CANARY-mrs-alder"
-
 
 def test_json_lines_and_csv_and_gzip_give_the_same_records(tmp_path: Path) -> None:
     lines = '{"text": "a, b", "label": "x"}\n\n{"text": "ü\\n", "label": "y"}\n'
@@ -28,14 +26,10 @@ def test_json_lines_and_csv_and_gzip_give_the_same_records(tmp_path: Path) -> No
     [
         ("r.jsonl", b"", "no records"),
         ("r.jsonl", b'{"text": "ok"}\n{"text": "CANARY-mrs-alder', "line 2"),
-        ("r.jsonl", b'["CANARY-mrs-alder"]', "line 1"),
         ("r.jsonl", b'{"text": "ok"}\n{"CANARY-mrs-alder": ' + b"[" * 100_000, "line 2"),
         ("r.jsonl", b"\xff\xfeCANARY", "no JSON object"),
         ("r.jsonl.gz", b"not gzip CANARY-mrs-alder", "gzip"),
         ("r.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-9], "gzip"),
-        ("r.csv", b"text,label\nCANARY-mrs-alder,x,extra\n", "line 2"),
-        ("r.csv", b"text,label\nCANARY-mrs-alder\n", "line 2"),
-        ("r.csv", b"text,label\n", "no records"),
     ],
 )
 def test_a_bad_file_is_refused_by_its_line_without_showing_it(
