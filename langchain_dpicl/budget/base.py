@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -17,8 +17,8 @@ from weakref import WeakSet
 from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.ledger import Ledger, filter_of
 from langchain_dpicl.budget.line import BudgetLine
-from langchain_dpicl.budget.opening import Where
-from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.opening import Where, is_behind
+from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
 from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, TicketReport, Total
@@ -27,7 +27,7 @@ from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Closed
 from langchain_dpicl.store.base import MarkOf, PrivateStore
-from langchain_dpicl.store.notes import OpenedBudget
+from langchain_dpicl.store.notes import OpenedBudget, merged
 
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
 
@@ -163,8 +163,12 @@ class BaseBudget(Closed):
 
     def _leave(self, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], object]:
         stored = self._find()
-        key = None if stored is None else self._ledger.owner_key(stored.id, keys)
-        return (lambda: None) if key is None or self._owner_index is None else self._owner_index.leave(mark_of(key))
+        if stored is None or self._owner_index is None:
+            return lambda: None
+        end = leaving(self._ledger, self._owner_index, stored.id, keys, mark_of)
+        if end is None:
+            raise KeyMissing(self.name)
+        return end
 
     def _remember(self) -> None:
         """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data.
@@ -175,14 +179,19 @@ class BaseBudget(Closed):
         if self.tickets and self._owner_index is not None:
             for store in stores:
                 self._owner_index.key_for(store)
-        if not stores or (place := self._ledger.place) is None:
+        if not stores:
             return
-        opened = OpenedBudget(self._ledger.identity, place, self.name, self.epsilon, self.delta)
-        known = {other.place: other for store in stores for other in store.remember_budget(opened)}
-        names = {f"{other.name!r} in {_where(other, opened)}" for other in known.values() if self._was_used(other)}
+        known: tuple[OpenedBudget, ...] = ()
+        if (place := self._ledger.place) is None:  # it ends with this process, and so does what is known of it
+            known = merged(*(store.budgets for store in stores))
+        else:
+            opened = OpenedBudget(self._ledger.identity, place, self.name, self.epsilon, self.delta)
+            known = merged(*(store.remember_budget(opened) for store in stores))
+        self._ledger.note_others(known)
+        names = {f"{other.name!r} in {self._where(other)}" for other in known if self._was_used(other)}
         if not all(store.remembers for store in stores):  # it may be the data of any budget of this ledger
             others = [plan for plan in self._ledger.plans() if plan.name != self.name]
-            names |= {f"{plan.name!r} in this ledger" for plan in others if self._ledger.has_spent(plan.id)}
+            names |= {f"{plan.name!r} in this ledger" for plan in others if self._ledger.has_spent(plan)}
         with self._lock:  # now they have
             self._to_remember = [store for store in self._to_remember if store not in stores]
         if names:
@@ -196,6 +205,9 @@ class BaseBudget(Closed):
                 PrivacyWarning,
                 stacklevel=level,
             )
+
+    def _where(self, other: OpenedBudget) -> str:
+        return "this ledger" if other.ledger == self._ledger.identity else other.url
 
     # -- receipts ------------------------------------------------------------------------------------------------------
 
@@ -225,46 +237,48 @@ class BaseBudget(Closed):
     # -- other plans on the same data ----------------------------------------------------------------------------------
 
     def total(self) -> Total:
-        """The loss of all plans of this ledger together, and of every budget that was opened on the stores which this
-        budget is used with, in whatever ledger.
+        """The loss of all plans of this ledger together, and of every budget that its stores remember, in whatever
+        ledger.
 
-        Another ledger is opened to read what was spent there. If that cannot be, or it has lost the budget, the budget
-        counts with all that it promised. Raises `LedgerError` if nobody knows what that was.
+        Another ledger is opened to read what was spent there. A budget whose ledger cannot be read, has lost it, or is
+        older than the witness beside it, counts with all that it promised. Raises `LedgerError` if nobody knows what
+        that was.
         """
-        parts = [terms.PlanUse(None, plan, self._ledger.most_spent(plan.id)) for plan in self._ledger.plans()]
+        parts = [terms.use_of(self._ledger, plan) for plan in self._ledger.plans()]
+        names = {part.plan.name for part in parts}
         promised: list[OpenedBudget] = []
-        for budget in self._elsewhere():
-            with _ledger_of(budget) as ledger:
-                plan = None if ledger is None else ledger.find_plan(budget.name)
-                if ledger is not None and plan is not None:
-                    parts.append(terms.PlanUse(budget.url, plan, ledger.most_spent(plan.id)))
-                elif ledger is None or not ledger.was_removed(budget.name):
-                    promised.append(budget)
+        live = (store.budgets for store in list(self._watched))
+        for budget in merged(self._ledger.others(), *live):
+            if budget.ledger == self._ledger.identity:
+                if budget.name not in names and not self._ledger.was_removed(budget.name):
+                    promised.append(budget)  # a ledger that was restored from an older copy lacks it
+                continue
+            found = _elsewhere(budget)
+            if isinstance(found, terms.PlanUse):
+                parts.append(found)
+            elif found is not None:
+                promised.append(found)
         return terms.total(parts, promised)
-
-    def _elsewhere(self) -> list[OpenedBudget]:
-        """The budgets in other ledgers that were opened on this budget's stores."""
-        known = {budget.place: budget for store in list(self._watched) for budget in store.budgets}
-        return [budget for budget in known.values() if budget.ledger != self._ledger.identity]
 
     def _was_used(self, other: OpenedBudget) -> bool:
         """Whether something was spent on another budget, as far as anybody can tell."""
         if other.ledger == self._ledger.identity:
-            return _has_spent(self._ledger, other.name)
-        with _ledger_of(other) as ledger:
-            return ledger is None or _has_spent(ledger, other.name)
+            plan = self._ledger.find_plan(other.name)
+            return not self._ledger.was_removed(other.name) if plan is None else self._ledger.has_spent(plan)
+        found = _elsewhere(other)
+        return found.is_used if isinstance(found, terms.PlanUse) else found is not None
 
     def remove(self) -> None:
         """Remove this budget, on which nothing was ever charged, from its ledger: its name is free again, and no total
         and no warning counts it. Let no process use it meanwhile.
 
-        Raises `PlanMismatch` if something was charged.
+        Raises `PlanMismatch` if something was charged, or may have been.
         """
         stored = self._find()
         if stored is None:
             return
         if self._ledger.is_marked(self.name) or not self._ledger.remove_plan(stored):
-            raise PlanMismatch(f"something was charged to the budget {self.name!r}: it stays, and counts")
+            raise PlanMismatch(f"something was charged to the budget {self.name!r}, or it is gone: nothing was removed")
         self._stored = self._plan = self._owner_index = None
         self._lines.clear()
 
@@ -276,29 +290,17 @@ class BaseBudget(Closed):
                 line.tickets.close()
 
 
-def _where(budget: OpenedBudget, mine: OpenedBudget) -> str:
-    return "this ledger" if budget.ledger == mine.ledger else budget.url
-
-
-@contextlib.contextmanager
-def _ledger_of(budget: OpenedBudget) -> Iterator[StoredLedger | None]:
-    """The ledger of a budget, to be read; None if it cannot be opened, or if another stands in its place."""
-    found = None
-    with contextlib.suppress(LedgerError, InvalidParameter):
-        found = StoredLedger(budget.url)
-        if found.identity != budget.ledger:
-            found.close()
-            found = None
-    try:
-        yield found
-    finally:
-        if found is not None:
-            found.close()
-
-
-def _has_spent(ledger: StoredLedger, name: str) -> bool:
-    plan = ledger.find_plan(name)
-    return not ledger.was_removed(name) if plan is None else ledger.has_spent(plan.id)
+def _elsewhere(budget: OpenedBudget) -> terms.PlanUse | OpenedBudget | None:
+    """A budget of another ledger: its plan with what was spent; itself if nobody can tell; None if it was removed."""
+    found: terms.PlanUse | OpenedBudget | None = budget
+    with contextlib.suppress(LedgerError, InvalidParameter), contextlib.closing(StoredLedger(budget.url)) as ledger:
+        if ledger.identity == budget.ledger and not is_behind(ledger, budget.name):
+            plan = ledger.find_plan(budget.name)
+            if plan is not None:
+                found = terms.use_of(ledger, plan, budget.url)
+            elif ledger.was_removed(budget.name):
+                found = None
+    return found
 
 
 def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
@@ -342,7 +344,7 @@ class FilteredBudget(BaseBudget):
         filter_ = RenyiFilter(epsilon, delta, tuple(orders), failures)
         self.failures, self._asked = filter_.failures, tuple(orders)
         self._take(filter_)
-        self._names: set[str] = set()
+        self._names: set[tuple[int, str]] = set()
         if policy.get("scope", "shared") != "shared":
             raise InvalidParameter("scope", policy["scope"], '"shared": all callers share one filter')
         if policy.get("soft_limit") is not None:
@@ -412,9 +414,9 @@ class FilteredBudget(BaseBudget):
                 digest = hashlib.sha256(self._content.encode()).hexdigest()
                 state = json.dumps(filter_of(self._content).state())
                 stored = self._freeze(self._content, digest, {}, filter_state=state)
-            if name not in self._names:
+            if (stored.id, name) not in self._names:
                 self._ledger.add_line(stored.id, name, UNLIMITED)
-                self._names.add(name)
+                self._names.add((stored.id, name))
         self._remember()
         return BudgetLine(self._ledger, self._policy, stored, name, item, None)
 

@@ -95,7 +95,8 @@ class Ledger(StoredLedger):
         super().close()
 
     def is_marked(self, plan: str) -> bool:
-        """Whether the witness has granted something on the plan of this name."""
+        """Whether the witness has granted something on the plan of this name. `LedgerError` if it cannot be charged."""
+        self._join()
         return self._permits is not None and any(mark.key.plan == plan for mark in self._permits.witness.marks())
 
     # -- charges ----------------------------------------------------------------------------------------------------

@@ -110,6 +110,21 @@ def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
     return given if "://" in given else f"sqlite:///{given}"
 
 
+def is_behind(ledger: StoredLedger, plan: str) -> bool:
+    """Whether the witness beside a ledger knows more of this plan than the ledger: an older copy is in its place."""
+    with contextlib.closing(Witness(address(ledger, None))) as witness:
+        about = witness.about()
+        if not about or about.get("identity") != ledger.identity:  # it is elsewhere: nobody can tell
+            return False
+        found = ledger.run(counts, "read")
+        for mark in witness.marks():
+            count = found.get(mark.key.place)
+            is_lost = count is None or count.key.digest != mark.key.digest or count.spent < mark.low
+            if mark.key.plan == plan and is_lost:
+                return True
+    return False
+
+
 def _exists(ledger: Database) -> bool:
     """Whether there is a ledger, or a file in its place."""
     if ledger.path is not None:

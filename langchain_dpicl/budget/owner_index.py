@@ -32,12 +32,22 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget.schema import ADVICE, counters, owner_index, owner_marks, usage
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError
-from langchain_dpicl.store.base import MARK, Numbers, PrivateStore
+from langchain_dpicl.store.base import MARK, MarkOf, Numbers, PrivateStore
 
 UNKNOWN = -1
 LOST = f"the ledger's tables of tickets have lost rows: nothing was charged; {ADVICE}"
 _NOBODY = bytes(MARK)
 _COMPLEMENT = bytes(range(255, -1, -1))
+
+
+class KeyMissing(LedgerError):
+    """The key of a plan's owners is not at hand, so an owner who is forgotten cannot be found in it."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__(
+            f"the budget {plan!r} knows its owners by a key that is not at hand, so the owner's mark stays in its "
+            "ledger: put the key file (or the notes beside the data) back, and run `dpicl forget` for this owner"
+        )
 
 
 class OwnersChanged(Exception):
@@ -307,6 +317,16 @@ class OwnerIndex:
         with self._lock:
             self._read(connection, size, marks)
             return np.sort(np.fromiter(self._position_of.values(), np.int64, len(self._position_of)))
+
+
+def leaving(
+    ledger: StoredLedger, index: OwnerIndex, plan_id: int, keys: Sequence[bytes], mark_of: MarkOf
+) -> Callable[[], object] | None:
+    """Let an owner leave a plan: `OwnerIndex.leave` of its mark. None if the plan's key is not at hand."""
+    key = ledger.owner_key(plan_id, keys)
+    if key is not None:
+        return index.leave(mark_of(key))
+    return None if ledger.has_key(plan_id) else lambda: None
 
 
 def _hold_of(mark: bytes) -> bytes:

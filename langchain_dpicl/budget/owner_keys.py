@@ -16,8 +16,7 @@ from pathlib import Path
 
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import InvalidParameter, LedgerError
-
-_BYTES = 32
+from langchain_dpicl.store.notes import KEY
 
 
 def key_id(key: bytes) -> str:
@@ -35,9 +34,11 @@ class OwnerKeyFile:
     def __init__(
         self, ledger: str | None, given: str | os.PathLike[str] | None, *, ends_with_process: bool = False
     ) -> None:
+        if given is not None and (not isinstance(given, (str, os.PathLike)) or "\0" in os.fspath(given)):
+            raise InvalidParameter("key_file", type(given).__name__, "the path of a file")
         beside = None if ledger is None else Path(f"{ledger}.key")
         self.path = beside if given is None else Path(given).expanduser()
-        self._in_memory = secrets.token_bytes(_BYTES) if ends_with_process and self.path is None else None
+        self._in_memory = secrets.token_bytes(KEY) if ends_with_process and self.path is None else None
 
     def make(self) -> bytes:
         """The key, which is made if there is none, for its owner alone to read (mode 600).
@@ -52,7 +53,7 @@ class OwnerKeyFile:
         if path is not None and not path.exists():
             try:
                 with contextlib.suppress(FileExistsError), replacing(path, is_new=True) as file:
-                    file.write(secrets.token_hex(_BYTES).encode() + b"\n")
+                    file.write(secrets.token_hex(KEY).encode() + b"\n")
                 sync_folder(path)
             except OSError as error:
                 problem = error.strerror or type(error).__name__
@@ -68,7 +69,7 @@ class OwnerKeyFile:
         problem = "it does not hold a key"
         try:
             found = bytes.fromhex(self.path.read_text("ascii").strip())
-            if len(found) == _BYTES:
+            if len(found) == KEY:
                 return found
         except FileNotFoundError:
             return None

@@ -11,6 +11,7 @@
 - queries: the latest charge for each query, which replay looks up
 - filters: the divergence that a filtered budget has spent at each order, as hexadecimal floats
 - removed: the names of budgets that were removed before anything was spent
+- others: the budgets that stores remember beside this ledger's, in whatever ledger
 - owner_index, owner_marks: of a plan whose owners pay with tickets, the number of entries in its owner index, and the
   entries. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds
   the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten, and
@@ -92,6 +93,7 @@ plans = sa.Table(
     text("created", 40),
     text("scope", 20, server_default="shared"),
     sa.Column("tickets", sa.Integer, nullable=False, server_default="0"),
+    sqlite_autoincrement=True,  # the id of a plan that was removed never comes again
 )
 counters = sa.Table(
     "dpicl_counters",
@@ -108,6 +110,7 @@ counters = sa.Table(
     sa.CheckConstraint(
         "returned >= 0 AND returned <= spent AND spent - returned <= allowed", name="dpicl_never_over_spent"
     ),
+    sqlite_autoincrement=True,
 )
 charges = sa.Table(
     "dpicl_charges",
@@ -134,6 +137,15 @@ steps = sa.Table(
 )  # what a charge's steps have released, for a release of several steps that may be interrupted
 filters = sa.Table("dpicl_filters", metadata, _id("plan_id", "dpicl_plans.id"), text("state"))
 removed = sa.Table("dpicl_removed", metadata, text("name", 255, primary_key=True), text("removed", 40))
+others = sa.Table(
+    "dpicl_other_budgets",
+    metadata,
+    text("ledger", 64, primary_key=True),
+    text("name", 255, primary_key=True),
+    text("url"),
+    sa.Column("epsilon", sa.Float),
+    sa.Column("delta", sa.Float),
+)
 owner_index = sa.Table(
     "dpicl_owner_index",
     metadata,

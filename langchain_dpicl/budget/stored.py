@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.database import Database, transaction
+from langchain_dpicl.budget.database import Database, insert, transaction
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
 from langchain_dpicl.budget.schema import (
     Account,
@@ -27,6 +28,7 @@ from langchain_dpicl.budget.schema import (
 )
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.sql import direct
 
 _IN_USE = """SELECT max(spent - returned) FROM dpicl_counters
@@ -68,7 +70,11 @@ class StoredLedger(Database):
         self._charged: dict[Account, Counter] = {}
         super().__init__(url)
         self.key_file = OwnerKeyFile(self.path, key_file, ends_with_process=self.is_sqlite and self.path is None)
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self._engine.dispose()
+            raise
         self.opened = True
 
     def _open(self) -> None:
@@ -151,23 +157,61 @@ class StoredLedger(Database):
         """Remove a plan on which nothing was ever charged, and remember that; False if something was."""
 
         def work(connection: Connection) -> bool:
+            here = sa.select(plans.c.id).where(plans.c.id == plan.id).with_for_update()
+            if connection.scalar(here) is None:  # from here on nobody adds a counter
+                return False
             held = connection.execute(sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()).all()
-            if any(counter.spent for counter in held):
+            if any(counter.spent for counter in held) or self._is_used(connection, plan):
                 return False
             for table in (schema.filters, schema.owner_marks, owner_index, counters):
                 connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
-            if not connection.execute(sa.delete(plans).where(plans.c.id == plan.id)).rowcount:
-                return False
+            connection.execute(sa.delete(plans).where(plans.c.id == plan.id))
             connection.execute(sa.insert(schema.removed).values(name=plan.name, removed=schema.utc_now()))
             return True
 
         return self.run(work)
 
     @transaction("read")
-    def has_spent(self, connection: Connection, plan_id: int) -> bool:
+    def has_spent(self, connection: Connection, plan: StoredPlan) -> bool:
         """Whether anything was ever charged on a plan, or counts as charged."""
-        spent = sa.select(counters.c.id).where(counters.c.plan_id == plan_id, counters.c.spent > 0)
-        return connection.scalar(spent.limit(1)) is not None
+        spent = sa.select(counters.c.id).where(counters.c.plan_id == plan.id, counters.c.spent > 0)
+        return connection.scalar(spent.limit(1)) is not None or self._is_used(connection, plan)
+
+    @staticmethod
+    def _is_used(connection: Connection, plan: StoredPlan) -> bool:
+        """Whether a filter is not as it was made: also one that `upkeep.recover` counts as spent."""
+        if not plan.is_filter:
+            return False
+        state = json.loads(schema.read_filter(connection, plan.id, to_write=False))
+        return any(float.fromhex(value) for value in [*state["spent"], state["failed"]])
+
+    @transaction("read")
+    def has_key(self, connection: Connection, plan_id: int) -> bool:
+        """Whether a plan whose owners pay has chosen its key."""
+        here = sa.select(owner_index.c.key_id).where(owner_index.c.plan_id == plan_id)
+        return bool(connection.scalar(here))
+
+    @transaction("read")
+    def others(self, connection: Connection) -> tuple[OpenedBudget, ...]:
+        """The budgets that stores remember beside this ledger's, in whatever ledger."""
+        table = schema.others
+        columns = [table.c[name] for name in ("ledger", "url", "name", "epsilon", "delta")]
+        return tuple(OpenedBudget(*row) for row in connection.execute(sa.select(*columns)))
+
+    def note_others(self, found: Sequence[OpenedBudget]) -> None:
+        """Keep these among `others`."""
+        known = self.others()
+        news = set(merged(known, found)) - set(known)
+
+        def write(connection: Connection) -> None:
+            table = schema.others
+            for each in news:
+                is_this = sa.and_(table.c.ledger == each.ledger, table.c.name == each.name)
+                connection.execute(sa.delete(table).where(is_this))
+                insert(connection, table, asdict(each))
+
+        if news:
+            self.run(write)
 
     @transaction("read")
     def was_removed(self, connection: Connection, name: str) -> bool:
@@ -215,8 +259,7 @@ class StoredLedger(Database):
         url = self.url._replace(username=None, password=None).set(query={})
         if self.is_sqlite and self.path is None:
             return None
-        is_plain = self.is_sqlite and not str(url.database).startswith("file:")
-        return (url.set(database=self.path) if is_plain else url).render_as_string()
+        return (url.set(database=self.path) if self.is_sqlite else url).render_as_string()
 
     # -- charges ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.schema import ADVICE, StoredPlan
+from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
 from langchain_dpicl.store.notes import OpenedBudget
@@ -264,12 +265,18 @@ def assumption(scope: str) -> str:
 
 
 class PlanUse(NamedTuple):
-    """A plan of a total: the other ledger that holds it, or None; and each line's releases, of whichever principal has
-    spent most of it."""
+    """A plan of a total: the other ledger that holds it, or None; each line's releases, of whichever principal has
+    spent most of it; and whether anything was charged."""
 
     ledger: str | None
     plan: StoredPlan
     spent: dict[str, int]
+    is_used: bool
+
+
+def use_of(ledger: StoredLedger, plan: StoredPlan, url: str | None = None) -> PlanUse:
+    """What was spent on a plan of this ledger, which is another's at this ``url``."""
+    return PlanUse(url, plan, ledger.most_spent(plan.id), ledger.has_spent(plan))
 
 
 def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> Total:
@@ -278,11 +285,11 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
     schedule: list[Line] = []
     deltas: list[float] = []
     wholly: list[tuple[float, float]] = []
-    for ledger, item, counts in parts:
+    for ledger, item, counts, is_used in parts:
         if item.is_filter:
             content = json.loads(item.content)
             epsilon, delta = content["epsilon"], content["delta"]
-            wholly += [(epsilon, delta)] if any(counts.values()) else []
+            wholly += [(epsilon, delta)] if is_used else []
         else:
             plan = PrivacyPlan.from_json(item.content)
             epsilon, delta = plan.epsilon, plan.delta

@@ -55,10 +55,10 @@ store. A line's tickets are its own. Under ``per_principal`` each principal has 
 see the sum.
 
 Nobody may see which owners are eligible, how many are, which have tickets left, or how many were used. A caller learns
-that a charge took place, as everywhere. The ledger's rows say which owner was near to which query, by keyed hashes, and
-it also holds the key: keep it where the store is kept. `Usage` describes these rows. Hashes bind the usage, the owner
-index and the counter to each other and to the witness (`witness`, BINDING): rows that are older or newer than the
-others are refused like lost ones.
+that a charge took place, as everywhere. The ledger's rows say which owner was near to which query, by keyed hashes;
+the key stands elsewhere (`owner_keys`). Keep both from callers. `Usage` describes these rows. Hashes bind the usage,
+the owner index and the counter to each other and to the witness (`witness`, BINDING): rows that are older or newer than
+the others are refused like lost ones.
 """
 
 from __future__ import annotations

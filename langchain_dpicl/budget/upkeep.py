@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.budget import Budget, PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, lose, place_of_ledger
-from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.terms import WARNING, Receipt, Total, assumption, parse_release_id, read_receipt, release_id
@@ -273,18 +273,21 @@ def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow],
 # -- forgetting --------------------------------------------------------------------------------------------------------
 
 
-def open_ledgers(store: PrivateStore, urls: Sequence[str]) -> tuple[list[StoredLedger], list[str]]:
+def open_ledgers(
+    store: PrivateStore, urls: Sequence[str], key_file: str | os.PathLike[str] | None = None
+) -> tuple[list[StoredLedger], list[str]]:
     """These ledgers, those that the store remembers, and the places of the remembered ones that cannot be opened.
 
-    Raises `LedgerError` if one of ``urls`` cannot be opened.
+    ``key_file``: of plans whose key stands neither with the store nor beside the ledger. Raises `LedgerError` if one of
+    ``urls`` cannot be opened.
     """
-    ledgers = {(ledger := StoredLedger(url)).identity: ledger for url in urls}
+    ledgers = {(ledger := StoredLedger(url, key_file=key_file)).identity: ledger for url in urls}
     lost: dict[str, None] = {}
     for budget in store.budgets:
         if budget.ledger in ledgers:
             continue
         try:
-            found = StoredLedger(budget.url)
+            found = StoredLedger(budget.url, key_file=key_file)
             if found.identity == budget.ledger:
                 ledgers[budget.ledger] = found
                 continue
@@ -302,13 +305,14 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
     one began), and then `UnknownOwner` is raised. An exemplar that was its own owner is known by its content, so its
     row stays then. A plan that knows owners by another store's key holds none of this store's.
     """
+    used = {budget.place for budget in store.budgets}
     for ledger in ledgers:
-        store.on_owner_forgotten(partial(_leave, ledger))
+        store.on_owner_forgotten(partial(_leave, ledger, used))
     with suppress(UnknownOwner):
         return store.forget(owner)
     name = owner.encode("utf-8", "surrogatepass")
     keys = store.mark_keys()
-    ends = [_leave(ledger, keys, partial(owner_mark, content=name, named=True)) for ledger in ledgers]
+    ends = [_leave(ledger, used, keys, partial(owner_mark, content=name, named=True)) for ledger in ledgers]
     with suppress(UnknownOwner):
         return store.forget(owner)  # it came meanwhile
     for end in ends:
@@ -316,13 +320,28 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
     raise UnknownOwner("the store holds no such owner; the ledgers hold nothing under its name any more")
 
 
-def _leave(ledger: StoredLedger, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], None]:
-    paying = [plan.id for plan in ledger.plans() if plan.tickets]
-    known = [(plan_id, key) for plan_id in paying if (key := ledger.owner_key(plan_id, keys)) is not None]
-    ends = [OwnerIndex(ledger, plan_id).leave(mark_of(key)) for plan_id, key in known]
+def _leave(
+    ledger: StoredLedger, used: Collection[tuple[str, str]], keys: Sequence[bytes], mark_of: MarkOf
+) -> Callable[[], None]:
+    """Let an owner leave every plan of a ledger that knows it by one of these keys. `LedgerError` for one that was
+    ``used`` with the store, and whose key is not at hand."""
+    ends: list[Callable[[], object]] = []
+    missing = None
+    for plan in ledger.plans():
+        if not plan.tickets:
+            continue
+        end = leaving(ledger, OwnerIndex(ledger, plan.id), plan.id, keys, mark_of)
+        if end is not None:
+            ends.append(end)
+        elif (ledger.identity, plan.name) in used:
+            missing = plan.name
+    if missing is not None:
+        for end in ends:
+            end()
+        raise KeyMissing(missing)
 
-    def end() -> None:
-        for each in ends:
-            each()
+    def end_all() -> None:
+        for end in ends:
+            end()
 
-    return end
+    return end_all

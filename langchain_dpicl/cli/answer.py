@@ -289,7 +289,7 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     records = read_file(options, options.data, keys, is_private=True)
     no_search = np.zeros((len(records), 1), np.float32)
     store = ExemplarStore.from_records(records, local.local_embeddings(), **keys._asdict(), vectors=no_search)
-    store.keep_notes(notes_of(options))
+    store.keep_notes(*notes_of(options))
     budget = open_budget(options, store, tokens)
     settings = given(options, "min_tokens", "top_k")
     if options.stop:

@@ -270,7 +270,7 @@ def _remove(options: argparse.Namespace) -> int:
 
     with closing(PrivacyBudget.open(options.name, options.ledger, witness=options.witness)) as budget:
         budget.remove()
-    facts = {"ledger": options.ledger, "removed": options.name}
+        facts = {"ledger": budget._ledger.shown, "removed": options.name}
     return show(options, facts, f"{options.name}: removed; nothing was ever charged to it")
 
 
@@ -312,6 +312,8 @@ def forget_options(parser: Any) -> None:
     parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
     parser.add_argument("--notes", metavar="FILE", help="FILE.dpicl, which stands beside the data file if there is one")
+    key = "the key of owners who pay, if it stands neither with the store nor beside the ledger"
+    parser.add_argument("--key-file", metavar="PATH", help=key)
     further = "a further ledger; may be repeated"
     parser.add_argument("--ledger", action="append", default=[], metavar="URL", help=further)
 
@@ -334,7 +336,7 @@ def forget(options: argparse.Namespace) -> int:
         store = ExemplarStore.load(options.store, model)
     if options.notes is not None:
         store.keep_notes(options.notes)
-    ledgers, lost = upkeep.open_ledgers(store, options.ledger)
+    ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PrivacyWarning)  # what was released once is named below

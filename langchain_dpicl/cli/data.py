@@ -78,7 +78,7 @@ def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) ->
     return store_of(records, model, keys_of(options), options.store, notes_of(options), say, progress=not options.json)
 
 
-def notes_of(options: argparse.Namespace) -> DataNotes:
+def notes_of(options: argparse.Namespace) -> list[DataNotes]:
     """The notes of the data file."""
     from langchain_dpicl.store.notes import DataNotes
 

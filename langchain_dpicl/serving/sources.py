@@ -108,7 +108,7 @@ class StoreSection(Section):
                 self.url, self.name, records, model, keys, progress=False, vectors_in_memory=self.vectors_in_memory
             )
             _LOG.warning("%s: %s", self.name, followed.words)
-            store.keep_notes(notes)
+            store.keep_notes(*notes)
             return store
         return store_of(records, model, keys, file, notes, _LOG.warning, progress=False)
 

@@ -18,7 +18,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
-from langchain_dpicl.store.notes import DataNotes, OpenedBudget, others_than
+from langchain_dpicl.store.notes import DataNotes, OpenedBudget, merged
 from langchain_dpicl.store.records import Batch, Owners, RecordKeys, Vectors, aembed_query, check_records, embed_query
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class PrivateStore(PrivateRecords, ABC):
         self._watchers: list[Watcher] = []
         self._record_managers: list[RecordManager] = []
         self._owner_watchers: list[OwnerWatcher] = []
-        self._notes: DataNotes | None = None
+        self._notes: list[DataNotes] = []
 
     @property
     def embedder(self) -> str:
@@ -278,15 +278,20 @@ class PrivateStore(PrivateRecords, ABC):
                 stacklevel=3,
             )
 
-    def keep_notes(self, notes: DataNotes | str | os.PathLike[str]) -> None:
+    def keep_notes(self, *notes: DataNotes | str | os.PathLike[str]) -> None:
         """Remember opened budgets in this file too, which stands beside the data file that the records came from.
 
         A store that is made anew from a data file then knows what was opened on the data before, and ledgers know its
-        owners again. Commands and servers that read a data file do so by themselves, in ``FILE.dpicl``.
+        owners again. Commands and servers that read a data file do so by themselves, in ``FILE.dpicl``. Raises
+        `InvalidParameter` for what is no path.
         """
-        self._notes = notes if isinstance(notes, DataNotes) else DataNotes(notes)
-        if own := self._own_key(make=False):
-            self._notes.adopt(own)
+        own = self._own_key(make=False)
+        for each in notes:
+            kept = each if isinstance(each, DataNotes) else DataNotes(each)
+            if own is not None:
+                kept.adopt(own)
+            if kept.path not in (known.path for known in self._notes):
+                self._notes.append(kept)
 
     def mark_keys(self, *, make: bool = False) -> tuple[bytes, ...]:
         """The secret keys by which ledgers may know this store's owners, its own first. Private.
@@ -295,8 +300,11 @@ class PrivateStore(PrivateRecords, ABC):
         they are made where they are missing. Raises `StoreError`, `StoreFileError`.
         """
         own = self._own_key(make=make)
-        noted = None if self._notes is None else self._notes.key(make=make and own is None)
-        return tuple(dict.fromkeys(key for key in (own, noted) if key is not None))
+        keys = [] if own is None else [own]
+        for notes in self._notes:
+            if (noted := notes.key(make=make and not keys)) is not None:
+                keys.append(noted)
+        return tuple(dict.fromkeys(keys))
 
     @abstractmethod
     def _own_key(self, *, make: bool) -> bytes | None:
@@ -305,23 +313,27 @@ class PrivateStore(PrivateRecords, ABC):
     @property
     def remembers(self) -> bool:
         """Whether it knows budgets again that another process, or an earlier one, opened on it."""
-        return self.lineage is not None or self._notes is not None
+        return self.lineage is not None or bool(self._notes)
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
         """The budgets that were opened on this store, here or by another process, as far as it remembers."""
-        noted = () if self._notes is None else self._notes.budgets()
-        return tuple({each.place: each for each in (*self._opened(), *noted)}.values())
+        return merged(self._opened(), *(notes.budgets() for notes in self._notes))
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store, through every change of its records; the others that were.
 
-        A `PrivacyWarning` if it cannot be written down: then this process remembers alone.
+        Whatever one place knows, the store's own or its notes, is then known in all. A `PrivacyWarning` if it cannot be
+        written down: then this process remembers alone.
         """
-        found = list(self._opened())
-        for remember in (self._open_budget, *([] if self._notes is None else [self._notes.remember])):
+        known: tuple[OpenedBudget, ...] = ()
+        for recall in (self._opened, *(notes.budgets for notes in self._notes)):
+            with suppress(StoreError):
+                known = merged(known, recall())
+        known = merged(known, [budget])
+        for remember in (self._open_budgets, *(notes.remember for notes in self._notes)):
             try:
-                found += remember(budget)
+                remember(known)
             except StoreError as error:
                 warnings.warn(
                     f"the store cannot write down that the budget {budget.name!r} is used with its data ({error}): a "
@@ -329,15 +341,15 @@ class PrivateStore(PrivateRecords, ABC):
                     PrivacyWarning,
                     stacklevel=3,
                 )
-        return others_than(budget, tuple({each.place: each for each in found}.values()))
+        return tuple(each for each in known if each.place != budget.place)
 
     @abstractmethod
     def _opened(self) -> tuple[OpenedBudget, ...]:
-        """The budgets in the store's own database or file, or memory."""
+        """The budgets in the store's own database or file, or memory, as they are now."""
 
     @abstractmethod
-    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Add a budget there; the others. Raises `StoreError`."""
+    def _open_budgets(self, budgets: Sequence[OpenedBudget]) -> None:
+        """Keep these budgets there. Raises `StoreError`."""
 
     @property
     @abstractmethod

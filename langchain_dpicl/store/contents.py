@@ -6,14 +6,14 @@ import itertools
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.store.base import Numbers, owner_mark
-from langchain_dpicl.store.notes import OpenedBudget
+from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.records import HiddenOwners, RecordKeys, Vectors
 
 
@@ -105,13 +105,17 @@ class FileState:
     releases: tuple[str, ...] = ()
     forgotten: tuple[str, ...] = ()
     """Marks of owners who were forgotten, so that the data file of a `kept_store` does not bring them back."""
+    notes: tuple[str, ...] = ()
+    """Where the notes of its data file are."""
 
     def joined(self, news: FileState) -> FileState:
         """This state with what another process has written: the later generation, and all that either remembers."""
-        pairs = [(getattr(self, name), getattr(news, name)) for name in ("budgets", "releases", "forgotten")]
-        budgets, releases, forgotten = (tuple(dict.fromkeys([*own, *others])) for own, others in pairs)
-        generation = max(self.generation, news.generation)
-        return replace(self, generation=generation, budgets=budgets, releases=releases, forgotten=forgotten)
+        names = ("releases", "forgotten", "notes")
+        both: dict[str, Any] = {
+            name: tuple(dict.fromkeys([*getattr(self, name), *getattr(news, name)])) for name in names
+        }
+        budgets = merged(self.budgets, news.budgets)
+        return replace(self, generation=max(self.generation, news.generation), budgets=budgets, **both)
 
     def mark(self, identity: bytes, is_named: bool) -> str:
         """The mark of an owner by its key, or without one by its exemplar's content."""

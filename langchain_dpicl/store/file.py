@@ -89,7 +89,7 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
         raise ValueError
     keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
     budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
-    once: dict[str, Any] = {name: tuple(header[name]) for name in ("releases", "forgotten")}
+    once: dict[str, Any] = {name: tuple(header[name]) for name in ("releases", "forgotten", "notes")}
     plain = {name: header[name] for name in ("lineage", "key", "generation", "edition", "records")}
     state = FileState(**plain, budgets=budgets, **once)
     contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
@@ -237,7 +237,7 @@ class SharedFile:
         try:
             with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
                 if old is not None and os.fstat(old).st_size:  # an empty file is a name that somebody reserved
-                    self._check_unchanged(contents.state)
+                    contents.state = contents.state.joined(self._unchanged(contents.state))
                 if scrub and old is not None:  # the next writer writes as soon as the new file is in place
                     self._remove_strays(old)
                 with replacing(path, is_new=old is None) as file:
@@ -293,8 +293,8 @@ class SharedFile:
             time.sleep(0.005)
         raise StoreFileError(f"{self.path.name!r} is being written by another process for a minute now")
 
-    def _check_unchanged(self, own: FileState) -> None:
-        """Raises `StoreFileChanged` unless the file may be replaced by a store that was in this state."""
+    def _unchanged(self, own: FileState) -> FileState:
+        """The file's state. `StoreFileChanged` unless it may be replaced by a store that was in this state."""
         found, known = None, self.state
         with contextlib.suppress(StoreFileError):
             found = read(self.path, with_rows=False).state
@@ -306,6 +306,7 @@ class SharedFile:
                 f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
                 f"nothing was written; {_REFRESH}"
             )
+        return found
 
 
 def _signature(found: os.stat_result) -> Signature:

@@ -59,7 +59,7 @@ def store_of(
     embeddings: Embeddings,
     keys: RecordKeys,
     path: str | os.PathLike[str] | None,
-    notes: DataNotes,
+    notes: Sequence[DataNotes],
     say: Callable[[str], object],
     *,
     progress: bool,
@@ -71,7 +71,7 @@ def store_of(
     else:
         store, followed = kept_store(path, records, embeddings, notes, **keys._asdict(), progress=progress)
         say(f"{Path(path).name}: {followed.words}")
-    store.keep_notes(notes)
+    store.keep_notes(*notes)
     return store
 
 
@@ -79,7 +79,7 @@ def kept_store(
     path: str | os.PathLike[str],
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
-    notes: DataNotes | None = None,
+    notes: Sequence[DataNotes] = (),
     *,
     input_key: str = "input",
     output_key: str | None = "output",
@@ -97,8 +97,8 @@ def kept_store(
     keys = RecordKeys(input_key, output_key, owner_key)
     if not Path(path).expanduser().exists():
         store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
-        if notes is not None and (key := notes.key(make=False)):
-            store._held.state = replace(store._held.state, key=key.hex())
+        if known := [key for each in notes if (key := each.key(make=False)) is not None]:
+            store._held.state = replace(store._held.state, key=known[0].hex())
         store.save(path)
         return store, Followed(len(store), 0, len(store), 0)
     batch = check_records(records, keys, None, may_be_empty=False)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidRecords
+from langchain_dpicl.errors import InvalidRecords, StoreError
 from langchain_dpicl.store.base import Arrival, Held, Numbers, StoreView, owner_mark
 from langchain_dpicl.store.contents import Contents, OwnerSlots
 from langchain_dpicl.store.filters import Column, MetadataFilter, columns_of
@@ -269,6 +269,8 @@ class MemoryStore(LiveStore, StoreView):
         return lambda identity, is_named: bool(marks) and state.mark(identity, is_named) in marks
 
     def _opened(self) -> tuple[OpenedBudget, ...]:
+        with suppress(StoreError):
+            self.refresh()
         return self._held.state.budgets
 
     @property

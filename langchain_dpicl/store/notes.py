@@ -13,17 +13,20 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain_dpicl.durable import append, lock, sync_folder
-from langchain_dpicl.errors import StoreFileError
+from langchain_dpicl.errors import InvalidParameter, StoreFileError, UnsafeConfigurationError
 
 _FORMAT = "dpicl-notes-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
 _WAIT_SECONDS = 10.0
+
+KEY = 32
+"""Bytes of a key of owners' marks."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,18 @@ class OpenedBudget:
         return self.ledger, self.name
 
 
-def others_than(budget: OpenedBudget, known: tuple[OpenedBudget, ...]) -> tuple[OpenedBudget, ...]:
-    """The budgets that are not this one."""
-    return tuple(each for each in known if each.place != budget.place)
+def merged(*lists: Iterable[OpenedBudget]) -> tuple[OpenedBudget, ...]:
+    """Every budget once: its latest address, and the most that it promised (a name may have been given again)."""
+    found: dict[tuple[str, str], OpenedBudget] = {}
+    for budget in (each for some in lists for each in some):
+        known = found.get(budget.place, budget)
+        most = _most(known.epsilon, budget.epsilon), _most(known.delta, budget.delta)
+        found[budget.place] = OpenedBudget(budget.ledger, budget.url, budget.name, *most)
+    return tuple(found.values())
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)
 
 
 class DataNotes:
@@ -55,14 +67,19 @@ class DataNotes:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).expanduser().resolve()
-        self._own_key = secrets.token_bytes(32)
+        if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
+            raise InvalidParameter("notes", type(path).__name__, "the path of a file")
+        self.path = Path(path).expanduser().absolute()
+        self._own_key = secrets.token_bytes(KEY)
 
     @classmethod
-    def beside(cls, data: str | os.PathLike[str], place: str | os.PathLike[str] | None = None) -> DataNotes:
-        """The notes of this data file: in ``FILE.dpicl``, or at the place that the user names."""
-        data = Path(data).expanduser().resolve()
-        return cls(data.with_name(data.name + ".dpicl") if place is None else place)
+    def beside(cls, data: str | os.PathLike[str], place: str | os.PathLike[str] | None = None) -> list[DataNotes]:
+        """The notes of this data file: in ``FILE.dpicl``, or at the place that the user names. For a link both beside
+        it and beside the file that it leads to now, which may be another tomorrow."""
+        if place is not None:
+            return [cls(place)]
+        data = Path(data).expanduser().absolute()
+        return [cls(each.with_name(each.name + ".dpicl")) for each in dict.fromkeys((data, data.resolve()))]
 
     def adopt(self, key: bytes) -> None:
         """Take this key, of a store that has one already, if there are no notes yet."""
@@ -80,14 +97,16 @@ class DataNotes:
         """The budgets, the oldest first."""
         return self._read()[1]
 
-    def remember(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Write down that a budget was opened; the others that were."""
-        known = self._read()[1]
-        if len(others := others_than(budget, known)) == len(known):
-            with self._writing() as (_, known, descriptor):
-                if len(others := others_than(budget, known)) == len(known):
-                    append(descriptor, _line(asdict(budget)))
-        return others
+    def remember(self, budgets: Sequence[OpenedBudget]) -> None:
+        """Write down that these budgets were opened."""
+        if set(merged(self._read()[1], budgets)) <= set(self._read()[1]):
+            return
+        with self._writing() as (_, known, descriptor):
+            for budget in set(merged(known, budgets)) - set(known):
+                append(descriptor, _line(asdict(budget)))
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("notes hold a key: they are not pickled or copied")
 
     def _read(self) -> tuple[bytes | None, tuple[OpenedBudget, ...]]:
         problem = None
@@ -104,14 +123,14 @@ class DataNotes:
         """Keep other writers out: the key, the budgets, and the file's descriptor. Makes the file if there is none."""
         problem = None
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            descriptor = _locked(self.path)
             try:
-                _wait(descriptor)
                 content = self.path.read_bytes()
                 key, budgets = self._parse(content)
                 os.ftruncate(descriptor, content.rfind(b"\n") + 1)  # a process was killed while it wrote
                 if key is None:
                     key = self._own_key
+                    os.chmod(self.path, 0o600)
                     append(descriptor, _line({"format": _FORMAT, "key": key.hex()}))
                     sync_folder(self.path)
                 yield key, budgets, descriptor
@@ -128,18 +147,25 @@ class DataNotes:
         if content[: len(_HEAD)] == _HEAD[: len(content)]:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 about, *budgets = [json.loads(line) for line in lines] or [None]
-                key = None if about is None else bytes.fromhex(about["key"])
-                return key, tuple(OpenedBudget(**each) for each in budgets)
+                if about is None:
+                    return None, ()
+                if len(key := bytes.fromhex(about["key"])) == KEY:
+                    return key, merged(OpenedBudget(**each) for each in budgets)
         raise StoreFileError(f"{self.path.name!r} holds no notes of a data file: name another place for them")
 
 
-def _wait(descriptor: int) -> None:
-    """Lock the file. `OSError` if another process has it for too long."""
+def _locked(path: Path) -> int:
+    """A descriptor of the file that is there, made if there is none, and its lock. `OSError` if another process has it
+    for too long."""
     deadline = time.monotonic() + _WAIT_SECONDS
-    while not lock(descriptor):
-        if time.monotonic() > deadline:
-            raise TimeoutError(None, "another process holds them")
+    while time.monotonic() < deadline:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        with contextlib.suppress(FileNotFoundError):
+            if lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # another has it, or has put another file in its place
         time.sleep(0.002)
+    raise TimeoutError(None, "another process holds them")
 
 
 def _line(content: dict[str, Any]) -> bytes:

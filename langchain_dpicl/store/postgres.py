@@ -318,16 +318,17 @@ class PostgresExemplarStore(LiveStore):
 
     def _own_key(self, *, make: bool) -> bytes | None:
         if self._key is None:
-            offered = None if self._notes is None else self._notes.key(make=False)
+            noted = [key for each in self._notes if (key := each.key(make=False)) is not None]
+            offered = noted[0] if noted else None
             self._key = self._connections.run(tables.owner_key, self._collection.name, make, offered)
         return self._key
 
     def _opened(self) -> tuple[OpenedBudget, ...]:
         return self._connections.run(tables.budgets, self._collection.name)
 
-    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Add a budget in the database; the others. `StoreError` if this role may not write there."""
-        return self._connections.run(tables.budgets, self._collection.name, budget)
+    def _open_budgets(self, budgets: Sequence[OpenedBudget]) -> None:
+        """Keep these budgets in the database. `StoreError` if this role may not write there."""
+        self._connections.run(tables.budgets, self._collection.name, budgets)
 
     @property
     def released_once(self) -> tuple[str, ...]:

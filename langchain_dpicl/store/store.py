@@ -17,7 +17,7 @@ from langchain_dpicl.store.base import Arrival, Parting
 from langchain_dpicl.store.contents import Contents, FileState
 from langchain_dpicl.store.file import SharedFile, are_among
 from langchain_dpicl.store.memory import MemoryStore
-from langchain_dpicl.store.notes import OpenedBudget, others_than
+from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.records import RecordKeys, Vectors, attempt, check_records, embed, read_each, records_of
 from langchain_dpicl.store.sources import contents_of
 
@@ -276,7 +276,9 @@ class ExemplarStore(MemoryStore):
         file = SharedFile(Path(path).expanduser().resolve())
         contents = file.read()
         file.know(contents.state, contents)
-        return cls(embeddings, contents, file)
+        store = cls(embeddings, contents, file)
+        store.keep_notes(*(path for path in contents.state.notes if os.path.exists(path)))
+        return store
 
     @property
     def is_behind(self) -> bool:
@@ -362,16 +364,16 @@ class ExemplarStore(MemoryStore):
     def _own_key(self, *, make: bool) -> bytes | None:
         return bytes.fromhex(self._held.state.key) if self._files else None
 
-    def _open_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
-        """Add a budget, in the store's files at once; the others."""
+    def _open_budgets(self, budgets: Sequence[OpenedBudget]) -> None:
+        """Keep these budgets, in the store's files at once, and where its notes are."""
         with self.lock:
             with contextlib.suppress(StoreFileError):
                 self.refresh()
-            known = self._held.state.budgets
-            others = others_than(budget, known)
-            if len(others) == len(known):
-                self._remember(budgets=(*known, budget))
-        return others
+            state = self._held.state
+            news: dict[str, Any] = {"budgets": merged(state.budgets, budgets)}
+            news["notes"] = tuple(dict.fromkeys([*state.notes, *(str(each.path) for each in self._notes)]))
+            if any(set(found) - set(getattr(state, name)) for name, found in news.items()):
+                self._remember(**news)
 
     def remember_release(self, release: str) -> None:
         """Remember what is about to be released once of this store, in its files at once."""

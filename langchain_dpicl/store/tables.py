@@ -23,7 +23,7 @@ import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
 from langchain_dpicl.store.base import Arrival, Numbers, owner_mark
-from langchain_dpicl.store.notes import OpenedBudget, others_than
+from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
 if TYPE_CHECKING:
@@ -146,25 +146,29 @@ def _has_documents(connection: Connection, collection: Collection) -> bool:
     return _exists(connection, f"{collection.exemplars}_document")
 
 
-def budgets(connection: Connection, name: str, new: OpenedBudget | None = None) -> tuple[OpenedBudget, ...]:
-    """The budgets that were opened on a collection; the others if there is a new one, which is written down."""
+def budgets(connection: Connection, name: str, new: Sequence[OpenedBudget] = ()) -> tuple[OpenedBudget, ...]:
+    """The budgets that were opened on a collection, with these, which are written down."""
     columns = (
         "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, epsilon double precision, "
         "delta double precision, PRIMARY KEY (collection, ledger, name)"
     )
-    rows: list[Any] = []
-    if _kept(connection, "dpicl_opened_budgets", columns, make=new is not None):
-        if new is not None:
-            query = "INSERT INTO dpicl_opened_budgets VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
-            connection.execute(query, [name, *astuple(new)])
+    known: list[OpenedBudget] = []
+    if _kept(connection, "dpicl_opened_budgets", columns, make=bool(new)):
         columns = "ledger, url, name, epsilon, delta"
         query = f"SELECT {columns} FROM dpicl_opened_budgets WHERE collection = %s ORDER BY ledger, name"
-        rows += connection.execute(query, [name]).fetchall()
+        known += [OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()]
     if _exists(connection, "dpicl_budgets"):  # of an earlier version, which wrote down no promise
         query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
-        rows += connection.execute(query, [name]).fetchall()
-    found = tuple(OpenedBudget(*row) for row in rows)
-    return found if new is None else others_than(new, found)
+        known = [*(OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()), *known]
+    found = merged(known, new)
+    for budget in set(found) - set(known) if new else ():
+        query = (
+            "INSERT INTO dpicl_opened_budgets AS old VALUES (%s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT (collection, ledger, name) DO UPDATE SET url = excluded.url, "
+            "epsilon = greatest(old.epsilon, excluded.epsilon), delta = greatest(old.delta, excluded.delta)"
+        )
+        connection.execute(query, [name, *astuple(budget)])
+    return found
 
 
 def owner_key(connection: Connection, name: str, make: bool, offered: bytes | None) -> bytes | None:

@@ -24,7 +24,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector, StoreFileChanged, StoreFileError, UnknownOwner
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.store import file as store_file
-from langchain_dpicl.store.base import OpenedBudget
+from langchain_dpicl.store.notes import OpenedBudget
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 

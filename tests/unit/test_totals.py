@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,9 @@ from langchain_dpicl import (
     StoreFileError,
     release_threshold,
 )
+from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile
+from langchain_dpicl.cli import main
 from langchain_dpicl.privacy import PLDAccountant
 from langchain_dpicl.store.notes import DataNotes, OpenedBudget
 
@@ -175,6 +178,127 @@ def test_a_budget_with_nothing_spent_does_not_warn_and_can_be_removed(tmp_path: 
     assert [share["epsilon"] for share in second.total()["plans"]] == [2.0, 1.0]
 
 
+def test_what_the_notes_and_the_stores_file_know_is_known_in_both(tmp_path: Path, store_of: StoreOf) -> None:
+    """A server on the store's file alone, and commands on the data alone, hear of each other by it."""
+    one, two, three = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "two", "three"))
+    data, path = tmp_path / "data.csv", tmp_path / "store.npz"
+    store = store_with(store_of, range(3))
+    store.keep_notes(*DataNotes.beside(data))
+    use(budget_on(one, "one"), store)
+    kept = store_with(store_of, range(3))
+    kept.save(path)
+    kept.keep_notes(*DataNotes.beside(data))
+    with pytest.warns(PrivacyWarning, match="'one' in"):
+        use(budget_on(two, "two"), kept)
+    alone = ExemplarStore.load(path, store.embeddings)
+    assert {each.name for each in alone.budgets} == {"one", "two"}
+    with pytest.warns(PrivacyWarning, match="'one' in .*'two' in"):
+        use(budget_on(three, "three"), alone)
+    again = store_with(store_of, range(3))
+    again.keep_notes(*DataNotes.beside(data))
+    assert {each.name for each in again.budgets} == {"one", "two", "three"}
+    total = PrivacyBudget.open("three", three).total()
+    assert {share["name"] for share in total["plans"]} == {"three", "one", "two"}, "with no store at hand"
+    assert 6.0 <= total["promised_epsilon"] < 6.0 + 1e-9
+
+
+def test_a_link_to_the_data_of_the_month_has_notes_of_its_own(tmp_path: Path) -> None:
+    for month in ("jan.csv", "feb.csv"):
+        (tmp_path / month).touch()
+    link, opened = tmp_path / "now.csv", OpenedBudget("ledger", "url", "name", 1.0, 1e-5)
+    link.symlink_to("jan.csv")
+    for notes in DataNotes.beside(link):
+        notes.remember([opened])
+    link.unlink()
+    link.symlink_to("feb.csv")
+    assert [notes.budgets() for notes in DataNotes.beside(link)] == [(opened,), ()]
+    assert DataNotes.beside(tmp_path / "jan.csv")[0].budgets() == (opened,)
+
+
+@pytest.mark.parametrize("loss", ["an older copy", "the plan"])
+def test_a_ledger_that_was_set_back_counts_with_its_promise(loss: str, tmp_path: Path, store_of: StoreOf) -> None:
+    """The witness beside it knows more."""
+    store, path = store_with(store_of, range(3)), tmp_path / "one.db"
+    other = budget_on(f"sqlite:///{path}", "other")
+    other.line("vote", 0.2)
+    other.close()
+    copy = path.read_bytes()
+    first = budget_on(f"sqlite:///{path}", "first")
+    first.watch(store)
+    line = first.line("vote", 0.2)
+    first._ledger.write_through()
+    copy = path.read_bytes() if loss == "an older copy" else copy
+    line.charge(5)
+    first.close()
+    for left in (path.with_name("one.db-wal"), path.with_name("one.db-shm")):
+        left.unlink(missing_ok=True)
+    path.write_bytes(copy)
+    second = budget_on(f"sqlite:///{tmp_path}/two.db", "second")
+    with pytest.warns(PrivacyWarning, match="'first' in"):
+        use(second, store)
+    assert second.total()["epsilon"] == pytest.approx(second.epsilon_spent() + 2.0, rel=0.02)
+
+
+def test_an_idle_worker_cannot_charge_the_plan_that_takes_a_removed_ones_place(ledger_url: str) -> None:
+    idle = budget_on(ledger_url, "trial", epsilon=100.0).line("vote", 0.2)
+    budget_on(ledger_url, "trial", epsilon=100.0).remove()
+    new = budget_on(ledger_url, "new", epsilon=0.5)
+    new.line("vote", 0.2)
+    with pytest.raises(LedgerError):
+        idle.charge()
+    assert new.spent() == 0
+    with pytest.raises(LedgerError, match="to be read"):
+        PrivacyBudget.open("new", ledger_url, witness=UNWATCHED).remove()
+
+
+def test_a_name_that_is_given_again_promises_the_most_of_both(tmp_path: Path, store_of: StoreOf) -> None:
+    store, url = store_with(store_of, range(3)), f"sqlite:///{tmp_path}/one.db"
+    small = budget_on(url, "trial", epsilon=0.1)
+    small.watch(store)
+    small.line("vote", 0.2)
+    small.remove()
+    small.close()
+    large = budget_on(url, "trial", epsilon=9.0)
+    use(large, store)
+    large.close()
+    (tmp_path / "one.db").rename(tmp_path / "gone.db")
+    second = budget_on(f"sqlite:///{tmp_path}/two.db", "second")
+    with pytest.warns(PrivacyWarning, match="'trial' in"):
+        use(second, store)
+    assert second.total()["promised_epsilon"] >= 11.0
+
+
+def test_forgetting_says_if_the_key_of_a_plan_is_not_at_hand(tmp_path: Path, store_of: StoreOf, capsys: Any) -> None:
+    """The mark then stays in the ledger; the same command ends it when the key is there."""
+    store, url, key = store_with(store_of, range(4)), f"sqlite:///{tmp_path}/l.db", tmp_path / "elsewhere.key"
+    budget = budget_on(url, "one", tickets=True, key_file=key)
+    budget.watch(store)
+    line = budget.line("vote", 0.2)
+    line.charge(owners=[line.ask(store, store.numbers)])
+    store.save(tmp_path / "s.npz")
+    marks = set(marks_in(url, "one"))
+    key.rename(tmp_path / "hidden")
+    with pytest.raises(LedgerError, match="the owner's mark stays"):
+        store.forget("owner-1")
+    assert set(marks_in(url, "one")) == marks
+    command = ["forget", "--store", str(tmp_path / "s.npz"), "--owner"]
+    assert main([*command, "owner-2"]) == 1
+    assert "the owner's mark stays" in capsys.readouterr().err
+    for owner in ("owner-1", "owner-2"):
+        assert main([*command, owner, "--key-file", str(tmp_path / "hidden")]) == 1, "the store has it no more"
+    assert len(marks & set(marks_in(url, "one"))) == 2
+
+
+def test_a_copy_that_is_written_over_keeps_what_it_remembered(tmp_path: Path, store_of: StoreOf) -> None:
+    store, one, other = store_with(store_of, range(3)), tmp_path / "a.npz", tmp_path / "b.npz"
+    store.save(one)
+    shutil.copy(one, other)
+    use(budget_on(f"sqlite:///{tmp_path}/one.db", "one"), ExemplarStore.load(other, store.embeddings))
+    for path in (one, one, one, other):
+        store.save(path)
+    assert [each.name for each in ExemplarStore.load(other, store.embeddings).budgets] == ["one"]
+
+
 def test_what_cannot_be_written_down_is_said(tmp_path: Path, store_of: StoreOf, ledger_url: str) -> None:
     store = store_with(store_of, range(3))
     store.keep_notes(tmp_path / "no such folder" / "data.csv.dpicl")
@@ -183,21 +307,21 @@ def test_what_cannot_be_written_down_is_said(tmp_path: Path, store_of: StoreOf, 
 
 
 def test_notes_of_several_processes_and_torn_ones_keep_every_whole_line(tmp_path: Path) -> None:
-    one, other = DataNotes(tmp_path / "notes"), DataNotes.beside(tmp_path / "data.csv", tmp_path / "notes")
+    one, (other,) = DataNotes(tmp_path / "notes"), DataNotes.beside(tmp_path / "data.csv", tmp_path / "notes")
     assert (one.key(make=False), one.budgets()) == (None, ())
     opened = [OpenedBudget("ledger", "url", str(i), 1.0, 1e-5) for i in range(3)]
-    assert one.remember(opened[0]) == ()
-    assert other.remember(opened[1]) == (opened[0],)
+    one.remember(opened[:1])
+    other.remember(opened[1:2])
     assert one.key(make=True) == other.key(make=True)
     assert stat.S_IMODE((tmp_path / "notes").stat().st_mode) == 0o600
     with open(tmp_path / "notes", "ab") as file:
         file.write(b'{"ledger": "torn')
     assert other.budgets() == (opened[0], opened[1])
-    assert one.remember(opened[2]) == (opened[0], opened[1])
+    one.remember(opened[1:])
     assert other.budgets() == tuple(opened)
     (tmp_path / "notes").write_text("text,label\n")
     with pytest.raises(StoreFileError, match="holds no notes"):
-        one.remember(opened[0])
+        one.remember(opened[:1])
     assert (tmp_path / "notes").read_text() == "text,label\n"
 
 
