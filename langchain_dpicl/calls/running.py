@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -257,7 +257,8 @@ def start(work: Work) -> bool:
     except IndexError:
         inbox = SimpleQueue()
         try:
-            threading.Thread(target=_serve, args=(inbox,), name="dpicl-member", daemon=True).start()
+            thread = threading.Thread(target=_serve, args=(inbox,), name="dpicl-member", daemon=True)
+            contextvars.Context().run(thread.start)  # it serves others, too
         except (RuntimeError, MemoryError):
             return False
     inbox.put(work)
@@ -296,32 +297,14 @@ def submit(function: Callable[..., T], *arguments: Any, **named: Any) -> Future[
     return done
 
 
-class _Executor(ThreadPoolExecutor):
-    """An event loop's default executor that gives the work of private calls a thread at once, whatever others hold.
+class Threads(ThreadPoolExecutor):
+    """The default executor of the event loop of private calls: all work has a thread at once, whatever others hold.
 
-    LangChain runs tools, parsers and embeddings there that have no asynchronous call of their own. All other
-    work goes where it went before. No thread of a private call is waited for when the loop ends.
+    LangChain runs tools, parsers and embeddings there that have no asynchronous call of their own.
     """
 
-    def __init__(self, before: Executor | None) -> None:
-        super().__init__()
-        self._before = before or ThreadPoolExecutor(thread_name_prefix="asyncio")
-
     def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        if current.get() is not None:
-            return submit(function, *arguments, **named)
-        return self._before.submit(function, *arguments, **named)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._before.shutdown(wait, cancel_futures=cancel_futures)
-        super().shutdown(wait, cancel_futures=cancel_futures)
-
-
-def separate(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep private calls out of a loop's own threads, if the loop shows which executor it has (uvloop does not)."""
-    before: Any = getattr(loop, "_default_executor", loop)
-    if before is not loop and not isinstance(before, _Executor):
-        loop.set_default_executor(_Executor(before))
+        return submit(function, *arguments, **named)
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

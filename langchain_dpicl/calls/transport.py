@@ -14,14 +14,21 @@ which connection a request uses before its answer begins.
 
 `install` puts this in place. It works for clients of ``httpx`` and of ``httpx2``, which the OpenAI SDK uses from
 version 3 on.
+
+A connection belongs to the event loop that opened it, and private calls have a loop of their own. `separate_pools` lets
+any client of these libraries serve them and public code at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
+import copy
 import functools
 import inspect
+import sys
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -271,6 +278,30 @@ def install(client: Any, servers: Servers | None = None) -> None:
     client._transport = before(client._transport)
     for pattern, transport in client._mounts.items():
         client._mounts[pattern] = before(transport)
+
+
+def separate_pools() -> None:
+    """Give private calls connections of their own: a pool for each event loop in place of an asynchronous client's."""
+    for name in ("httpcore", "httpcore2"):
+        kind: Any = getattr(sys.modules.get(name), "AsyncConnectionPool", None)
+        if kind is not None and not hasattr(kind, "dpicl_twins"):
+            kind.dpicl_twins = weakref.WeakKeyDictionary()
+            kind.handle_async_request = _by_loop(kind.handle_async_request, kind.dpicl_twins)
+
+
+def _by_loop(before: Any, twins: Any) -> Any:
+    @functools.wraps(before)
+    async def handle_async_request(pool: Any, request: Any) -> Any:
+        if current.get() is not None:
+            of_loops = twins.setdefault(pool, weakref.WeakKeyDictionary())
+            loop = asyncio.get_running_loop()
+            if loop not in of_loops:
+                of_loops[loop] = twin = copy.copy(pool)
+                twin._connections, twin._requests = [], []
+            pool = of_loops[loop]
+        return await before(pool, request)
+
+    return handle_async_request
 
 
 def clients(servers: Servers, seconds: float, connect: float) -> dict[str, Any]:

@@ -8,7 +8,8 @@ context variables, in the environment and in globals. Here each call runs
 * with LangSmith tracing switched off inside that context and an empty callback list,
 * on a sealed copy of the chain, whose models have no cache, no verbosity and no callbacks of their own, and whose
   graphs keep no checkpoints (what sealing cannot reach, and would show something, is refused),
-* without a word in the logs and no warnings (see `sealing`),
+* without a word in the logs and no warnings (see `silence`),
+* on an event loop that no public code uses, if it is asynchronous (see `own_loop`),
 * for a limited time, if there is a limit, which others' calls do not shorten (see `calls`),
 * on its own, never through ``batch``: there, one member's failing prompt can fail its neighbours, so that one owner
   would move many members' outputs,
@@ -44,11 +45,12 @@ from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call, Calls, current
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
+from langchain_dpicl.private.own_loop import on_own_loop
 from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
-from langchain_dpicl.private.sealing import clean_context
-from langchain_dpicl.private.sealing import in_private as in_private
 from langchain_dpicl.private.sealing import seal as seal
+from langchain_dpicl.private.silence import clean_context, keep_silent
+from langchain_dpicl.private.silence import in_private as in_private
 from langchain_dpicl.private.sources import check_public as check_public
 from langchain_dpicl.private.sources import searches as searches
 
@@ -110,19 +112,22 @@ def run_private(member: Runnable[Any, Any], requests: Sequence[MemberRequest], *
     than ``timeout`` seconds. What hangs is left behind in its thread. If the caller is interrupted, no further call
     begins, and those under way are waited for.
     """
-    return immediate(_Round(member, requests, in_loop=False, **how).run())
+    calls = _Round(member, requests, in_loop=False, **how)
+    immediate(calls.run())
+    return calls.result()
 
 
 async def arun_private(
     member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any
 ) -> list[object | Abstention]:
-    """The same with the member's ``ainvoke``. If the caller is cancelled, every call is cancelled and awaited.
+    """The same with the member's ``ainvoke``, on an event loop of private calls alone (`own_loop`).
 
-    No call begins in the place of another before that one has ended, or has ignored its cancellation for `_GRACE`
-    seconds. An async member that raises SystemExit or KeyboardInterrupt ends the event loop, as anywhere in asyncio.
+    If the caller is cancelled, every call is cancelled and awaited. No call begins in the place of another before that
+    one has ended, or has ignored its cancellation for `_GRACE` seconds.
     """
-    running.separate(asyncio.get_running_loop())
-    return await _Round(member, requests, in_loop=True, **how).run()
+    calls = _Round(member, requests, in_loop=True, **how)
+    await on_own_loop(calls.run)
+    return calls.result()
 
 
 def private_calls(member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any) -> Either:
@@ -184,14 +189,17 @@ class _Round:
         self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def run(self) -> list[object | Abstention]:
-        """All outputs, in the order of the requests. It suspends only if ``in_loop``."""
+    async def run(self) -> None:
+        """Make all calls. It suspends only if ``in_loop``."""
         try:
             await self._finish()
         finally:
             self.calls.stopped.set()
             self.waiting.clear()
             await self._finish()
+
+    def result(self) -> list[object | Abstention]:
+        """All outputs, in the order of the requests. Logs if a member's patience was over."""
         if self.calls.gave_up:
             _log.warning(REFUSED)
         return self.outputs
@@ -295,6 +303,7 @@ class _Round:
         What the call raises dies here, with its traceback and everything that it refers to. This is the outermost
         coroutine of its task: a GeneratorExit reaches only that one.
         """
+        keep_silent()
         values, bucket = self.requests[i]
         _bucket.set(bucket)
         current.set(call)

@@ -45,8 +45,7 @@ def bucket_here() -> Sequence[dict[str, Any]]:
     if bucket is None:
         raise UnsafeConfigurationError(
             "a member's documents exist within a release alone: give the app to PrivateEnsemble(selector, app), or "
-            "the chain to wrap_rag, and invoke the release. (In a thread of your own, run a copy of the context.) To "
-            "look into the store yourself, use its own methods"
+            "the chain to wrap_rag, and invoke the release. To look into the store yourself, use its own methods"
         )
     return bucket
 

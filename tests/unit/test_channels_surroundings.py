@@ -44,7 +44,7 @@ from langsmith import traceable
 from pydantic import BaseModel
 
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
-from langchain_dpicl.private import boundary, sealing
+from langchain_dpicl.private import boundary, silence
 
 MEMBERS = 3
 
@@ -164,20 +164,12 @@ async def test_pydantics_warnings_quote_no_private_value(way: Any, sealed_of: An
     assert found_in((await hear(way, sealed_of(member))).all()) == []
 
 
-def test_silence_is_laid_over_what_was_there_and_only_once() -> None:
-    sealing.keep_silent()
-    factory, shown = logging.getLogRecordFactory(), warnings.showwarning
-    sealing.keep_silent()
-    assert logging.getLogRecordFactory() is factory
-    assert warnings.showwarning is shown
-
-
 def test_a_warning_stays_silent_when_its_callers_catch_warnings_has_ended_before_it(canary: str) -> None:
     """A call that was given up is still running when its caller leaves the block in which the silence was laid."""
     with warnings.catch_warnings(record=True) as around:
         warnings.simplefilter("always")
         with warnings.catch_warnings():
-            sealing.keep_silent()
+            silence.keep_silent()
         boundary.in_private(warnings.warn, canary)
         assert around == []
         warnings.warn("public", stacklevel=1)
@@ -237,21 +229,6 @@ async def test_the_loops_exception_handler_hears_of_no_member(cancelled: bool, s
         await asyncio.sleep(0)
     assert heard.error is not None
     assert found_in(heard.all() + "".join(heard_later)) == []
-
-
-async def test_the_loops_exception_handler_is_listened_to() -> None:
-    """The control for the test above: a failure that nobody awaits is heard."""
-
-    async def lost() -> None:
-        raise Quits(FAILURE)
-
-    async def channel(_: Any, told: list[str]) -> None:
-        task = asyncio.create_task(lost())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        del task
-
-    assert FAILURE in "".join((await hear(channel, None)).around)
 
 
 async def test_tasks_hold_no_private_result() -> None:
@@ -387,7 +364,7 @@ async def test_contexts_threads_and_tasks_are_as_before(fares: str, sealed_of: A
     assert changed == []
     assert asyncio.all_tasks() == tasks
     assert found_in(repr([*threading.enumerate()])) == []
-    assert not sealing.private.get()
+    assert not silence.private.get()
 
 
 def test_what_a_log_record_carries_beside_its_text_reaches_no_filter(canary: str) -> None:
@@ -400,7 +377,7 @@ def test_what_a_log_record_carries_beside_its_text_reaches_no_filter(canary: str
 
     logger = logging.getLogger("a member's client")
     logger.addFilter(look)
-    sealing.keep_silent()
+    silence.keep_silent()
     try:
         boundary.in_private(lambda: logger.warning("asked %s", canary, extra={"prompt": canary}))
         assert canary not in repr(seen)
