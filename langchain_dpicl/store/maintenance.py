@@ -16,9 +16,10 @@ share as ``owner_key``, such as ``source``.
 
 from __future__ import annotations
 
+import copy
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +37,7 @@ from langchain_dpicl.store.records import (
     as_matrix,
     attempt,
     check_records,
+    plain,
     read_each,
     records_of,
     unpack,
@@ -179,16 +181,23 @@ class StoreMaintenance(VectorStore, PrivateRecords):
         given = kwargs.pop("ids", None)
         kwargs.pop("batch_size", None)
         _refuse(kwargs, "ids")
-        chosen = [getattr(document, "id", None) for document in documents] if given is None else list(given)
-        if len(chosen) != len(documents):
-            raise InvalidRecords(f"ids has {len(chosen)} entries for {len(documents)} documents")
+        own: list[Any] = []
+
+        def noted() -> Iterator[Document]:
+            for document in documents:
+                own.append(plain(getattr(document, "id", None)))
+                yield document
+
+        batch = self._store._checked(noted())
+        chosen = own if given is None else list(read_each(given, "id"))
+        if len(chosen) != len(batch.texts):
+            raise InvalidRecords(f"ids has {len(chosen)} entries for {len(batch.texts)} documents")
         ids = [str(uuid.uuid4()) if each is None else each for each in chosen]
         for i, each in enumerate(ids):
             if not isinstance(each, str) or not each:
                 raise InvalidRecords(f"document {i} has an id that is no text: {type(each).__name__}")
         if numbers := [each for each in ids if is_number(each)]:
             refuse_numbers(ids, {each.id for each in self.get_by_ids(numbers)})
-        batch = self._store._checked(documents)
         last = sorted({each: i for i, each in enumerate(ids)}.values())
         if last:
             batch = some(batch, last)
@@ -206,9 +215,10 @@ class StoreMaintenance(VectorStore, PrivateRecords):
     ) -> list[str]:
         """`add_documents`, of texts with their metadata beside them."""
         texts = list(read_each(texts, "text"))
-        if metadatas is not None and len(metadatas) != len(texts):
-            raise InvalidRecords(f"metadatas has {len(metadatas)} entries for {len(texts)} texts")
-        beside = [{}] * len(texts) if metadatas is None else metadatas
+        given = [{}] * len(texts) if metadatas is None else metadatas
+        beside = list(read_each(given, "metadata", copy.deepcopy))
+        if len(beside) != len(texts):
+            raise InvalidRecords(f"metadatas has {len(beside)} entries for {len(texts)} texts")
         documents = []
         for i, (text, metadata) in enumerate(zip(texts, beside, strict=True)):
             document, fault = attempt(partial(Document, metadata=metadata), text)

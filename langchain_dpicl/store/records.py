@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import datetime
 import itertools
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
 
-T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
 NOT_UNIQUE = "ids must be unique: one occurs twice, or is in the store already"
@@ -116,41 +116,68 @@ def check_records(
     contents: list[bytes] = []
     owners: list[str] = []
     for i, given in enumerate(read_each(records, "record")):
-        if not isinstance(given, Mapping):
-            raise InvalidRecords(f"record {i} is not a mapping but {type(given).__name__}")
-        record, fault = attempt(dict, given)
-        if fault:
-            raise InvalidRecords(f"record {i} cannot be read ({fault})")
-        for key in filter(None, keys[:2]):
-            if key not in record:
-                raise InvalidRecords(f"record {i} has no key {key!r}")
-            if not isinstance(record[key], str) or not record[key].strip():
-                raise InvalidRecords(f"record {i} has no text under {key!r}: a non-empty string is needed")
-        if keys.owner_key is not None:
-            owner = record.get(keys.owner_key)
-            # The text of anything else (a list, a number with a fraction) would make several of one owner.
-            is_owner = isinstance(owner, (str, int, np.integer, uuid.UUID)) and not isinstance(owner, bool)
-            if not is_owner or not str(owner).strip():
-                raise InvalidRecords(
-                    f"record {i} has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
-                )
-            owners.append(str(owner))
-        content, problem = pack(record, keys)
+        found, fault = attempt(_checked, given, keys)
+        text, content, owner, problem = found or ("", b"", "", f"cannot be read ({fault})")
         if problem:
-            raise InvalidRecords(f"record {i} holds {problem}")
-        texts.append(record[keys.input_key])
+            raise InvalidRecords(f"record {i} {problem}")
+        texts.append(text)
         contents.append(content)
+        owners.append(owner)
     if not texts and not may_be_empty:
         raise InvalidRecords("the store would be empty: at least one record is needed")
     if ids is not None:
+        ids = list(read_each(ids, "id", _whole))
         if len(ids) != len(texts):
             raise InvalidRecords(f"ids has {len(ids)} entries for {len(texts)} records")
-        if not all(isinstance(i, (int, np.integer)) and 0 <= int(i) < 2**62 for i in ids):
+        if not all(0 <= i < 2**62 for i in ids):
             raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
         if len(set(ids)) != len(texts):
             raise InvalidRecords(NOT_UNIQUE)
     chosen = None if ids is None else np.asarray(ids, np.int64)
     return Batch(texts, contents, None if keys.owner_key is None else owners, chosen)
+
+
+def _checked(given: Any, keys: RecordKeys) -> tuple[str, bytes, str, str]:
+    """A record's text, its content, its owner if there is a key of owners, and its problem. Types and texts of users'
+    own run their code here, so call it with `attempt`."""
+    if not isinstance(given, Mapping):
+        return "", b"", "", f"is not a mapping but {type(given).__name__}"
+    record = _with_plain_keys(given)
+    for key in filter(None, keys[:2]):
+        if key not in record:
+            return "", b"", "", f"has no key {key!r}"
+        record[key] = plain(record[key])
+        if not isinstance(record[key], str) or not record[key].strip():
+            return "", b"", "", f"has no text under {key!r}: a non-empty string is needed"
+    owner = ""
+    if keys.owner_key is not None:
+        found = plain(record.get(keys.owner_key))
+        # The text of anything else (a list, a number with a fraction) would make several of one owner.
+        if isinstance(found, (str, int, np.integer, uuid.UUID)) and not isinstance(found, bool):
+            owner = plain(str(found))
+        if not owner.strip():
+            return "", b"", "", f"has no owner under {keys.owner_key!r}: it needs one owner: a text or a whole number"
+    content, problem = pack(record, keys)
+    return record[keys.input_key], content, owner, problem and f"holds {problem}"
+
+
+def plain(value: Any) -> Any:
+    """A text of a type of its own, such as an enumeration's member, as the text that it holds; all else as it is."""
+    return str.__str__(value) if isinstance(value, str) else value
+
+
+def _with_plain_keys(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A copy. `ValueError` for two keys that are one text."""
+    record = dict(given)
+    found = {plain(key): value for key, value in record.items()}
+    if len(found) < len(record):
+        raise ValueError
+    return found
+
+
+def _whole(number: Any) -> int:
+    """A whole number as Python's, -1 for anything else."""
+    return int(number) if isinstance(number, (int, np.integer)) else -1
 
 
 def pack(record: Mapping[str, Any], keys: RecordKeys) -> tuple[bytes, str]:
@@ -226,16 +253,11 @@ def unpack(content: bytes) -> dict[str, Any]:
 
 def records_of(documents: Iterable[Document], input_key: str) -> list[dict[str, Any]]:
     """Each document as a record: its text under ``input_key``, its metadata beside it. Raises `InvalidRecords`."""
-    from langchain_core.documents import Document
-
     records: list[dict[str, Any]] = []
-    for i, document in enumerate(read_each(documents, "document")):
-        if not isinstance(document, Document):
-            raise InvalidRecords(f"document {i} is not a Document but {type(document).__name__}")
-        found, fault = attempt(text_and_metadata, document)
-        if fault:
-            raise InvalidRecords(f"document {i} cannot be read ({fault}): it has a text, and a mapping as its metadata")
-        text, metadata = found
+    for i, document in enumerate(read_each(documents, "document", _parts)):
+        if not isinstance(document, tuple):
+            raise InvalidRecords(f"document {i} is not a Document but {document}")
+        text, metadata = document
         if not text.strip():
             raise InvalidRecords(f"document {i} has no text")
         if input_key in metadata:
@@ -246,50 +268,86 @@ def records_of(documents: Iterable[Document], input_key: str) -> list[dict[str, 
     return records
 
 
+def _parts(document: Any) -> tuple[str, dict[str, Any]] | str:
+    """A document's text and metadata, or the name of another type."""
+    from langchain_core.documents import Document
+
+    return text_and_metadata(document) if isinstance(document, Document) else type(document).__name__
+
+
 def text_and_metadata(document: Document) -> tuple[str, dict[str, Any]]:
-    """A document's parts, the metadata as a copy. `TypeError` for other types, which can have been assigned."""
-    text, metadata = document.page_content, document.metadata
+    """A document's parts. `TypeError` for other types, which can have been assigned.
+
+    The metadata are a copy of all levels: a loader may go on filling a list, then with what belongs to others.
+    """
+    text, metadata = plain(document.page_content), document.metadata
     if not isinstance(text, str) or not isinstance(metadata, Mapping):
         raise TypeError
-    return text, dict(metadata)
+    return text, copy.deepcopy(_with_plain_keys(metadata))
 
 
 # -- what others' code does --------------------------------------------------------------------------------------------
 
 
+_INTERRUPTS = (KeyboardInterrupt, SystemExit, asyncio.CancelledError)
+
+
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """A function's answer, or the name of the exception that it raised, without its message, which may quote a text."""
+    """A function's answer, or the name of the exception that it raised, without its message, which may quote a text.
+
+    Also of one that is no `Exception`. An interrupt passes, without what came with it.
+    """
     try:
         return function(*arguments), ""
-    except Exception as error:
-        return None, _fault(error)
+    except BaseException as error:
+        kind, fault = type(error), _fault(error)
+    _pass_on(kind, _INTERRUPTS)
+    return None, fault
 
 
 async def aattempt(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, str]:
-    """The same for a function whose answer is awaited."""
+    """The same for a function whose answer is awaited. The end of the coroutine that waits passes, too."""
     try:
         return await function(*arguments), ""
-    except Exception as error:
-        return None, _fault(error)
+    except BaseException as error:
+        kind, fault = type(error), _fault(error)
+    _pass_on(kind, (*_INTERRUPTS, GeneratorExit))
+    return None, fault
 
 
-def _fault(error: Exception) -> str:
+def _pass_on(kind: type[BaseException], passing: Iterable[type[BaseException]]) -> None:
+    for each in passing:
+        if issubclass(kind, each):
+            raise each
+
+
+def _fault(error: BaseException) -> str:
     """The exception's name, with the message where this package wrote it about a model or a part that does not load."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     return f"{name}: {error}" if type(error) in (LocalModelError, MissingExtra) else name
 
 
-def read_each(given: Iterable[T], what: str) -> Iterator[T]:
-    """The elements of a user's list, loader or generator. `InvalidRecords` if it fails: its error may quote a text."""
+def read_each(given: Iterable[Any], what: str, read: Callable[[Any], Any] = plain) -> Iterator[Any]:
+    """What ``read`` makes of the elements of a user's list, loader or generator, each when it comes.
+
+    `InvalidRecords` if one fails: its error may quote a text. A generator that is left early ends here, too.
+    """
+
+    def following() -> Any:
+        element = next(elements, _END)
+        return element if element is _END else read(element)
+
     elements, fault = attempt(iter, given)
-    element: Any
-    for i in itertools.count():
-        element, fault = (None, fault) if fault else attempt(next, elements, _END)
-        if fault:
-            raise InvalidRecords(f"{what} {i} cannot be read ({fault})")
-        if element is _END:
-            return
-        yield element
+    try:
+        for i in itertools.count():
+            element, fault = (None, fault) if fault else attempt(following)
+            if fault:
+                raise InvalidRecords(f"{what} {i} cannot be read ({fault})")
+            if element is _END:
+                return
+            yield element
+    finally:
+        attempt(lambda: elements.close() if isinstance(elements, Generator) else None)
 
 
 # -- their vectors, and those of queries -------------------------------------------------------------------------------
@@ -324,6 +382,9 @@ def as_matrix(vectors: Any, count: int, first: int = 0) -> Vectors:
     bad = np.flatnonzero(~np.isfinite(norms))
     if len(bad):
         raise InvalidRecords(f"the embedding of record {first + int(bad[0])} is not finite")
+    large = norms > 1e38  # nearly more than float32 holds
+    matrix[large] *= 2.0**-64
+    norms[large] *= 2.0**-64
     matrix /= np.where(norms > 0, norms, 1.0).astype(np.float32)[:, None]
     return matrix
 

@@ -5,6 +5,7 @@ Their own methods search. They do not list a collection, so each kind is read in
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError
-from langchain_dpicl.store.records import Vectors, attempt
+from langchain_dpicl.store.records import Vectors, attempt, plain
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile("#[0-9]+")
 _PAGE = 1000
+_NOT_AS_THEY_CAME = "which is trained on all of them or rounds them"
 _TAKE_DOCUMENTS = "give its documents to ExemplarStore.from_documents"
 
 Entry = tuple[Any, Any, Any, Any]
@@ -31,8 +33,8 @@ _Reader = Callable[[Any], Iterator[Entry]]
 def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     """All documents that a vector store holds, each with its id there, and their vectors in the same order.
 
-    A vector must be a function of its own document. So a collection that stores something else than the numbers that it
-    was given is refused: what it stores may be trained on all documents. Raises `StoreError` for one of these, one that
+    An entry must be a function of its own document. So a collection that stores something else than what it was given
+    is refused: what it stores may follow all documents. Raises `StoreError` for one of these, one that
     cannot be read whole, or whose ids do not tell its documents apart; `InvalidRecords` for ids of `refuse_numbers`.
     Its own errors may quote a document, so they do not get out.
     """
@@ -47,10 +49,7 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
         raise StoreError(f"a {name} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
     kind, fault = attempt(_STORAGES.get(reader, lambda store: ""), vectorstore)
     if kind:
-        raise StoreError(
-            f"the {name} stores its vectors as {kind}, which is trained on all of them or rounds them: "
-            f"{_TAKE_DOCUMENTS}, which embeds them anew"
-        )
+        raise StoreError(f"the {name} stores {kind}: {_TAKE_DOCUMENTS}")
     entries, fault = (None, fault) if fault else attempt(_whole, reader, vectorstore)
     if fault:
         raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
@@ -90,7 +89,8 @@ def _whole(reader: _Reader, store: Any) -> tuple[list[Document], Vectors] | None
         metadata = {} if metadata is None else metadata
         if not isinstance(text, str) or not isinstance(metadata, Mapping) or vector is None:
             return None
-        documents.append(Document(page_content=text, metadata=dict(metadata), id=str(id)))
+        metadata = copy.deepcopy(dict(metadata))
+        documents.append(Document(page_content=plain(text), metadata=metadata, id=plain(str(plain(id)))))
         vectors.append(vector)
     return documents, np.asarray(vectors, np.float32)
 
@@ -102,15 +102,22 @@ def _in_memory(store: Any) -> Iterator[Entry]:
 
 def _scikit_learn(store: Any) -> Iterator[Entry]:
     # It writes each text's own id into the metadata when it searches; here they are as they were given.
-    for id, text, metadata, vector in zip(store._ids, store._texts, store._metadatas, store._embeddings, strict=True):
-        yield id, text, dict(metadata), vector
+    yield from zip(store._ids, store._texts, store._metadatas, store._embeddings, strict=True)
+
+
+def _scikit_learn_storage(store: Any) -> str:
+    """Refuses Parquet: its columns have one type for all, so one record's metadata get the keys of others."""
+    kinds = {each.__name__ for each in type(store._serializer).__mro__}
+    return "metadata in Parquet, which gives all of them the same keys (JSON does not)" * ("ParquetSerializer" in kinds)
 
 
 def _faiss(store: Any) -> Iterator[Entry]:
-    count, ids = store.index.ntotal, store.index_to_docstore_id
-    if sorted(ids) != list(range(count)):
+    given, ids = store.index, store.index_to_docstore_id
+    index, kind = _faiss_index(given)  # what is read is what is checked
+    count = index.ntotal
+    if kind or sorted(ids) != list(range(count)):
         raise LookupError
-    vectors = store.index.reconstruct_n(0, count) if count else []
+    vectors = index.reconstruct_n(0, count) if count else []
     for i, vector in enumerate(vectors):
         document = store.docstore.search(ids[i])
         yield ids[i], document.page_content, document.metadata, vector
@@ -118,15 +125,22 @@ def _faiss(store: Any) -> Iterator[Entry]:
 
 def _faiss_storage(store: Any) -> str:
     """The kind of index, unless it keeps each vector as it came: "" then."""
+    kind = _faiss_index(store.index)[1]
+    return kind and f"its vectors as {kind}, {_NOT_AS_THEY_CAME}"
+
+
+def _faiss_index(given: Any) -> tuple[Any, str]:
+    """The index without what Python code adds to it, and its kind, unless it keeps each vector as it came."""
     import faiss
 
-    index = store.index
-    while True:
-        index = faiss.downcast_index(index)
+    found = index = faiss.downcast_index(given)
+    while type(given).__module__.split(".")[0] == "faiss":  # else a class of somebody's own
         kind = type(index).__name__
         if kind not in _AROUND:
-            return "" if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP") else kind
-        index = getattr(index, _AROUND[kind])
+            return found, "" if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP") else kind
+        given = getattr(index, _AROUND[kind])
+        index = faiss.downcast_index(given)
+    return found, type(given).__name__
 
 
 _AROUND = {"IndexHNSWFlat": "storage", "IndexIDMap2": "index"}
@@ -160,7 +174,7 @@ def _qdrant_storage(store: Any) -> str:
     about = store.client.get_collection(store.collection_name).config.params.vectors
     about = about.get(store.vector_name) if isinstance(about, dict) else about
     kind = getattr(getattr(about, "datatype", None), "value", "float32")
-    return "" if kind == "float32" else kind
+    return "" if kind == "float32" else f"its vectors as {kind}, {_NOT_AS_THEY_CAME}"
 
 
 def _pgvector(store: Any) -> Iterator[Entry]:
@@ -181,5 +195,10 @@ _READERS: dict[tuple[str, str], _Reader] = {
 }
 """By the class's home and name: the libraries need not be installed."""
 
-_STORAGES: dict[_Reader, Callable[[Any], str]] = {_faiss: _faiss_storage, _qdrant: _qdrant_storage}
-"""In the other kinds a collection has float32, or Python's floats, whatever it searches by."""
+_STORAGES: dict[_Reader, Callable[[Any], str]] = {
+    _faiss: _faiss_storage,
+    _qdrant: _qdrant_storage,
+    _scikit_learn: _scikit_learn_storage,
+}
+"""What is wrong with how a collection is stored. The other kinds have float32, or Python's floats, and metadata one by
+one."""

@@ -87,8 +87,8 @@ class ExemplarStore(MemoryStore):
         columns = {"input": texts, "output": outputs, "owner": owners}
         given = {key: list(read_each(values, key)) for key, values in columns.items() if values is not None}
         for key, values in given.items():
-            if len(values) != len(texts):
-                raise InvalidRecords(f"{key}s has {len(values)} entries for {len(texts)} texts")
+            if len(values) != len(given["input"]):
+                raise InvalidRecords(f"{key}s has {len(values)} entries for {len(given['input'])} texts")
         return cls.from_records(
             [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)],
             embeddings,
@@ -143,9 +143,10 @@ class ExemplarStore(MemoryStore):
         For LangChain's ``InMemoryVectorStore``, langchain-community's ``FAISS`` and ``SKLearnVectorStore``,
         langchain-chroma's ``Chroma``, langchain-qdrant's ``QdrantVectorStore`` and langchain-postgres's ``PGVector``;
         raises `StoreError` for any other, whose documents `from_documents` takes. So it does for a collection whose
-        vectors are not stored one by one as they came: a FAISS index other than ``IndexFlat`` and ``IndexHNSWFlat``
+        entries are not stored one by one as they came: a FAISS index other than ``IndexFlat`` and ``IndexHNSWFlat``
         (product quantisers and inverted lists are trained on all documents), a Qdrant collection of another type than
-        float32. ``embeddings``, which embeds queries,
+        float32, a ``SKLearnVectorStore`` in Parquet, which gives all metadata the same keys. An instance of a subclass
+        of yours is read as one of its base: what it stores is taken as it is. ``embeddings``, which embeds queries,
         defaults to the collection's own model and must be the one that made its vectors. The rest as in
         `from_documents`. The store compares by cosine. A collection that was searched by cosine, or that holds vectors
         of norm 1, ranks as it did, by inner product and by Euclidean distance alike; another may rank differently.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import enum
 import uuid
 from collections import UserDict
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import islice
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -310,9 +312,45 @@ class Lazy(UserDict[str, Any]):
         raise LookupError(f"the row of {self.data} is gone")
 
 
+def raising(error: BaseException) -> Any:
+    """A loader of one record that fails, also if it is left."""
+    try:
+        yield {"input": " "}
+    finally:
+        raise error
+
+
+def raises(self: Any, *_: Any) -> Any:
+    raise ValueError(CANARY)
+
+
+CANARY = "CANARY-mrs-rowan"
+Odd: Any = type("Odd", (str,), dict.fromkeys(("__str__", "__eq__", "strip"), raises) | {"__hash__": str.__hash__})
+OddList: Any = type("OddList", (list,), {"__iter__": raises})
+OddDocument: Any = type("OddDocument", (), {"id": property(raises)})
+
+
+def following(read: Callable[[Any], Any]) -> Callable[[str], Any]:
+    return lambda _: read(ExemplarStore.empty(Counted()).maintenance())
+
+
 @pytest.mark.parametrize(
     ("read", "problem"),
     [
+        (
+            lambda word: ExemplarStore.from_records(raising(GeneratorExit(word)), Counted(), output_key=None),
+            "record 0 has no text",
+        ),
+        (lambda word: ExemplarStore.from_records(islice(raising(BaseException(word)), 1, 2), Counted()), "BaseExcept"),
+        (
+            lambda _: ExemplarStore.from_records(
+                [{"input": "a", "o": 10**5000}], Counted(), output_key=None, owner_key="o"
+            ),
+            "record 0 cannot be read",
+        ),
+        (following(lambda documents: documents.add_documents([OddDocument()])), "document 0 cannot be read"),
+        (following(lambda documents: documents.add_texts(["a"], OddList([{}]))), "metadata 0 cannot be read"),
+        (following(lambda documents: documents.add_texts(["a"], ids=OddList(["a"]))), "id 0 cannot be read"),
         (lambda word: ExemplarStore.from_records(map(int, [word]), Counted()), "record 0 cannot be read .builtins.Val"),
         (lambda word: ExemplarStore.from_records([Lazy(input=word)], Counted()), "record 0 cannot be read .*Lookup"),
         (lambda word: ExemplarStore.from_texts(map(int, [word]), Counted()), "input 0 cannot be read"),
@@ -337,6 +375,61 @@ def test_a_loader_that_fails_quotes_no_record(
     with pytest.raises(InvalidRecords, match=problem) as caught:
         read(canary)
     canary_free(caught.value)
+    canary_free(caught.value, secret=CANARY)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_an_interrupt_passes_without_what_came_with_it(kind: Any, canary_free: Callable[..., None]) -> None:
+    with pytest.raises(kind) as caught:
+        ExemplarStore.from_records(islice(raising(kind(CANARY)), 1, 2), Counted())
+    canary_free(caught.value, secret=CANARY)
+    assert caught.value.args == ()
+
+
+def test_a_text_of_a_type_of_its_own_is_the_text_that_it_holds() -> None:
+    ward = enum.StrEnum("Ward", ["a"])
+    other = enum.Enum("Other", {"a": "a"}, type=str)
+    rows = [{Odd("input"): Odd("note"), "who": who} for who in (Odd("a"), "a", ward["a"], other["a"])]
+    store = ExemplarStore.from_records(rows, Counted(), output_key=None, owner_key="who")
+    assert (list(store.owners), held(store)[0]) == (["a"], {"input": "note"})
+
+
+def test_what_a_loader_does_later_with_metadata_reaches_no_document_that_it_gave() -> None:
+    def load() -> Any:
+        seen: list[str] = []
+        for word in "ab":
+            seen.append(word)
+            yield Document(word, metadata={"seen": [seen], "text_id": word})
+
+    whole = SimpleNamespace(split_documents=lambda documents: documents)
+    store = ExemplarStore.empty(Counted())
+    store.maintenance().add_documents(load())  # type: ignore[arg-type]
+    split = ExemplarStore.from_documents(split_with_parents(load(), whole), Counted())
+    for read in (store, split, ExemplarStore.from_documents(load(), Counted())):
+        assert held(read)[0]["seen"] == [["a"]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_collection_in_parquet_is_refused(tmp_path: Any) -> None:
+    """Its columns give one record's metadata the keys of others."""
+    pytest.importorskip("langchain_community")
+    pytest.importorskip("pandas")
+    from langchain_community.vectorstores import SKLearnVectorStore
+
+    made = SKLearnVectorStore(Counted(), persist_path=str(tmp_path / "s"), serializer="parquet")
+    made.add_documents(collection(2))
+    with pytest.raises(StoreError, match="metadata in Parquet"):
+        ExemplarStore.from_vectorstore(made)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_index_of_a_class_of_ones_own_is_refused() -> None:
+    import faiss
+
+    made: Any = faiss_of("l2")(Counted())
+    made.index = type("Centred", (faiss.IndexFlatL2,), {})(DIMENSION)
+    with pytest.raises(StoreError, match="vectors as Centred"):
+        ExemplarStore.from_vectorstore(made)
 
 
 @pytest.mark.filterwarnings("ignore")
