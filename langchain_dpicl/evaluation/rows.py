@@ -114,7 +114,9 @@ def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str]
     if not records:
         raise InvalidRecords(f"{hub.name!r}, {split}, holds no records")
     there = tuple(dict.fromkeys(column for record in records for column in record))
-    data = DataFile(f"{hub.name}, {split}", "", there, records, list(range(1, len(records) + 1)), [], "record")
+    data = DataFile(
+        f"{hub.name}, {split}", "", there, records, list(range(1, len(records) + 1)), [], "record", wanted=there
+    )
     return _rows(task, data, columns, False, str)
 
 

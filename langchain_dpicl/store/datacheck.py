@@ -16,11 +16,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.store.datafile import DataFile, Fault, Reading, number_words, read_data, settle
-from langchain_dpicl.store.records import RecordKeys, pack
+from langchain_dpicl.store.records import RecordKeys, as_json, attempt, pack
 
 FEW_OWNERS = 100
 """Below, even a head, which needs the least, is little better than guessing at epsilon 1."""
@@ -114,11 +115,14 @@ def _looked_at(
     if keys.input_key and (not isinstance(text, str) or not text.strip()):
         return record, f"no text under {keys.input_key!r}", ""
     if keys.output_key:
-        output = record.get(keys.output_key)
+        output = _whole(record.get(keys.output_key))
         if isinstance(output, int) and not isinstance(output, bool):
             record = {**record, keys.output_key: (output := str(output))}
         elif isinstance(output, dict):
-            record = {**record, keys.output_key: (output := json.dumps(output, ensure_ascii=False, default=str))}
+            output, fault = attempt(partial(json.dumps, ensure_ascii=False, default=as_json), output)
+            if fault:
+                return record, f"an object that JSON cannot represent under {keys.output_key!r}", ""
+            record = {**record, keys.output_key: output}
         if output is not None and not isinstance(output, str):
             return record, f"neither a text nor a whole number under {keys.output_key!r}", ""
         if output is None or not output.strip():
@@ -129,16 +133,29 @@ def _looked_at(
             if not label:
                 return record, f"{unread} under {keys.output_key!r}", ""
     if keys.owner_key:
-        owner = record.get(keys.owner_key)
+        owner = _whole(record.get(keys.owner_key))
+        record = {**record, keys.owner_key: owner}
         is_owner = isinstance(owner, (str, int, uuid.UUID)) and not isinstance(owner, bool)
         if not is_owner or not str(owner).strip():
             return record, f"no owner (a text or a whole number) under {keys.owner_key!r}", ""
     return record, "", label
 
 
+def _whole(value: Any) -> Any:
+    """A whole float as its integer: a table's writer turns whole numbers with gaps into floats."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
+
+
 def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]] | None) -> dict[str, str]:
     """What the owner of the file should know."""
-    found, unit, owners = {}, checked.data.unit, checked.owners
+    found, unit, owners, joined = {}, checked.data.unit, checked.owners, checked.data.joined
+    if joined:
+        found["joined"] = (
+            f"records over several lines that look like several records: {len(joined):,} "
+            f"({number_words(unit, joined)}). A quote that is not closed takes the lines after it, which may be "
+            "others', into its text: look at them"
+        )
     if owners is None:
         texts = [record[checked.keys.input_key] for record in checked.records]
         first: dict[str, int] = {}

@@ -8,7 +8,8 @@ the exemplars of others, and no sensitivity would hold. So:
   includes the letters of latin-1) only if all other lines are ASCII, which reads the same in both. If others are UTF-8
   beyond ASCII, the encoding must be given.
 - A quote that is not closed on its line can hide records of others, so such a file is refused, not mended.
-- In Parquet a column has the type that its writer gave it. Each value is turned into Python's by itself.
+- In Parquet a column has the type that its writer gave it. Each value is turned into Python's by itself, without the
+  empty members of structures, which may be others'.
 
 Refusals and faults name lines, columns and counts, never a text.
 """
@@ -23,6 +24,7 @@ import gzip
 import importlib.util
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +40,11 @@ ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Of data files; ``.gz`` may follow."""
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+
+_ACROSS_LINES = re.compile("hz|iso2022|utf-?7|unicode|raw-unicode|punycode|idna")
+"""Encodings in which a line changes how the next one is read, or holds what is read as its end."""
+
+_USUAL_ENCODINGS = "an encoding such as utf-8, cp1252, latin-1, utf-16, gb18030, big5, shift_jis or euc-kr"
 
 _LIKE_A_NAME = re.compile(r"[^\W\d][\w.:/()\[\]#%-]{0,39}(?: [\w.:/()\[\]#%-]{1,39}){0,3}")
 _SHOWN = 30
@@ -89,27 +96,37 @@ class DataFile:
     unit: str = "line"
     is_usual: bool = True
     """Whether it was read as its name says, or as it was asked for."""
+    wanted: tuple[str, ...] = ()
+    joined: tuple[int, ...] = ()
+    """Where records of several lines begin whose lines look like records of their own."""
 
     @property
     def columns_shown(self) -> str:
-        """The columns' names for a message; their number alone if they do not look like names.
+        """The columns' names for a message; their number alone if no wanted one is there, in any spelling, or some do
+        not look like names.
 
         A file without a header has a record in its place.
         """
-        if not self.columns or not all(map(_LIKE_A_NAME.fullmatch, self.columns)):
-            return f"{len(self.columns)} fields that do not look like names of columns"
+        if not self._is_shown:
+            return f"{len(self.columns)} fields" + " (is its first line a header?)" * self.form.startswith("CSV")
         more = f" and {len(self.columns) - _SHOWN} more" if len(self.columns) > _SHOWN else ""
         return ", ".join(map(repr, self.columns[:_SHOWN])) + more
+
+    @property
+    def _is_shown(self) -> bool:
+        is_known = {*map(_folded, self.wanted)} & {*map(_folded, self.columns)}
+        return bool(is_known) and all(map(_LIKE_A_NAME.fullmatch, self.columns))
 
     def need(self, option: str, column: str) -> None:
         """Raises `InvalidRecords` if there is no such column. ``option`` names the setting that asks for it."""
         if column in self.columns:
             return
+        data = replace(self, wanted=(column, *self.wanted))
         near = {each.casefold().strip(): each for each in reversed(self.columns) if _LIKE_A_NAME.fullmatch(each)}
-        like = difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75)
+        like = difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75) if data._is_shown else []
         hint = f"Is it {near[like[0]]!r}? Say so" if like else "Name yours"
         hint += f" with {option}" + ", or mend the header, the first line" * self.form.startswith("CSV")
-        raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {self.columns_shown}. {hint}")
+        raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {data.columns_shown}. {hint}")
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -135,8 +152,9 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
         known = None
         with contextlib.suppress(LookupError, ValueError):
             known = codecs.lookup(reading.encoding)
-        if known is None or not getattr(known, "_is_text_encoding", True):
-            raise InvalidParameter("encoding", reading.encoding, "an encoding such as utf-8, cp1252, latin-1 or utf-16")
+        is_text = known is not None and getattr(known, "_is_text_encoding", True)
+        if known is None or not is_text or _ACROSS_LINES.match(known.name.replace("_", "-")):
+            raise InvalidParameter("encoding", reading.encoding, _USUAL_ENCODINGS)
     content, reason, is_gzip = b"", "", path.suffix.lower() == ".gz"
     suffix = Path(path.stem if is_gzip else path.name).suffix.lower()
     try:
@@ -149,7 +167,7 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
     if other and not reason and not (is_parquet and content.startswith(b"PAR1")):
         reason = f"it is {other}"
     if not reason and is_parquet:
-        return _parquet(path.name, content)
+        return _parquet(path.name, content, wanted)
     if not reason:
         encoding, reason = _encoding(content, reading.encoding)
     if not reason:
@@ -167,9 +185,8 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
         return replace(data, is_usual=data.form == usual or None not in reading[:2])
     if first.lstrip().startswith("[") and text.rstrip().endswith("]"):
         raise InvalidRecords(f"line 1 of {path.name!r} is not a JSON object but a list: write one object a line")
-    return replace(
-        _filled(_json(path.name, text, encoding)), is_usual=encoding == "UTF-8" or reading.encoding is not None
-    )
+    is_usual = encoding == "UTF-8" or reading.encoding is not None
+    return replace(_filled(_json(path.name, text, encoding)), is_usual=is_usual, wanted=tuple(wanted))
 
 
 def _filled(data: DataFile) -> DataFile:
@@ -233,9 +250,9 @@ def _json(name: str, text: str, encoding: str) -> DataFile:
         record: Any = None
         flaw = _flaw(line, encoding)
         try:
-            record = None if flaw else json.loads(line, object_pairs_hook=_object)
-        except _KeyTwiceError:
-            flaw = "a key twice in one object"
+            record = None if flaw else json.loads(line, object_pairs_hook=_object, parse_float=_number)
+        except _FlawError as error:
+            flaw = str(error)
         except (ValueError, RecursionError):
             pass
         if isinstance(record, dict):
@@ -247,15 +264,22 @@ def _json(name: str, text: str, encoding: str) -> DataFile:
     return DataFile(name, data.form, tuple(columns), data.records, data.lines, data.faults)
 
 
-class _KeyTwiceError(ValueError):
-    """Of two values under one key, which one counts is for the writer to say."""
+class _FlawError(ValueError):
+    """JSON that would be read as something else than it says. Its message quotes nothing."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _KeyTwiceError
+        raise _FlawError("a key twice in one object")
     return found
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _FlawError("a number that is too large")
+    return number
 
 
 def _csv(name: str, text: str, encoding: str, delimiter: str | None, wanted: Sequence[str]) -> DataFile:
@@ -264,21 +288,27 @@ def _csv(name: str, text: str, encoding: str, delimiter: str | None, wanted: Seq
     columns = _header(rows)
     if not columns:
         raise InvalidRecords(f"the header of {name!r} has quotes that do not match")
-    _refuse_alike(name, columns)
+    _refuse_alike(name, columns, wanted)
     word = next((word for word, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
-    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(columns), [], [], [])
-    for line, fields, fault in rows:
+    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(columns), [], [], [], wanted=tuple(wanted))
+    joined = []
+    for line, fields, fault, parts in rows:
         if not fields and not fault:
             continue
         flaw = fault or _flaw("".join(fields), encoding)
         if not flaw and len(fields) != len(columns):
             flaw = f"more or fewer fields than the header, which has {len(columns)}"
+        if not flaw and [each.strip(" \ufeff") for each in fields] == columns:
+            flaw = "the header again"
         if flaw:
             data.faults.append((line, flaw))
-        else:
-            data.records.append(dict(zip(columns, fields, strict=True)))
-            data.lines.append(line)
-    return _filled(data)
+            continue
+        data.records.append(dict(zip(columns, fields, strict=True)))
+        data.lines.append(line)
+        whole = [part.count(delimiter) + 1 == len(columns) for part in parts]
+        if any(whole[1:-1]) or (whole[0] and whole[-1] and len(whole) > 1):  # one end has them if the text is there
+            joined.append(line - len(parts) + 1)
+    return _filled(replace(data, joined=tuple(joined) if len(columns) > 1 else ()))
 
 
 @functools.cache
@@ -291,11 +321,28 @@ def _own_csv() -> Any:
     return own
 
 
-def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    """Each row's line, its fields, and what is wrong with its quotes. `InvalidRecords` if a quote hides other lines."""
+class _Row(NamedTuple):
+    line: int
+    fields: list[str]
+    fault: str
+    """What is wrong with its quotes."""
+    parts: list[str]
+    """Its lines as they stand."""
+
+
+def _rows(name: str, text: str, delimiter: str) -> Iterator[_Row]:
+    """The rows. `InvalidRecords` if a quote hides other lines."""
     csv = _own_csv()
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    parts: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in io.StringIO(text, newline=""):
+            parts.append(line)
+            yield line
+
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     while True:
+        parts.clear()
         begun, fields, is_bad = reader.line_num + 1, [], False
         try:
             fields = next(reader)
@@ -303,21 +350,29 @@ def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]
             return
         except csv.Error:  # its message may quote a character
             is_bad = True
-        if is_bad and reader.line_num != begun:
+        # The reader drops the rest of a bad line, and with it a quote that the rest opens.
+        is_open = is_bad and (
+            parts[-1].count('"') % 2 or len(list(csv.reader([parts[-1], ""], delimiter=delimiter))) < 2
+        )
+        if is_open or (is_bad and reader.line_num != begun):
             raise InvalidRecords(
                 f"a quote in line {begun} of {name!r} is not closed as it should be, and the lines after it cannot be "
                 "told apart: close it, or double the quotes within a text"
             )
-        yield reader.line_num, fields, "quotes that do not match" * is_bad
+        yield _Row(reader.line_num, fields, "quotes that do not match" * is_bad, list(parts))
 
 
-def _header(rows: Iterator[tuple[int, list[str], str]]) -> list[str]:
+def _header(rows: Iterator[_Row]) -> list[str]:
     """The columns' names, each on one line: the first row that has any. Empty if its quotes do not match."""
-    named = (fields for _, fields, fault in rows if fault or any(map(str.strip, fields)))
+    named = (row.fields for row in rows if row.fault or any(map(str.strip, row.fields)))
     return [re.sub(r"\s*[\r\n]\s*", " ", column.strip()) for column in next(named, [])]
 
 
-def _refuse_alike(name: str, columns: Sequence[str]) -> None:
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name.casefold())
+
+
+def _refuse_alike(name: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
     """`InvalidRecords` for columns of one name, or several without one: they would overwrite each other."""
     places: dict[str, list[int]] = {}
     for place, column in enumerate(columns, start=1):
@@ -327,7 +382,7 @@ def _refuse_alike(name: str, columns: Sequence[str]) -> None:
             words = number_words("column", alike)
             if not column:
                 raise InvalidRecords(f"the header of {name!r} has no names for {words}: name them, or take them out")
-            shown = repr(column) if _LIKE_A_NAME.fullmatch(column) else "a name"
+            shown = repr(column) if column in wanted else "a name"
             raise InvalidRecords(
                 f"the header of {name!r} has {shown} more than once ({words}): columns need different names"
             )
@@ -350,16 +405,17 @@ def _delimiter(name: str, text: str, wanted: Sequence[str]) -> str:
     raise InvalidRecords(f"the header of {name!r} can be split at {words}: name the delimiter (--delimiter)")
 
 
-def _parquet(name: str, content: bytes) -> DataFile:
+def _parquet(name: str, content: bytes, wanted: Sequence[str]) -> DataFile:
     """A Parquet file, read by pyarrow. Each value is converted alone: whole numbers stay whole beside nulls."""
     parquet = require("pyarrow.parquet", "parquet")
-    table, fault = attempt(lambda: parquet.ParquetFile(io.BytesIO(content)).read())
+    table, fault = attempt(lambda: parquet.ParquetFile(io.BytesIO(content), coerce_int96_timestamp_unit="us").read())
     if fault:
         raise InvalidRecords(f"{name!r} cannot be read: pyarrow does not read it ({fault})")
-    columns = {i: column for i, column in enumerate(table.column_names) if not _INDEX.fullmatch(column)}
-    _refuse_alike(name, list(columns.values()))
-    data = DataFile(name, "Parquet", tuple(columns.values()), [], [], [], "row")
-    values = [[attempt(_missing_as_none, value) for value in table.column(i)] for i in columns]
+    names = enumerate(table.column_names)
+    columns = {i: column for i, column in names if column in wanted or not _INDEX.fullmatch(column)}
+    _refuse_alike(name, list(columns.values()), wanted)
+    data = DataFile(name, "Parquet", tuple(columns.values()), [], [], [], "row", wanted=tuple(wanted))
+    values = [[attempt(_from_arrow, value) for value in table.column(i)] for i in columns]
     for number, row in enumerate(zip(*values, strict=True), start=1):
         bad = next((column for column, (_, fault) in zip(data.columns, row, strict=True) if fault), None)
         if bad is None:
@@ -370,10 +426,24 @@ def _parquet(name: str, content: bytes) -> DataFile:
     return _filled(data)
 
 
-def _missing_as_none(value: Any) -> Any:
-    """A value of Arrow's as Python's; NaN, which pandas writes for what is missing, as None."""
+def _arrow() -> Any:
+    return require("pyarrow", "parquet")
+
+
+def _from_arrow(value: Any) -> Any:
+    """A value of Arrow's as Python's; NaN, which pandas writes for what is missing, as None. `ValueError` for one that
+    Python would round."""
     found = value.as_py()
-    return None if found != found else found
+    if re.search(r"(timestamp|time64)\[ns", str(value.type)) and not _arrow().scalar(found, value.type).equals(value):
+        raise ValueError
+    return None if found != found else _without_gaps(found)
+
+
+def _without_gaps(value: Any) -> Any:
+    """A value without the members of structures that are null: those that only other records have are, too."""
+    if isinstance(value, dict):
+        return {key: _without_gaps(each) for key, each in value.items() if each is not None}
+    return type(value)(map(_without_gaps, value)) if isinstance(value, (list, tuple)) else value
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def _scikit_learn(store: Any) -> Iterator[Entry]:
 
 def _scikit_learn_storage(store: Any) -> str:
     """Refuses Parquet: its columns have one type for all, so one record's metadata get the keys of others."""
-    kinds = {each.__name__ for each in type(store._serializer).__mro__}
-    return "metadata in Parquet, which gives all of them the same keys (JSON does not)" * ("ParquetSerializer" in kinds)
+    is_parquet = any(each.__name__ == "ParquetSerializer" for each in type(store._serializer).__mro__)
+    return "metadata in Parquet, which gives all the same keys (fill one with a JSON serializer anew)" * is_parquet
 
 
 def _faiss(store: Any) -> Iterator[Entry]:

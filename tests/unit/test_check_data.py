@@ -90,6 +90,8 @@ def test_an_open_quote_is_refused_even_if_bad_records_are_skipped(tmp_path: Path
         ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder"), "more or fewer fields", 3),
         ("r.csv", csv_of(",", "a,good", '"CANARY-mrs-alder" b,good', "c,bad"), "quotes that do not match", 3),
         ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder\0,good"), "NUL bytes", 3),
+        ("r.csv", csv_of(",", "a,good", "\ufefftext,label"), "the header again", 3),
+        ("r.jsonl", '{"text": "a", "label": "good"}\n{"text": "CANARY", "n": 1e999}', "a number that is too large", 2),
         ("r.csv", csv_of(",", "a,good", "CANARY-mrs-alder,"), "nothing under 'label'", 3),
         (
             "r.csv",
@@ -142,13 +144,17 @@ def test_a_bad_record_is_refused_by_line_and_skipped_when_asked(
             b"review,label\nCANARY,good\n",
             "'text', but 'review', 'label'. Name yours with --input-key",
         ),
-        ("r.csv", b"CANARY has a cough, she says it is bad,good\nx,bad\n", "but 3 fields .* mend the header"),
+        ("r.csv", b"CANARY,good,Anna\nx,bad,y\n", r"but 3 fields \(is its first .* mend the header"),
+        ("r.csv", b"CANARY,CANARY,Anna\nx,bad,y\n", "has a name more than once"),
+        ("r.jsonl", b'{"CANARY": "good"}', r"no column 'text', but 1 fields\. "),
+        ("r.csv", b'text,label\n"CANARY"s,5" x\nb,good\n', "a quote in line 2 .* not closed"),
+        ("r.csv", b'text,label\n"CANARY"s,5" x,"open\nb,good\nend",bad\n', "a quote in line 2 .* not closed"),
         ("r.csv", "text,label\na,good\n".encode("utf-16-le"), "NUL bytes: name its encoding"),
         ("r.csv", "text,label\nпривет,good\n".encode("cp1251"), "not like cp1252 either: name its encoding"),
         ("r.jsonl", b'[{"text": "CANARY", "label": "good"}]', "a list: write one object a line"),
         ("r.parquet", b"PAR1 CANARY", "pyarrow does not read it"),
         ("r.csv", b"text,label,,\nCANARY,good,,\n", "has no names for columns 3 and 4: name them"),
-        ("r.csv", b"text,a-,a-\nCANARY,good,x\n", "has 'a-' more than once .columns 2 and 3"),
+        ("r.csv", b"text,a-,a-\nCANARY,good,x\n", "has a name more than once .columns 2 and 3"),
         ("r.csv", bz2.compress(b"text,label\nCANARY,good\n"), "it is a bzip2 file: unpack it"),
         ("r.jsonl", lzma.compress(b'{"text": "CANARY"}'), "it is an xz file"),
         ("r.csv", b"\x28\xb5\x2f\xfdCANARY", "it is a zstd file"),
@@ -164,7 +170,9 @@ def test_a_file_that_cannot_be_read_as_a_whole(tmp_path: Path, name: str, conten
     assert caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("reading", [{"delimiter": "comma, please"}, {"encoding": "rot13"}, {"encoding": "utf-99"}])
+@pytest.mark.parametrize(
+    "reading", [{"delimiter": "comma, please"}, {"encoding": "rot13"}, {"encoding": "iso-2022-jp"}]
+)
 def test_a_setting_that_means_nothing(tmp_path: Path, reading: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter, match=next(iter(reading))):
         check(tmp_path, "r.csv", csv_of(",", "a,good"), **reading)
@@ -243,6 +251,7 @@ def parquet_of(path: Path, values: list[Any], kind: Any) -> Path:
         ("kind", None, lambda arrow: arrow.dictionary(arrow.int32(), arrow.string())),
         (Decimal("1.10"), None, lambda arrow: arrow.decimal128(5, 2)),
         (datetime.datetime(2026, 1, 2, 3, 4, 5, 6), None, lambda arrow: arrow.timestamp("ns")),
+        ({"k": 1}, {"CANARY": 2}, None),
     ],
 )
 def test_a_value_in_parquet_is_the_same_beside_a_null_and_a_store_takes_it(
@@ -263,8 +272,29 @@ def test_a_value_in_parquet_that_nobody_can_keep_is_a_fault_of_its_row(tmp_path:
     path = tmp_path / "r.parquet"
     checked = check_file(parquet_of(path, [0, 10**9], lambda arrow: arrow.date32()), KEYS, Reading())
     assert (len(checked.records), checked.faults) == (1, [(2, "a value that Python cannot hold under 'm'")])
+    checked = check_file(parquet_of(path, [1, 10**9], lambda arrow: arrow.time64("ns")), KEYS, Reading())
+    assert (checked.records[0]["m"], [row for row, _ in checked.faults]) == (datetime.time(0, 0, 1), [1])
     ((row, fault),) = check_file(parquet_of(path, [None, b"x"], lambda arrow: arrow.binary()), KEYS, Reading()).faults
     assert (row, fault.split(",")[0]) == (2, "metadata that JSON cannot represent")
+
+
+def test_a_missing_owner_makes_no_other_unusable_and_an_index_may_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.parquet"
+    for values in ([7], [7.0, None]):
+        assert check_file(parquet_of(path, values, None), KEYS._replace(owner_key="m"), Reading()).owners == ["7"]
+    odd = check_file(parquet_of(path, [{"b": b"x"}], None), KEYS._replace(output_key="m"), Reading())
+    assert odd.faults == [(1, "an object that JSON cannot represent under 'm'")]
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    late = arrow.array([datetime.datetime(9999, 12, 31)], arrow.timestamp("us"))
+    table = arrow.table({"text": ["a"], "m": late, "__index_level_0__": ["A"]})
+    parquet.write_table(table, path, use_deprecated_int96_timestamps=True)
+    checked = check_file(path, RecordKeys("text", None, "__index_level_0__"), Reading())
+    assert (checked.owners, checked.records[0]["m"].year) == (["A"], 9999)
+
+
+def test_a_note_names_records_that_may_hold_those_of_others(tmp_path: Path) -> None:
+    rows = 'C,good,"one\ntwo, three"\nA,good,"6 ft\nB,bad,27"\nA,good,"a\nB,bad,b\nc"\n'
+    assert "(lines 4 and 6)" in check(tmp_path, "r.csv", f"who,label,text\n{rows}", OWNED).notes["joined"]
 
 
 def test_a_note_counts_owners_whom_a_spreadsheet_wrote_in_several_ways(tmp_path: Path) -> None:

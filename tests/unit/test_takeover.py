@@ -67,10 +67,6 @@ def test_a_document_becomes_text_with_its_metadata_beside_it_and_the_owner_apart
     assert (store.input_key, store.output_key, store.owner_key) == ("text", "desk", "patient")
 
 
-def test_without_an_owner_key_each_document_is_its_own_owner() -> None:
-    assert ExemplarStore.from_documents(collection(), Counted()).owner_count == 9
-
-
 def test_given_vectors_are_taken_in_place_of_embedding() -> None:
     model = Counted()
     store = ExemplarStore.from_documents(collection(), model, vectors=np.eye(9, DIMENSION, dtype=np.float32) * 3)
@@ -91,6 +87,7 @@ def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
     ("metadata", "problem"),
     [
         ({}, "record 1 has no owner under 'patient'"),
+        ({"patient": 10**5000}, "record 1 cannot be read"),
         ({"patient": " "}, "record 1 has no owner under 'patient'"),
         (
             {"patient": ["p", "q"]},
@@ -167,11 +164,6 @@ def test_records_that_differ_in_the_order_of_their_keys_are_equal() -> None:
     store = ExemplarStore.from_records([one, other], Counted())
     assert store._held.texts[0] == store._held.texts[1]
     assert list(held(store)[1]) == ["input", "output", "a", "b"]
-
-
-def test_records_with_keys_that_are_no_texts_are_refused() -> None:
-    with pytest.raises(InvalidRecords, match="record 0 holds metadata that JSON cannot represent"):
-        ExemplarStore.from_records([{"input": "x", "output": "y", 1: "a", "1": "b"}], Counted())
 
 
 def test_owners_are_texts_or_whole_numbers_numpys_too() -> None:
@@ -271,10 +263,8 @@ def test_what_was_deleted_does_not_come_along_and_the_rest_keeps_its_vectors() -
 
 
 def test_a_subclass_is_taken_over_like_its_base() -> None:
-    class Mine(InMemoryVectorStore):
-        pass
-
-    assert len(ExemplarStore.from_vectorstore(Mine.from_documents(collection(), Counted()))) == 9
+    mine: Any = type("Mine", (InMemoryVectorStore,), {})
+    assert len(ExemplarStore.from_vectorstore(mine.from_documents(collection(), Counted()))) == 9
 
 
 class Foreign(VectorStore):
@@ -288,11 +278,16 @@ class Foreign(VectorStore):
         return cls()
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_any_other_collection_is_refused_with_the_way_out() -> None:
     with pytest.raises(StoreError, match=r"a Foreign cannot be taken over.*from_documents"):
         ExemplarStore.from_vectorstore(Foreign())
     with pytest.raises(InvalidParameter, match="vectorstore"):
         ExemplarStore.from_vectorstore([1, 2])  # type: ignore[arg-type]
+    made: Any = sklearn(Counted())
+    made._serializer = type("ParquetSerializer", (), {})()  # its columns give one record's metadata the keys of others
+    with pytest.raises(StoreError, match="metadata in Parquet"):
+        ExemplarStore.from_vectorstore(made)
 
 
 def test_a_collection_that_cannot_be_read_is_refused_without_its_content(
@@ -313,44 +308,33 @@ class Lazy(UserDict[str, Any]):
 
 
 def raising(error: BaseException) -> Any:
-    """A loader of one record that fails, also if it is left."""
     try:
-        yield {"input": " "}
+        yield {"input": " ", "output": "left early"}
     finally:
         raise error
 
 
-def raises(self: Any, *_: Any) -> Any:
-    raise ValueError(CANARY)
+def raises(*_: Any) -> Any:
+    raise ValueError
 
 
-CANARY = "CANARY-mrs-rowan"
 Odd: Any = type("Odd", (str,), dict.fromkeys(("__str__", "__eq__", "strip"), raises) | {"__hash__": str.__hash__})
 OddList: Any = type("OddList", (list,), {"__iter__": raises})
 OddDocument: Any = type("OddDocument", (), {"id": property(raises)})
 
 
-def following(read: Callable[[Any], Any]) -> Callable[[str], Any]:
-    return lambda _: read(ExemplarStore.empty(Counted()).maintenance())
+def followed() -> Any:
+    return ExemplarStore.empty(Counted()).maintenance()
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("read", "problem"),
     [
-        (
-            lambda word: ExemplarStore.from_records(raising(GeneratorExit(word)), Counted(), output_key=None),
-            "record 0 has no text",
-        ),
         (lambda word: ExemplarStore.from_records(islice(raising(BaseException(word)), 1, 2), Counted()), "BaseExcept"),
-        (
-            lambda _: ExemplarStore.from_records(
-                [{"input": "a", "o": 10**5000}], Counted(), output_key=None, owner_key="o"
-            ),
-            "record 0 cannot be read",
-        ),
-        (following(lambda documents: documents.add_documents([OddDocument()])), "document 0 cannot be read"),
-        (following(lambda documents: documents.add_texts(["a"], OddList([{}]))), "metadata 0 cannot be read"),
-        (following(lambda documents: documents.add_texts(["a"], ids=OddList(["a"]))), "id 0 cannot be read"),
+        (lambda _: followed().add_documents([OddDocument()]), "document 0 cannot be read"),
+        (lambda _: followed().add_texts(["a"], OddList([{}])), "metadata 0 cannot be read"),
+        (lambda _: followed().add_texts(["a"], ids=OddList(["a"])), "id 0 cannot be read"),
         (lambda word: ExemplarStore.from_records(map(int, [word]), Counted()), "record 0 cannot be read .builtins.Val"),
         (lambda word: ExemplarStore.from_records([Lazy(input=word)], Counted()), "record 0 cannot be read .*Lookup"),
         (lambda word: ExemplarStore.from_texts(map(int, [word]), Counted()), "input 0 cannot be read"),
@@ -363,10 +347,8 @@ def following(read: Callable[[Any], Any]) -> Callable[[str], Any]:
             lambda word: split_with_parents([Document(word)], SimpleNamespace(split_documents=lambda _: [int(word)])),
             "document 0 cannot be split",
         ),
-        (
-            lambda word: ExemplarStore.empty(Counted()).maintenance().add_texts(["a"], [word]),
-            "document 0 cannot be read",
-        ),
+        (lambda word: followed().add_texts(["a"], [word]), "document 0 cannot be read"),
+        (lambda word: ExemplarStore.from_records(raising(OSError(word)), Counted()), "record 0 has no text"),
     ],
 )
 def test_a_loader_that_fails_quotes_no_record(
@@ -375,21 +357,19 @@ def test_a_loader_that_fails_quotes_no_record(
     with pytest.raises(InvalidRecords, match=problem) as caught:
         read(canary)
     canary_free(caught.value)
-    canary_free(caught.value, secret=CANARY)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_an_interrupt_passes_without_what_came_with_it(kind: Any, canary_free: Callable[..., None]) -> None:
+def test_an_interrupt_passes_without_what_came_with_it(kind: Any, canary: str, canary_free: Any) -> None:
     with pytest.raises(kind) as caught:
-        ExemplarStore.from_records(islice(raising(kind(CANARY)), 1, 2), Counted())
-    canary_free(caught.value, secret=CANARY)
+        ExemplarStore.from_records(islice(raising(kind(canary)), 1, 2), Counted())
+    canary_free(caught.value)
     assert caught.value.args == ()
 
 
 def test_a_text_of_a_type_of_its_own_is_the_text_that_it_holds() -> None:
-    ward = enum.StrEnum("Ward", ["a"])
     other = enum.Enum("Other", {"a": "a"}, type=str)
-    rows = [{Odd("input"): Odd("note"), "who": who} for who in (Odd("a"), "a", ward["a"], other["a"])]
+    rows = [{Odd("input"): Odd("note"), "who": who} for who in (Odd("a"), "a", other["a"])]
     store = ExemplarStore.from_records(rows, Counted(), output_key=None, owner_key="who")
     assert (list(store.owners), held(store)[0]) == (["a"], {"input": "note"})
 
@@ -399,37 +379,11 @@ def test_what_a_loader_does_later_with_metadata_reaches_no_document_that_it_gave
         seen: list[str] = []
         for word in "ab":
             seen.append(word)
-            yield Document(word, metadata={"seen": [seen], "text_id": word})
+            yield Document(word, metadata={"seen": [seen]})
 
-    whole = SimpleNamespace(split_documents=lambda documents: documents)
-    store = ExemplarStore.empty(Counted())
-    store.maintenance().add_documents(load())  # type: ignore[arg-type]
-    split = ExemplarStore.from_documents(split_with_parents(load(), whole), Counted())
-    for read in (store, split, ExemplarStore.from_documents(load(), Counted())):
-        assert held(read)[0]["seen"] == [["a"]]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_collection_in_parquet_is_refused(tmp_path: Any) -> None:
-    """Its columns give one record's metadata the keys of others."""
-    pytest.importorskip("langchain_community")
-    pytest.importorskip("pandas")
-    from langchain_community.vectorstores import SKLearnVectorStore
-
-    made = SKLearnVectorStore(Counted(), persist_path=str(tmp_path / "s"), serializer="parquet")
-    made.add_documents(collection(2))
-    with pytest.raises(StoreError, match="metadata in Parquet"):
-        ExemplarStore.from_vectorstore(made)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_index_of_a_class_of_ones_own_is_refused() -> None:
-    import faiss
-
-    made: Any = faiss_of("l2")(Counted())
-    made.index = type("Centred", (faiss.IndexFlatL2,), {})(DIMENSION)
-    with pytest.raises(StoreError, match="vectors as Centred"):
-        ExemplarStore.from_vectorstore(made)
+    split = split_with_parents(load(), SimpleNamespace(split_documents=lambda documents: documents))
+    for documents in (load(), split):
+        assert held(ExemplarStore.from_documents(documents, Counted()))[0]["seen"] == [["a"]]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -443,6 +397,7 @@ def test_an_index_of_a_class_of_ones_own_is_refused() -> None:
         ("SQ8", "IndexScalarQuantizer"),
         ("SQfp16", "IndexScalarQuantizer"),
         ("HNSW8,SQ8", "IndexHNSWSQ"),
+        ("Flat", "Centred"),
         ("IDMap2,PQ3x4", "IndexPQ"),
         ("IDMap2,Flat", None),
         ("HNSW8,Flat", None),
@@ -461,6 +416,8 @@ def test_an_index_that_may_be_trained_on_all_vectors_is_refused_by_its_class(ind
         made.index.add_with_ids(rows, np.arange(documents))
     else:
         made.index.add(rows)
+    if refused == "Centred":
+        made.index.__class__ = type(refused, (faiss.IndexFlatL2,), {})
     if refused is None:
         assert np.array_equal(ExemplarStore.from_vectorstore(made)._held.vectors, as_matrix(rows, documents))
     else:
@@ -484,9 +441,3 @@ def test_a_collection_without_a_model_needs_one() -> None:
         ExemplarStore.from_vectorstore(made)
     model = Counted()
     assert ExemplarStore.from_vectorstore(made, embeddings=model).embeddings is model
-
-
-def test_an_owner_missing_in_a_collection_is_named_by_position() -> None:
-    made = InMemoryVectorStore.from_documents([*collection(2), Document(page_content="x")], Counted())
-    with pytest.raises(InvalidRecords, match="record 2 has no owner under 'patient'"):
-        ExemplarStore.from_vectorstore(made, owner_key="patient")
