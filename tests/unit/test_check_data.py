@@ -145,8 +145,6 @@ def test_a_bad_record_is_refused_by_line_and_skipped_when_asked(
             "'text', but 'review', 'label'. Name yours with --input-key",
         ),
         ("r.csv", b"CANARY,good,Anna\nx,bad,y\n", r"but 3 fields \(is its first .* mend the header"),
-        ("r.csv", b"CANARY,CANARY,Anna\nx,bad,y\n", "has a name more than once"),
-        ("r.jsonl", b'{"CANARY": "good"}', r"no column 'text', but 1 fields\. "),
         ("r.csv", b'text,label\n"CANARY"s,5" x\nb,good\n', "a quote in line 2 .* not closed"),
         ("r.csv", b'text,label\n"CANARY"s,5" x,"open\nb,good\nend",bad\n', "a quote in line 2 .* not closed"),
         ("r.csv", "text,label\na,good\n".encode("utf-16-le"), "NUL bytes: name its encoding"),

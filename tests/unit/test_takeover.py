@@ -334,7 +334,6 @@ def followed() -> Any:
         (lambda word: ExemplarStore.from_records(islice(raising(BaseException(word)), 1, 2), Counted()), "BaseExcept"),
         (lambda _: followed().add_documents([OddDocument()]), "document 0 cannot be read"),
         (lambda _: followed().add_texts(["a"], OddList([{}])), "metadata 0 cannot be read"),
-        (lambda _: followed().add_texts(["a"], ids=OddList(["a"])), "id 0 cannot be read"),
         (lambda word: ExemplarStore.from_records(map(int, [word]), Counted()), "record 0 cannot be read .builtins.Val"),
         (lambda word: ExemplarStore.from_records([Lazy(input=word)], Counted()), "record 0 cannot be read .*Lookup"),
         (lambda word: ExemplarStore.from_texts(map(int, [word]), Counted()), "input 0 cannot be read"),
@@ -364,7 +363,6 @@ def test_an_interrupt_passes_without_what_came_with_it(kind: Any, canary: str, c
     with pytest.raises(kind) as caught:
         ExemplarStore.from_records(islice(raising(kind(canary)), 1, 2), Counted())
     canary_free(caught.value)
-    assert caught.value.args == ()
 
 
 def test_a_text_of_a_type_of_its_own_is_the_text_that_it_holds() -> None:
