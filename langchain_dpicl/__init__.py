@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import LocalModelError as LocalModelError
     from langchain_dpicl.errors import MembersAbstained as MembersAbstained
     from langchain_dpicl.errors import MissingExtra as MissingExtra
+    from langchain_dpicl.errors import ModelLost as ModelLost
     from langchain_dpicl.errors import ModelUnavailable as ModelUnavailable
     from langchain_dpicl.errors import PlanError as PlanError
     from langchain_dpicl.errors import PlanIncomplete as PlanIncomplete
@@ -95,9 +96,9 @@ _HOMES = {
     ),
     "errors": (
         "AccountingError BudgetError DPICLError InfeasiblePlan InvalidConfiguration InvalidParameter InvalidRecords "
-        "LedgerError LocalModelError MembersAbstained MissingExtra ModelUnavailable PlanError PlanIncomplete "
-        "PlanMismatch PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged StoreFileError "
-        "UnknownOwner UnsafeConfigurationError"
+        "LedgerError LocalModelError MembersAbstained MissingExtra ModelLost ModelUnavailable PlanError "
+        "PlanIncomplete PlanMismatch PrivacyBudgetExceeded PrivacyWarning ReleaseFailed StoreError StoreFileChanged "
+        "StoreFileError UnknownOwner UnsafeConfigurationError"
     ),
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",

@@ -14,6 +14,7 @@
     ├── ModelUnavailable                   the model fails on public input: nothing was charged
     │   └── MembersAbstained               a release says that the members gave no usable answer: charged
     ├── ReleaseFailed                      the private side failed after the charge, which stands
+    │   └── ModelLost                      the model of a head's label scores: the same call resumes the fit
     ├── LocalModelError                    the embedded model cannot be found, checked or started
     ├── MissingExtra (ImportError)         an optional part of the package is not installed
     ├── PlanError                          the schedule
@@ -138,6 +139,21 @@ class ReleaseFailed(DPICLError):
 
     def __reduce__(self) -> tuple[type[ReleaseFailed], tuple[()]]:
         return type(self), ()
+
+
+class ModelLost(ReleaseFailed):
+    """The model of a head's label scores did not answer as at the start of the fit any more, for ten minutes.
+
+    Public: it shows that the model was lost during the fit, not at which text. The charge stands. If the fit has an
+    ``output``, the same call resumes it once the model is back.
+    """
+
+    def __init__(self) -> None:
+        DPICLError.__init__(
+            self,
+            "the model of the label scores no longer answers as at the start of the fit; the charge stands. Once the "
+            "model is back, the same call resumes a fit that has an output",
+        )
 
 
 class LocalModelError(DPICLError):

@@ -189,7 +189,8 @@ class Servers:
 
     def __init__(self, gates: Mapping[str, SlotGate]) -> None:
         self._gates = dict(gates)
-        self._first = next(iter(gates))
+        self.first = next(iter(gates))
+        """The client's address."""
 
     def route(self, call: Call | None) -> Route:
         """The route of a call, which draws its order at its first request; without a call, of one request."""
@@ -207,10 +208,14 @@ class Servers:
 
     def path(self, request: Any) -> str:
         """What a request asks for, below the address."""
-        return str(request.url).removeprefix(self._first)
+        return str(request.url).removeprefix(self.first)
+
+    def replace(self, address: str, gate: SlotGate) -> None:
+        """Let all requests go to one other server from now on. Its clients keep the first address."""
+        self._gates = {address: gate}
 
     def aim(self, request: Any, address: str, path: str) -> None:
         """Let a request go to one of the servers."""
-        if len(self._gates) > 1:
+        if self._gates.keys() != {self.first}:
             request.url = type(request.url)(address + path)
             request.headers["host"] = request.url.netloc.decode("ascii")

@@ -11,7 +11,8 @@ import os
 import secrets
 import threading
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,10 +175,30 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
         server = _servers[key]
     return {
         "model": str(model) if is_known else Path(model).stem,
-        "base_url": server.address,
+        "base_url": server.route.first,
         "api_key": server.key,
-        **clients(Servers({server.address: server.gate}), _LONGEST, 10),
+        **clients(server.route, _LONGEST, 10),
     }
+
+
+def reopen(llm: object) -> bool:
+    """Start the server of an embedded model anew, behind all models of this process that are on it.
+
+    Returns whether ``llm`` is an embedded model. Calls under way fail. A server that still computes is left behind with
+    its memory, as llama.cpp waits for a request that runs. Raises `LocalModelError`.
+    """
+    route = getattr(getattr(getattr(llm, "http_client", None), "_transport", None), "_servers", None)
+    with _lock:
+        place = next((place for place, server in _servers.items() if server.route is route), None)
+        if place is None:
+            return False
+        old = _servers[place]
+        if not _answers(old.url, old.key, 1):
+            _abandon([old])
+        new = _start(*place, key=old.key)
+        old.route.replace(new.address, new.gate)
+        _servers[place] = replace(new, route=old.route)
+        return True
 
 
 @functools.cache
@@ -225,6 +246,8 @@ class _Server:
     key: str
     gate: SlotGate
     """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
+    route: Servers
+    """What stands before its models' clients."""
 
     @property
     def address(self) -> str:
@@ -232,7 +255,7 @@ class _Server:
         return f"{self.url}/v1"
 
 
-def _start(model: str | Path, context: int, threads: int) -> _Server:
+def _start(model: str | Path, context: int, threads: int, key: str | None = None) -> _Server:
     if _forked:
         raise LocalModelError(
             "this process was forked from one that ran a local model, and llama.cpp does not survive a fork: "
@@ -240,7 +263,7 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
         )
     path = model_path(model)
     native = require("xllamacpp", "local")
-    key = secrets.token_urlsafe(32)
+    key = key or secrets.token_urlsafe(32)
     params = native.CommonParams()
     params.model.path = str(path)
     params.model_alias = {path.stem}
@@ -263,7 +286,8 @@ def _start(model: str | Path, context: int, threads: int) -> _Server:
     try:
         server = native.Server(params)
         url = server.listening_address
-        return _Server(server, url, key, SlotGate(functools.partial(_answers, url, key, _LONGEST)))
+        gate = SlotGate(functools.partial(_answers, url, key, _LONGEST))
+        return _Server(server, url, key, gate, Servers({f"{url}/v1": gate}))
     except Exception:
         server = None
     raise LocalModelError(f"llama.cpp cannot load {str(path)!r} with context={context}, threads={threads}")
@@ -273,7 +297,7 @@ def _stop_servers() -> None:
     """Stop at exit. llama.cpp waits for ever if a request is running: then the process ends without it."""
     with _lock:
         if any(not _answers(server.url, server.key, 1) for server in _servers.values()):
-            _abandon()
+            _abandon(_servers.values())
         _servers.clear()  # the last reference: llama.cpp stops its threads
 
 
@@ -292,9 +316,9 @@ def _answers(url: str, key: str, seconds: float) -> bool:
         return False
 
 
-def _abandon() -> None:
+def _abandon(servers: Iterable[_Server]) -> None:
     """Never finalise the servers' objects, nor llama.cpp's static ones: both would wait for threads for ever."""
-    for server in _servers.values():
+    for server in servers:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server.native))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
@@ -307,7 +331,7 @@ def _after_fork_in_child() -> None:
     _lock = threading.Lock()
     if _servers:
         _forked = True
-        _abandon()
+        _abandon(_servers.values())
         _servers.clear()
 
 

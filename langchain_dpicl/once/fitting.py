@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.durable import LineFile, sync_folder
-from langchain_dpicl.errors import InvalidParameter, PlanMismatch
-from langchain_dpicl.once.scores import CalibratedScores
+from langchain_dpicl.errors import InvalidParameter, ModelLost, PlanMismatch
+from langchain_dpicl.once.scores import BROKEN, CalibratedScores
 from langchain_dpicl.once.steps import LATTICE, MOST_FEATURES, FeatureMap, Floats, OwnedRecords, clipped_sum
 from langchain_dpicl.privacy.advice import head_signal
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -79,6 +79,28 @@ def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, i
     return 1.0 / labels + 0.55 * (1.0 - 1.0 / labels) * -math.expm1(-signal / 7.0)
 
 
+@dataclass(frozen=True, repr=False)
+class FitReport:
+    """How many records a fit used, and left out. PRIVATE: exact counts, for the operator who may see the records.
+
+    Attributes
+    ----------
+    records
+        Those with a label of the list, on which the head was fitted.
+    unknown_labels
+        Those with another label, which add nothing.
+    failed
+        Of ``records``: the model failed on their text, which has no label scores.
+    broken
+        Of ``records``: after their text the model no longer answered as at the start, twice. They have no label scores.
+    """
+
+    records: int
+    unknown_labels: int
+    failed: int = 0
+    broken: int = 0
+
+
 class Fit(Release):
     """The steps of a head's release. Its answer is the mean weights.
 
@@ -88,8 +110,9 @@ class Fit(Release):
     """
 
     job: Job | None = None
-    unknown = unscored = 0
-    """How many records had no label of the list, or no label scores. Private: for the operator's log alone."""
+    report: FitReport | None = None
+    """Private."""
+    shown = (ModelLost,)
 
     def __init__(
         self,
@@ -170,10 +193,10 @@ class Fit(Release):
         """The charge of this job that a killed process made."""
         return None if self.job is None else request.line.reopen(request.id, request.principal)
 
-    def work(self, charged: Charged) -> Flow[tuple[Floats, int, int]]:
+    def work(self, charged: Charged) -> Flow[tuple[Floats, FitReport]]:
         """The steps that the ledger does not have, on the records of one moment.
 
-        The weights, and how many records are unknown and unscored. A fit that goes on scores its records again.
+        A fit that goes on scores its records again.
         """
         line, charge = charged.request.line, charged.entry
         assert isinstance(charge, Charge)
@@ -182,17 +205,18 @@ class Fit(Release):
             self.job.is_charged = True
         sums: Sums = [self._unpacked(content) for content in line.steps(charge)] if self._keeps else []
         records, texts, unknown = yield partial(self._read, charged.participants)
-        unscored = 0
+        report = FitReport(len(records.labels), unknown)
         if self._scores is not None:
-            rows = yield from self._scores.scores.rows(texts, self._progress)
-            unscored = sum(not isinstance(row, list) for row in rows)
+            rows = yield from self._scores.rows(texts, self._progress)
+            unscored, broken = sum(not isinstance(row, list) for row in rows), rows.count(BROKEN)
+            report = replace(report, failed=unscored - broken, broken=broken)
             features = yield partial(self._scores.joined, records.features.astype(np.float64), rows)
             records = replace(records, features=features.astype(np.float32))
         for number in self._bar(range(len(sums), steps)):
             weights, _ = descend(sums, self.owners, line.parameter, steps, self._shape)
             content = yield partial(self._step, line, charge, number, records, weights, sigma)
             sums.append(self._unpacked(content))
-        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], unknown, unscored
+        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], report
 
     def _bar(self, numbers: range) -> Any:
         from tqdm import tqdm
@@ -236,7 +260,7 @@ class Fit(Release):
     def _unpacked(self, content: str) -> NDArray[np.int64]:
         return np.frombuffer(base64.b64decode(content), np.int64).reshape(self._shape)
 
-    def kept(self, charged: Charged, release: tuple[Floats, int, int]) -> tuple[str, str | None, int]:
+    def kept(self, charged: Charged, release: tuple[Floats, FitReport]) -> tuple[str, str | None, int]:
         """A head is always released. The answer stays in the ledger for a job that is killed before it has its file."""
         return RELEASED, json.dumps(_packed(release[0])) if self._keeps else None, 0
 
@@ -244,10 +268,10 @@ class Fit(Release):
         """A job may go on with its charge."""
         return not self._keeps
 
-    def answer(self, charged: Charged, release: tuple[Floats, int, int], receipt: Receipt) -> Flow[Floats]:
+    def answer(self, charged: Charged, release: tuple[Floats, FitReport], receipt: Receipt) -> Flow[Floats]:
         """The weights."""
         yield from ()
-        weights, self.unknown, self.unscored = release
+        weights, self.report = release
         return weights
 
     def replay(self, request: Request, known: Replayed) -> Flow[Floats]:

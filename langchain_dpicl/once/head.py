@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from langchain_dpicl.calls.flow import awaitable, immediate, run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
 from langchain_dpicl.once.fallback import HeadThenRelease
-from langchain_dpicl.once.fitting import Fit, Job
+from langchain_dpicl.once.fitting import Fit, FitReport, Job
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
@@ -37,7 +36,6 @@ _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _HALF = re.compile("[\ud800-\udfff]")
 _RECEIPT = TypeAdapter(Receipt)
-_log = logging.getLogger("langchain_dpicl")
 
 
 class HeadAnswer(TypedDict):
@@ -73,7 +71,12 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         What the fit cost.
     embedder
         The name of the embedding model of the store that it was fitted on (`PrivateStore.embedder`).
+    fit_report
+        PRIVATE, for the operator: how many records were left out (`FitReport`). The object that `fit` returns has it
+        alone; neither a file, nor a pickle, nor a copy has it. None if the ledger had the finished head.
     """
+
+    fit_report: FitReport | None = None
 
     def __init__(
         self,
@@ -228,15 +231,15 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         line: str | None = None,
         noise: float | None = None,
         input_key: str = "input",
-        progress: bool = True,
+        progress: bool = False,
     ) -> PrivateHead:
         """Fit a head on all records of a store: one release, which is charged before the first step.
 
         Parameters
         ----------
         store
-            Its outputs are the labels. A record whose output is none of ``labels`` contributes nothing, and the log
-            counts these records for the operator.
+            Its outputs are the labels. A record whose output is none of ``labels`` contributes nothing; the operator
+            reads in ``fit_report`` how many these are.
         labels
             The public list. One that no record has stays possible.
         budget
@@ -248,9 +251,10 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             on.
         scores
             A model's label scores of each record, as features beside the embedding's. They are calibrated by the
-            ``public`` texts, before the charge. Records are scored after it, one by one, by private calls; a record
-            that the model fails on keeps the features of its embedding, and the log counts these records. A fit that
-            goes on scores all records again.
+            ``public`` texts, before the charge. Records are scored after it, one by one, by private calls, with a
+            public text after each: two calls for a record. A record that the model fails on keeps the features of its
+            embedding (``fit_report`` counts them) and changes no other record. A fit that goes on scores all records
+            again.
         owners
             The number of owners by which the sums are divided: declared once, and public. Default: what the budget's
             line was declared or frozen with, or else, when the plan is frozen, the store's. A filtered budget keeps
@@ -265,10 +269,12 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             The budget's line, if it has several.
         noise
             sigma, for a `PrivacyBudget.filtered` alone; a plan sets its own.
+        progress
+            Show bars on a terminal. They are the operator's: that of the scores counts private records.
 
         Raises `InvalidParameter`, `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost
-        nothing, and `ReleaseFailed` after the charge. Warns (`PrivacyWarning`) of the accuracy to expect if there
-        are fewer than 100 owners.
+        nothing, and after the charge `ReleaseFailed`, or `ModelLost` if the model of the scores does not come back.
+        Warns (`PrivacyWarning`) of the accuracy to expect if there are fewer than 100 owners.
         """
         if not isinstance(store, PrivateStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
@@ -323,13 +329,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         finally:
             if job is not None:
                 job.close()
-        if fit.unknown:
-            _log.warning("fitting a head: %d records have none of its labels and count nothing (private)", fit.unknown)
-        if fit.unscored:
-            _log.warning("fitting a head: the model gave %d records no label scores (private)", fit.unscored)
+        head.fit_report = fit.report
         return head
 
     # -- files ---------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "fit_report"}
 
     def save(self, path: str | Path) -> None:
         """Write the head to one file (npz, no pickle), which replaces an older one as a whole. It is public."""

@@ -8,20 +8,33 @@ are longer. Embedding and scores share the norm of 1: x = (sqrt(1 - share) e, sq
 
 **An owner's features are its own.** That each owner moves a sum by at most 1 takes features that are a function of one
 record and of public values, to the last bit. So each private text is a call of its own, one after the other, on a copy
-of the scorer that no public call uses, within the boundary, and no two texts share a request. A text whose call fails
-has scores of zero, as an average text has, and no other text changes. The rest is up to the model's server: if it reads
-prompts in batches, or keeps a prompt's state for the next one, the last bits of a text's log-probabilities depend on
-other texts. No rounding mends that: some text lies at a step's edge. `local_llm` answers one request at a time, from an
-empty cache. `LabelScores.calibrated` asks public texts again after others, and refuses a model that gives one of them
-another bit.
+of the scorer that no public call uses, within the boundary, and no two texts share a request. The rest is up to the
+model's server: if it reads prompts in batches, or keeps a prompt's state for the next one, the last bits of a text's
+log-probabilities depend on other texts. No rounding mends that: some text lies at a step's edge. `local_llm` answers
+one request at a time, from an empty cache. `LabelScores.calibrated` asks public texts again after others, and refuses a
+model that gives one of them another bit.
+
+**One text's failure is its own.** A text may end the model, or a quota, or leave the model with other answers. So a
+public text, the probe, is scored after each private one, and must have the bits that it had at the start. Then every
+private text is scored between two good probes, by a model in the state of the start:
+
+- A text whose call fails, with a good probe after it, has scores of zero, as an average text has.
+- After a bad probe the embedded model is opened anew, and one on a server waited for, until a probe is good. The text
+  before the bad probe is scored again, once. If that ends with a bad probe too, it has scores of zero.
+- If no probe is good within `PATIENCE`, the fit ends with `ModelLost`, and can be resumed.
+
+What is not seen: a model in another state that gives the probe the same bits, and one that is back in time for the
+probe, though a private text found it otherwise.
 
 From the log-probabilities on, all arithmetic is of single numbers, or exact (`once.steps`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,8 +44,15 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
 from langchain_dpicl.aggregators.votes import check_labels
-from langchain_dpicl.calls.flow import Flow, run
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.calls.flow import Flow, pause, run
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    LocalModelError,
+    ModelLost,
+    ModelUnavailable,
+    UnsafeConfigurationError,
+)
+from langchain_dpicl.local.models import reopen
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.once.steps import UNIT, Whole, bounded
 from langchain_dpicl.privacy import checks
@@ -44,11 +64,16 @@ from langchain_dpicl.store.base import embedder_of
 ScoreRow = list[float]
 """A text's log-probabilities of the labels, less their mean."""
 
-_AT_ONCE = 64  # texts between two looks at the progress bar
+PATIENCE = 600.0
+"""Seconds that a fit waits for a model that no longer answers as at the start."""
+
+_LONGEST_PAUSE = 60.0
+_TRIES = 2  # of one text
 _ASKED_AGAIN = 8
 _REACH = 3.0  # spreads from the mean, beyond which scores are scaled to norm 1
 _FARTHEST = 32.0  # spreads: what is farther counts as this far
 _LEAST_SPREAD = 2.0**-10
+BROKEN = "the model no longer answered as at the start"
 _FACTS = {"model", "labels", "template", "share", "top_logprobs", "mean", "spread"}
 
 
@@ -108,24 +133,60 @@ class LabelScores:
     def _centred(self, found: Mapping[str, float]) -> ScoreRow:
         logs = [math.log(max(found[label], 1e-30)) for label in self.labels]
         middle = math.fsum(logs) / len(logs)
+        if not math.isfinite(middle):
+            raise ValueError("no log-probabilities")
         return [each - middle for each in logs]
 
-    def rows(self, texts: Sequence[str], progress: bool) -> Flow[list[Any]]:
-        """The scores of each text by a call of its own, made as a private call. In place of a row: how it failed."""
+    def rows(self, texts: Sequence[str], progress: bool, probe: tuple[str, ScoreRow] | None = None) -> Flow[list[Any]]:
+        """The scores of each text by a call of its own, made as a private call. In place of a row: how it failed.
+
+        With a ``probe``, a public text and its scores, each text is scored between two good probes, and `BROKEN` is in
+        place of a row if the probe was bad after each of its calls. Raises `ModelLost`.
+        """
         from tqdm import tqdm
+
+        ask, found = self._ask(), list[Any]()
+        for text in tqdm(texts, desc="scoring", unit="text", disable=None if progress else True):
+            for _ in range(_TRIES):
+                row = yield from ask(text)
+                if probe is None or (yield from ask(probe[0])) == probe[1]:
+                    break
+                yield from self._waited_for(ask, *probe)
+            else:
+                row = BROKEN
+            found.append(row)
+        return found
+
+    def _ask(self) -> Callable[..., Flow[Any]]:
+        """A private call with one text, on a copy of the scorer, which gives its row or how it failed."""
 
         def row(values: dict[str, Any], config: RunnableConfig) -> ScoreRow:
             return self.row(values["text"], config)
 
         limit = TimeLimit(boundary.seal(RunnableLambda(row)), "auto")
         member, _ = public_copy(limit.prepared)
-        found: list[Any] = []
-        starts = range(0, len(texts), _AT_ONCE)
-        for first in tqdm(starts, desc="scoring", unit="batch", disable=None if progress else True):
-            requests = [({"text": text}, ()) for text in texts[first : first + _AT_ONCE]]
-            how: dict[str, Any] = {"max_concurrency": 1, "timeout": limit.seconds, "failed": type}
-            found += yield boundary.private_calls(member, requests, **how)
-        return found
+
+        def ask(text: str, patience: float | None = None) -> Flow[Any]:
+            how: dict[str, Any] = {"timeout": limit.seconds, "patience": patience, "failed": type}
+            (found,) = yield boundary.private_calls(member, [({"text": text}, ())], max_concurrency=1, **how)
+            return found
+
+        return ask
+
+    def _waited_for(self, ask: Callable[..., Flow[Any]], text: str, start: ScoreRow) -> Flow[None]:
+        """Open an embedded model anew, or wait for a server, until the probe's scores are those of the start."""
+        until, seconds = time.monotonic() + PATIENCE, 0.0
+        while time.monotonic() <= until:
+            yield pause(seconds)
+            yield self._reopened
+            if (yield from ask(text, 0.0)) == start:
+                return
+            seconds = min(max(1.0, 2 * seconds), _LONGEST_PAUSE)
+        raise ModelLost
+
+    def _reopened(self) -> None:
+        with contextlib.suppress(LocalModelError):
+            reopen(self.scorer.llm)
 
     def calibrated(self, texts: Sequence[str], progress: bool = True) -> CalibratedScores:
         """These scores with their mean and spread over public texts.
@@ -150,7 +211,8 @@ class LabelScores:
         spread = math.sqrt(math.fsum(squares) / len(found))
         if spread < _LEAST_SPREAD:
             raise InvalidParameter("scores", f"a spread of {spread:g}", "scores that differ among the public texts")
-        return CalibratedScores(self, mean, spread)
+        shortest = min(range(again), key=lambda i: len(texts[i]))
+        return CalibratedScores(self, mean, spread, (texts[shortest], found[shortest]))
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
@@ -159,11 +221,15 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CalibratedScores:
-    """Label scores with their ``mean`` and ``spread`` over public texts: features of norm at most 1. Public."""
+    """Label scores with their ``mean`` and ``spread`` over public texts: features of norm at most 1. Public.
+
+    ``probe``: one of the public texts and its scores, if these were made in this process.
+    """
 
     scores: LabelScores
     mean: list[float]
     spread: float
+    probe: tuple[str, ScoreRow] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -193,6 +259,10 @@ class CalibratedScores:
     def size(self) -> int:
         """How many features there are."""
         return len(self.mean)
+
+    def rows(self, texts: Sequence[str], progress: bool) -> Flow[list[Any]]:
+        """`LabelScores.rows` of private texts, each between two good probes."""
+        return self.scores.rows(texts, progress, self.probe)
 
     def features(self, rows: Sequence[Any]) -> Whole:
         """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`."""

@@ -122,6 +122,8 @@ class Release(ABC):
     """The private exemplars."""
     units: int = 1
     """How many of its line one release may use at most: an answer's tokens. It takes fewer if fewer are left."""
+    shown: tuple[type[DPICLError], ...] = ()
+    """Errors of the private work that surface in place of `ReleaseFailed`. Their messages are constant."""
 
     @abstractmethod
     def check(self, values: Any) -> Request:
@@ -279,7 +281,7 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
     request, entry = charged.request, charged.entry
     if isinstance(entry, Replayed):
         return (yield from release.replay(request, entry)), entry.receipt
-    found = yield from guarded(release.work(charged))
+    found = yield from guarded(release.work(charged), release.shown)
     if isinstance(found, Failed):
         if release.failed(charged, found):
             give_up(charged)

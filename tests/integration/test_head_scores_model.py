@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.errors import PrivacyWarning
-from langchain_dpicl.local import local_embeddings, local_llm
+from langchain_dpicl.local import local_embeddings, local_llm, models
+from langchain_dpicl.once.scores import BROKEN
 
 pytestmark = pytest.mark.model
 
@@ -35,6 +37,24 @@ def test_scores_are_the_same_bits_in_another_order_and_without_the_others() -> N
     assert run(scores.rows([texts[i] for i in order], progress=False)) == [found[i] for i in order]
     assert run(scores.rows(texts[1:2], progress=False)) == found[1:2]
     assert scores.row(texts[2]) == found[2]  # a question's, too
+
+
+def test_an_embedded_model_that_stops_is_opened_anew_and_no_score_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp ends whenever the third text is asked."""
+    llm = local_llm(MODEL, context=512)
+    scores = LabelScores(llm, WORDS, TEMPLATE)
+    calibrated, texts = scores.calibrated(["A film.", "A dreadful film."]), texts_of("It is a")[:4]
+    whole, real = run(calibrated.rows(texts, progress=False)), scores.row
+
+    def row(text: str, config: Any = None) -> list[float]:
+        if text == texts[2]:
+            (place,) = (place for place in models._servers if place[1] == 512)
+            models._servers[place] = replace(models._servers[place], native=None)
+        return real(text, config)
+
+    monkeypatch.setattr(scores, "row", row)
+    assert run(calibrated.rows(texts, progress=False)) == [*whole[:2], BROKEN, whole[3]]
+    assert local_llm(MODEL, context=512).invoke("1, 2,", max_tokens=2) == llm.invoke("1, 2,", max_tokens=2)
 
 
 @pytest.mark.slow

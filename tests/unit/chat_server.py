@@ -20,6 +20,8 @@ class ChatServer:
 
     models = ("m",)
     """What it lists."""
+    more: Callable[[str], dict[str, Any]] = staticmethod(lambda text: {})
+    """What an answer holds beside its text."""
 
     def __init__(self, reply: Callable[[str], Reply]) -> None:
         self.asked: list[str] = []
@@ -47,6 +49,7 @@ class ChatServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def setup(self) -> None:
                 super().setup()
@@ -65,7 +68,7 @@ class ChatServer:
                 outer.asked.append(prompt)
                 status, headers, text = outer._reply(prompt)
                 message = {"role": "assistant", "content": text}
-                choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                choice = {"index": 0, "message": message, "finish_reason": "stop", **outer.more(text)}
                 answer: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
                 whole = json.dumps({**answer, "choices": [choice]} if status == 200 else {"error": text}).encode()
                 try:

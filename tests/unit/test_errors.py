@@ -17,6 +17,7 @@ from langchain_dpicl.errors import (
     InvalidParameter,
     MembersAbstained,
     MissingExtra,
+    ModelLost,
     ReleaseFailed,
     UnknownOwner,
 )
@@ -73,7 +74,8 @@ def samples() -> list[Exception]:
         InvalidParameter("epsilon", -1, "a number > 0"),
         MissingExtra("torch", "local", "not found"),
     ]
-    made = [*parts, InvalidConfiguration("server.yaml", [("", "missing: store")]), MembersAbstained(), ReleaseFailed()]
+    parts += [MembersAbstained(), ReleaseFailed(), ModelLost()]
+    made = [*parts, InvalidConfiguration("server.yaml", [("", "missing: store")])]
     special = {type(error) for error in made}
     return made + [kind("a message") for kind in CLASSES.values() if kind not in special]
 

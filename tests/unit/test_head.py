@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from langchain_dpicl.errors import (
     ReleaseFailed,
 )
 from langchain_dpicl.once import fitting
-from langchain_dpicl.once.fitting import descend, expected_accuracy
+from langchain_dpicl.once.fitting import FitReport, descend, expected_accuracy
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
 from langchain_dpicl.privacy import MECHANISMS, PrivacyPlan
@@ -401,17 +400,16 @@ def test_what_is_no_question_is_refused(question: Any, noise: Noise, budgets: An
         head.invoke(question)
 
 
-def test_records_without_a_label_of_the_list_count_nothing_and_are_counted_in_the_log(
-    noise: Noise, budgets: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_records_without_a_label_of_the_list_count_nothing_and_are_in_the_report_alone(
+    noise: Noise, budgets: Any, tmp_path: Path
 ) -> None:
     store, strange = store_of(), store_of()
     strange.add([{"input": f"odd {i}", "output": "mauve", "owner": f"x{i}"} for i in range(7)])
     head = PrivateHead.fit(store, LABELS, budgets(), owners=300, progress=False)
     noise.generator = np.random.default_rng(0)
-    with caplog.at_level(logging.WARNING, logger="langchain_dpicl"):
-        other = PrivateHead.fit(strange, [*LABELS], budgets(), owners=300, progress=False)
+    other = PrivateHead.fit(strange, [*LABELS], budgets(), owners=300, progress=False)
     assert (head.weights == other.weights).all()
-    assert [record.getMessage() for record in caplog.records if " 7 records" in record.getMessage()]
+    assert other.fit_report == FitReport(records=len(store), unknown_labels=7)
     other.save(tmp_path / "head.npz")
     assert b"mauve" not in (tmp_path / "head.npz").read_bytes()
     assert head.receipt["outcome"] == other.receipt["outcome"] == "released"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import math
@@ -15,13 +16,19 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tracers.context import collect_runs
+from langchain_openai import ChatOpenAI
 from numpy.typing import NDArray
+from pydantic import SecretStr
 
 from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, few_shot_chain, label_public
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl.calls import running
+from langchain_dpicl.errors import InvalidParameter, ModelLost, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.once import fitting
+from langchain_dpicl.once import scores as scoring
+from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.scores import CalibratedScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from tests.unit.chat_server import chat_server
 from tests.unit.evaluation_fakes import FakeLLM, unit
 
 LABELS = ["no", "yes"]
@@ -79,7 +86,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "SecureRandomness", Noise)
 
 
-def fitted(budget: PrivacyBudget, llm: FakeLLM, store: ExemplarStore | None = None, **how: Any) -> PrivateHead:
+def fitted(budget: PrivacyBudget, llm: Any, store: ExemplarStore | None = None, **how: Any) -> PrivateHead:
     scores = LabelScores(llm, WORDS, TEMPLATE)
     settings = {"public": PUBLIC, "scores": scores, "progress": False, **how}
     return PrivateHead.fit(store or store_of(), LABELS, budget, **settings)
@@ -172,28 +179,84 @@ def test_each_text_is_a_call_of_its_own_and_its_prompt_holds_nothing_else(quiet:
             return super()._generate(prompts, *rest, **named)
 
     fitted(budgets(), Counting(words=WORDS, weight=weight), store_of(120))
-    texts = [*PUBLIC, *PUBLIC[:8][::-1], *(f"text {i} {'fine' if i % 2 else 'dull'}" for i in range(120))]
+    private = [f"text {i} {'fine' if i % 2 else 'dull'}" for i in range(120)]
+    texts = [*PUBLIC, *PUBLIC[:8][::-1], *(asked for text in private for asked in (text, PUBLIC[0]))]
     assert asked == [[TEMPLATE.replace("{input}", text)] for text in texts]
 
 
 def test_a_record_that_cannot_be_scored_keeps_its_embedding_and_changes_no_other(
-    quiet: None, budgets: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quiet: None, budgets: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[OwnedRecords] = []
     real = fitting.clipped_sum
     monkeypatch.setattr(fitting, "clipped_sum", lambda records, w: seen.append(records) or real(records, w))
     fitted(budgets(), model())
-    with caplog.at_level(logging.DEBUG):
-        fitted(budgets(), model(fails=lambda prompt: "text 17 " in prompt or "text 90 " in prompt))
+    head = fitted(budgets(), model(fails=lambda prompt: "text 17 " in prompt or "text 90 " in prompt))
     whole, broken = seen[0].features, seen[-1].features
     kept = [i for i in range(200) if i not in (17, 90)]
     assert (broken[kept] == whole[kept]).all()
     assert (broken[[17, 90], :-2] == whole[[17, 90], :-2]).all()
     assert (broken[[17, 90], -2:] == 0).all()
     assert (whole[[17, 90], -2:] != 0).all()
-    told = [record.getMessage() for record in caplog.records if record.name == "langchain_dpicl"]
-    assert [message for message in told if "2 records no label scores" in message]
-    assert not [record for record in caplog.records if "text " in record.getMessage()]
+    assert head.fit_report == FitReport(records=200, unknown_labels=0, failed=2)
+
+
+def test_a_quota_that_ends_stops_the_fit_which_goes_on_as_if_nothing_had_been(
+    quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that refuses everything from the 40th record on. The same call goes on when it answers again."""
+    seen, fake, left = list[OwnedRecords](), model(), [math.inf]
+    real = fitting.clipped_sum
+    monkeypatch.setattr(fitting, "clipped_sum", lambda records, w: seen.append(records) or real(records, w))
+    monkeypatch.setattr(running, "PATIENCE", 0.01)
+    monkeypatch.setattr(scoring, "PATIENCE", 0.05)
+
+    def reply(prompt: str) -> tuple[int, dict[str, str], str]:
+        left[0] -= 1
+        return (200, {}, prompt) if left[0] >= 0 else (429, {}, "insufficient_quota")
+
+    def more(prompt: str) -> dict[str, Any]:
+        (top,) = fake._answer(prompt).generation_info["logprobs"]["top_logprobs"]
+        entries = [{"token": word, "logprob": value, "bytes": None} for word, value in top.items()]
+        return {"logprobs": {"content": [{**max(entries, key=lambda each: each["logprob"]), "top_logprobs": entries}]}}
+
+    budget, output = budgets(), tmp_path / "head.npz"
+    with chat_server(reply) as server:
+        server.more = more
+        llm = ChatOpenAI(model="m", base_url=server.url, api_key=SecretStr("none"), max_retries=0)
+        fitted(budgets(), llm, store_of(100))
+        left[0] = len(PUBLIC) + 8 + 80
+        with pytest.raises(ModelLost) as caught:
+            fitted(budget, llm, store_of(100), output=output)
+        assert caught.value.__context__ is caught.value.__cause__ is None
+        assert "text" not in f"{caught.value} {caught.value.args}"
+        left[0] = math.inf
+        head = fitted(budget, llm, store_of(100), output=output)
+    assert budget.spent() == 1
+    assert head.fit_report == FitReport(records=100, unknown_labels=0)
+    assert (seen[0].features == seen[-1].features).all()
+
+
+def test_what_a_fit_left_out_is_the_operators_alone(
+    quiet: None, budgets: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No log line of any level, no bar, no file, copy, pickle or `repr` has a count of private records."""
+    rows = [{"input": f"text {i} fine", "output": LABELS[i % 2] if i < 117 else "other"} for i in range(171)]
+    bars: list[str] = []
+    monkeypatch.setattr("tqdm.tqdm", lambda items, **how: bars.extend([how["desc"]][how["disable"] is True :]) or items)
+    with caplog.at_level(logging.DEBUG):
+        scores = LabelScores(model(fails=lambda prompt: "text 17 " in prompt), WORDS, TEMPLATE)
+        store = ExemplarStore.from_records(rows, EMBEDDINGS)
+        head = PrivateHead.fit(store, LABELS, budgets(), public=PUBLIC, scores=scores)
+    assert head.fit_report == FitReport(records=117, unknown_labels=54, failed=1)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("langchain_dpicl")]
+    assert [text for text in [*said, repr(store)] if any(count in text for count in ("117", "54", "171"))] == []
+    assert bars == []
+    assert "unknown" not in repr(head) + repr(head.fit_report)
+    head.save(tmp_path / "head.npz")
+    loaded = PrivateHead.load(tmp_path / "head.npz", EMBEDDINGS, llm=model())
+    assert loaded.fit_report is copy.copy(head).fit_report is None
+    assert "fit_report" not in head.__getstate__()
 
 
 def test_no_tracer_sees_a_private_prompt(quiet: None, budgets: Any) -> None:
