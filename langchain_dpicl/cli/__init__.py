@@ -135,7 +135,7 @@ def add_reading(parser: Any) -> None:
     names = "comma, semicolon, tab, pipe, or a character"
     files.add_argument("--delimiter", help=f"of CSV files: {names} (default: found in the header)")
     files.add_argument("--encoding", help="such as utf-8, cp1252, utf-16 (default: found: UTF-8, a mark, or cp1252)")
-    files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used; prints how many")
+    files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used")
 
 
 def add_store(parser: Any) -> None:
@@ -158,6 +158,8 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     add_ledger(parser, "counts what is spent")
     add_witness(parser)
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")
+    shown = "print, on stderr, counts of the private records and progress bars: for the operator alone"
+    parser.add_argument("--private-notes", action="store_true", help=shown)
     add_reading(parser)
 
 

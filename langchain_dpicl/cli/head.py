@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import (
     add_model,
@@ -18,7 +21,11 @@ from langchain_dpicl.cli import (
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
+from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from langchain_dpicl.once.fitting import FitReport
 
 
 def fit_options(parser: Any) -> None:
@@ -42,6 +49,7 @@ def fit_options(parser: Any) -> None:
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
     parser.add_argument("--owners", type=int, help="their public number (default: as the budget, else as the file)")
     parser.add_argument("--output", required=True, help="the head's file (.npz)")
+    parser.add_argument("--report", metavar="FILE", help="private: how many records were left out, for the operator")
     parser.add_argument(
         "--score-prompt",
         metavar="TEMPLATE",
@@ -80,7 +88,9 @@ def fit(options: argparse.Namespace) -> int:
     budget = open_budget(options, store, lambda _: options.fits, "-head")
     more: dict[str, Any] = {"public": public, "scores": scores}
     more |= {"owners": options.owners, "output": options.output, "input_key": options.input_key}
-    head = PrivateHead.fit(store, labels, budget, **more, progress=not options.json)
+    head = PrivateHead.fit(store, labels, budget, **more, progress=options.private_notes)
+    if options.report is not None:
+        _write_report(options.report, head.fit_report)
     line = budget.line("head", 1.0)
     facts = {
         "output": options.output,
@@ -97,6 +107,17 @@ def fit(options: argparse.Namespace) -> int:
         f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
     )
     return show(options, facts, text)
+
+
+def _write_report(path: str, report: FitReport | None) -> None:
+    """Write the operator's report, which its owner alone may read."""
+    try:
+        with replacing(Path(path)) as file:
+            file.write(json.dumps(report and asdict(report)).encode() + b"\n")
+        return
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    raise InvalidParameter("--report", path, f"a file that can be written ({reason}); the head is")
 
 
 def answer_by_head(options: argparse.Namespace) -> int:

@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import contextvars
 import copy
-import logging
 import math
 import threading
 import time
@@ -45,6 +44,7 @@ from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call, Calls, current
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
+from langchain_dpicl.private import notes
 from langchain_dpicl.private.own_loop import on_own_loop
 from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
@@ -57,7 +57,6 @@ from langchain_dpicl.private.sources import searches as searches
 T = TypeVar("T")
 
 _GRACE = 5.0  # seconds for a coroutine to end once it is cancelled
-_log = logging.getLogger("langchain_dpicl")
 REFUSED: Final = (
     "the model went on refusing calls (HTTP status 429: a rate limit, or a quota that is used up), for longer than "
     "the members' patience: these members abstain"
@@ -201,7 +200,7 @@ class _Round:
     def result(self) -> list[object | Abstention]:
         """All outputs, in the order of the requests. Logs if a member's patience was over."""
         if self.calls.gave_up:
-            _log.warning(REFUSED)
+            notes.log.warning(REFUSED)
         return self.outputs
 
     async def _finish(self) -> None:

@@ -31,6 +31,7 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import ladder
+from langchain_dpicl.private import notes
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving import logs
@@ -72,6 +73,8 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     from fastapi.security import HTTPBearer
 
     server, keys = settings.server, settings.api_keys()
+    if server.log_private_notes:
+        notes.show()
     if keys and server.anonymous:
         raise InvalidParameter("server.anonymous", True, "left out if there are keys")
     if not keys and not (server.anonymous and server.host in LOOPBACK):

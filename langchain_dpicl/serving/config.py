@@ -139,6 +139,8 @@ class ServerSection(Section):
     log_format: Literal["text", "json"] = "text"
     log_questions: bool = False
     """Whether the line of a request holds its question."""
+    log_private_notes: bool = False
+    """Whether the log has counts of private records: what was left out of the data, for instance."""
 
 
 class MetricsSection(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.once.head import PrivateHead
+from langchain_dpicl.private import notes
 from langchain_dpicl.store import sql
 from langchain_dpicl.store.tables import check_name
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.maintenance import LiveStore
-
-_LOG = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -59,7 +57,7 @@ class StoreSection(Section):
     notes: Path | None = None
     """Where it is kept which budgets were opened on the data. Default: beside the data file, as ``FILE.dpicl``."""
     skip_bad: bool = False
-    """Whether to leave out records that cannot be used; their number is logged."""
+    """Whether to leave out records that cannot be used. Only the private notes say how many."""
     input_key: str = "text"
     output_key: str | None = "label"
     """None for texts without outputs."""
@@ -101,16 +99,16 @@ class StoreSection(Section):
             return ExemplarStore.load(file, model)
         reading = Reading(self.delimiter, self.encoding, self.skip_bad)
         checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
-        records = check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, _LOG.warning)
-        notes = DataNotes.beside(folder / self.data, None if self.notes is None else folder / self.notes)
+        records = check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
+        kept = DataNotes.beside(folder / self.data, None if self.notes is None else folder / self.notes)
         if self.url is not None:
             store, followed = kept_collection(
                 self.url, self.name, records, model, keys, progress=False, vectors_in_memory=self.vectors_in_memory
             )
-            _LOG.warning("%s: %s", self.name, followed.words)
-            store.keep_notes(*notes)
+            notes.log.warning("%s: %s", self.name, followed.words)
+            store.keep_notes(*kept)
             return store
-        return store_of(records, model, keys, file, notes, _LOG.warning, progress=False)
+        return store_of(records, model, keys, file, kept, notes.log.warning, progress=False)
 
 
 class HeadSection(Section):

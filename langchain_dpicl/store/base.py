@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
+from langchain_dpicl.errors import PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.notes import DataNotes, OpenedBudget, merged
@@ -391,11 +391,7 @@ class PrivateStore(PrivateRecords, ABC):
         return MemberDocstore(self.input_key, id_key)
 
     def __repr__(self) -> str:
-        try:
-            counts = f"{len(self)} exemplars of {self.owner_count} owners"
-        except StoreError:
-            counts = "not reached"
-        return f"{type(self).__name__}({counts}, {self.dimension} dimensions)"
+        return f"{type(self).__name__}({self.dimension} dimensions)"
 
     def __reduce__(self) -> NoReturn:
         raise UnsafeConfigurationError("a store is not pickled or copied: save() and load() it, or open() it again")

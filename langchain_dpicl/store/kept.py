@@ -84,7 +84,7 @@ def kept_store(
     input_key: str = "input",
     output_key: str | None = "output",
     owner_key: str | None = None,
-    progress: bool = True,
+    progress: bool = False,
 ) -> tuple[ExemplarStore, Followed]:
     """The store of these records, which a file keeps from now on; or that file's, made equal to these records.
 
@@ -113,7 +113,7 @@ def kept_collection(
     embeddings: Embeddings,
     keys: RecordKeys,
     *,
-    progress: bool = True,
+    progress: bool = False,
     vectors_in_memory: bool = True,
 ) -> tuple[PostgresExemplarStore, Followed]:
     """The same for a collection on PostgreSQL, which is made if there is none. Raises `StoreError` if the database

@@ -95,7 +95,7 @@ class PostgresExemplarStore(LiveStore):
         owner_key: str | None = None,
         ids: Sequence[int] | None = None,
         vectors: Vectors | None = None,
-        progress: bool = True,
+        progress: bool = False,
         vectors_in_memory: bool = True,
     ) -> PostgresExemplarStore:
         """Make a collection in a database and fill it: whole, or not at all.

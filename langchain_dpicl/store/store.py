@@ -53,11 +53,12 @@ class ExemplarStore(MemoryStore):
         owner_key: str | None = None,
         ids: Sequence[int] | None = None,
         vectors: Vectors | None = None,
-        progress: bool = True,
+        progress: bool = False,
     ) -> ExemplarStore:
         """Build a store from mappings.
 
-        ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``vectors`` (rows of
+        ``owner_key`` names the key that holds the owner; without it each record is its own owner. ``progress`` shows a
+        bar on a terminal, for the operator alone: it counts private records. ``vectors`` (rows of
         float32) replaces the embedding of the inputs. The model gets many inputs at once. `local_embeddings` encodes
         each of them alone. A model that encodes them in batches may give an input other last bits beside others, and
         then an owner's vectors depend on other owners: embed each input by a call of its own, and give ``vectors``.
@@ -81,7 +82,7 @@ class ExemplarStore(MemoryStore):
         owners: Sequence[str] | None = None,
         ids: Sequence[int] | None = None,
         vectors: Vectors | None = None,
-        progress: bool = True,
+        progress: bool = False,
     ) -> ExemplarStore:
         """Build a store from texts, with their outputs and owners beside them (same length) if given."""
         columns = {"input": texts, "output": outputs, "owner": owners}
@@ -109,7 +110,7 @@ class ExemplarStore(MemoryStore):
         output_key: str | None = None,
         owner_key: str | None = None,
         vectors: Vectors | None = None,
-        progress: bool = True,
+        progress: bool = False,
     ) -> ExemplarStore:
         """Build a store from LangChain documents.
 

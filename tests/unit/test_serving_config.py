@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import pickle
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ from serving_files import models as models
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import InvalidRecords, LocalModelError
+from langchain_dpicl.private import notes
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving import app as serving_app
@@ -81,12 +83,22 @@ def test_a_saved_store_keeps_its_keys(tmp_path: Path) -> None:
     assert ask(create_app(settings), {"input": {"body": "b question"}}).json()["output"]["answer"] == "b"
 
 
-def test_a_store_beside_the_data_follows_it(tmp_path: Path) -> None:
+def test_a_store_beside_the_data_follows_it_and_says_so_if_it_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1, notes.NAME)  # as it is, and is again
+    caplog.handler.setLevel(logging.DEBUG)
     settings = read(file_of(tmp_path, merged(VOTE, {"store.file": "kept.npz", "store.skip_bad": True})))
     assert ask(create_app(settings), {"input": {"text": "b question"}}).json()["output"]["answer"] == "b"
     with (tmp_path / "tickets.jsonl").open("a") as file:
         file.write('\n{"text": "new", "label": "a", "who": "p60"}\n{"text": "CANARY", "label": "c", "who": "p61"}')
-    settings.build()
+    create_app(settings)
+    assert not caplog.records
+    create_app(settings.model_copy(update={"server": settings.server.model_copy(update={"log_private_notes": True})}))
+    told = [record.getMessage() for record in caplog.records]
+    assert any("1 of 62 records" in text for text in told)
+    assert any("kept.npz: up to date" in text for text in told)
+    assert "CANARY" not in caplog.text
     assert len(ExemplarStore.load(tmp_path / "kept.npz", DeterministicFakeEmbedding(size=8))) == 61
     with pytest.raises(InvalidRecords, match=r"1 of 62 records .* no label of the list under 'label' \(line 62\)"):
         read(file_of(tmp_path, VOTE)).build()
