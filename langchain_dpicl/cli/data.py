@@ -10,7 +10,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_reading, add_run, chosen, show
+from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, model_of, show
 
 if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore
@@ -45,9 +45,14 @@ def read_file(
     *,
     is_private: bool = False,
 ) -> list[dict[str, Any]]:
-    """The records that can be used. What their owner should know is told on stderr."""
+    """The records that can be used. What their owner should know is told on stderr, of private ones if it is asked for.
+
+    Without ``--private-notes`` nothing that is told follows the private records.
+    """
     checked = checked_file(options, path, keys, labels, is_private=is_private)
-    return checked.usable(options.skip_bad, partial(tell, options))
+    if is_private and options.skip_bad:
+        tell(options, f"{path!r}: records that cannot be used are left out; --private-notes or check-data counts them")
+    return checked.usable(options.skip_bad, partial(note if is_private else tell, options))
 
 
 def checked_file(
@@ -69,13 +74,20 @@ def tell(options: argparse.Namespace, text: str) -> None:
     print(f"dpicl {options.command}: {text}", file=sys.stderr, flush=True)
 
 
+def note(options: argparse.Namespace, text: str) -> None:
+    """Print what follows private records, if ``--private-notes`` asks for it."""
+    if options.private_notes:
+        tell(options, text)
+
+
 def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) -> ExemplarStore:
     """The store of these records: in memory, or that of ``--store``, made equal to them."""
     from langchain_dpicl import local
     from langchain_dpicl.store.kept import store_of
 
-    model, say = local.local_embeddings(), partial(tell, options)
-    return store_of(records, model, keys_of(options), options.store, notes_of(options), say, progress=not options.json)
+    model, say = local.local_embeddings(), partial(note, options)
+    beside = notes_of(options)
+    return store_of(records, model, keys_of(options), options.store, beside, say, progress=options.private_notes)
 
 
 def notes_of(options: argparse.Namespace) -> list[DataNotes]:
@@ -93,11 +105,14 @@ def check_data_options(parser: Any) -> None:
       dpicl check-data reviews.csv
       dpicl check-data reviews.csv --input-key Text --output-key Label --owner-key customer --labels negative,positive
       dpicl check-data notes.jsonl --output-key note --json
-      dpicl check-data passages.parquet --input-key passage --output-key ''
+      dpicl check-data passages.parquet --input-key passage --output-key '' --model gemma3-270m
 
     It shows the names of columns, the numbers of lines, exact counts, and the labels, if there is a list or at most 20
     different ones; no text and no owner. These are private facts of the file, not a release: show them to those alone
     who may see the file. A file without a header has its first record in the header's place.
+
+    With --model, a GGUF file's or a folder's path, or --model-url, it names the documents that this model does not read
+    beside a question and an answer: an answer written over documents (kind: documents) leaves them out.
 
     The exit status is 1 if commands would refuse the file without --skip-bad.
     """
@@ -107,6 +122,9 @@ def check_data_options(parser: Any) -> None:
     parser.add_argument("--output-key", default="label", help="of the labels or answers; '' for none (default label)")
     parser.add_argument("--owner-key", help="of the owners (default: each record is its own owner)")
     parser.add_argument("--labels", help="the public list of labels, separated by commas")
+    add_model(parser, "none: documents are not measured")
+    parser.add_argument("--question-tokens", type=int, default=64, help="of a question over documents (default 64)")
+    parser.add_argument("--max-tokens", type=int, default=25, help="of an answer to it (default 25)")
     add_reading(parser)
 
 
@@ -116,6 +134,8 @@ def check_data(options: argparse.Namespace) -> int:
 
     labels = [label.strip() for label in options.labels.split(",")] if options.labels else None
     checked = checked_file(options, options.data, keys_of(options), labels)
+    if options.model or options.model_url:
+        _note_documents(options, checked)
     data, good, bad, problems = checked.data, len(checked.records), len(checked.faults), problems_of(checked.faults)
     owners = Counter(checked.owners or ())
     counts = _labels_shown(checked.labels, labels)
@@ -162,6 +182,25 @@ def check_data(options: argparse.Namespace) -> int:
     ]
     show(options, facts, "\n".join(lines))
     return 1 if problems else 0
+
+
+def _note_documents(options: argparse.Namespace, checked: Checked) -> None:
+    """Note which documents `DPSampler.over_documents` leaves out."""
+    from langchain_dpicl.decoding.documents import Documents, document_template, logits_of
+    from langchain_dpicl.privacy.checks import whole
+    from langchain_dpicl.store.datafile import number_words
+
+    question = whole("--question-tokens", options.question_tokens)
+    answer = whole("--max-tokens", options.max_tokens)
+    key = options.input_key
+    documents = Documents(logits_of(model_of(options)), document_template(key, "question"), key, question, answer)
+    lines = [line for line, row in zip(checked.lines, checked.records, strict=True) if not documents.fits(row)]
+    if lines:
+        checked.notes["documents"] = (
+            f"documents longer than about {documents.most_tokens:,} tokens, what the model reads beside a question of "
+            f"{question} tokens and an answer of {answer}, or no Unicode: {len(lines):,} "
+            f"({number_words(checked.data.unit, lines)}). Answers over documents leave them out: split them"
+        )
 
 
 def _labels_shown(counts: Counter[str], labels: list[str] | None) -> dict[str, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrc
 
-from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, LogitsModel, attempt
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, LogitsModel, attempt, reads
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -61,13 +60,6 @@ class Exemplars:
         if gone := [each.key for each in demonstrations if each.key in self._forgotten]:
             self._model.forget(gone)
 
-    def fits(self, demonstration: str, shared: str) -> bool:
-        """Whether the model reads both, and an answer. None reads half of a surrogate pair."""
-        with contextlib.suppress(UnicodeEncodeError):
-            (demonstration + shared).encode()
-            return self._model.fits(demonstration, shared, self._tokens)
-        return False
-
     def asked(self, input: object) -> tuple[Mapping[str, Any], str]:
         """A request's values and its shared text, checked: it has what the template names, and fits the context."""
         near, names = self._selector.nearest_to, self.template.query_keys
@@ -79,7 +71,7 @@ class Exemplars:
         if near is not None and len(names) == 1:  # one text asks, and is what documents are near to
             values = {near: values[names[0]], **values}
         self._selector.check_query(values)
-        if not self.fits(self.longest, shared):
+        if not reads(self._model, self.longest, shared, self._tokens):
             bound = f"a query in Unicode that leaves room for {self._tokens} tokens and a demonstration"
             raise InvalidParameter("input", f"{len(shared)} characters", bound)
         return values, shared
@@ -103,7 +95,7 @@ class Exemplars:
 
         def shown(exemplar: dict[str, Any]) -> str | None:
             text = self.template.show(exemplar)
-            return text if self.fits(text, shared) else None
+            return text if reads(self._model, text, shared, self._tokens) else None
 
         if rate is None:
             return Draw((), [()] * steps)

@@ -6,6 +6,7 @@ state of it serves every later query.
 
 from __future__ import annotations
 
+import contextlib
 import string
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -187,6 +188,14 @@ def attempt(function: Callable[..., T], *arguments: object) -> T | None:
     if issubclass(kind, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread():
         raise kind
     return None
+
+
+def reads(model: LogitsModel, demonstration: str, shared: str, tokens: int) -> bool:
+    """Whether the model reads both, and an answer of so many tokens. None reads half of a surrogate pair."""
+    with contextlib.suppress(UnicodeEncodeError):
+        (demonstration + shared).encode()
+        return model.fits(demonstration, shared, tokens)
+    return False
 
 
 def read_rows(model: LogitsModel, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:

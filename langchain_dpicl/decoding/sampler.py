@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,13 +17,14 @@ from langchain_core.runnables.utils import AddableDict
 from langchain_dpicl.budget import Budget, Receipt
 from langchain_dpicl.calls.flow import Chunk, Either, Flow, arun, astream, run, stream, together
 from langchain_dpicl.decoding.answer import Settings
-from langchain_dpicl.decoding.documents import document_template, fit_documents
+from langchain_dpicl.decoding.documents import DocumentReport, Documents, document_template, report_on
 from langchain_dpicl.decoding.exemplars import Exemplars
 from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel
 from langchain_dpicl.decoding.steps import TokenRelease
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.private import notes
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import Configs, Doubts, check_budget
 from langchain_dpicl.release.transaction import checked, transact
@@ -87,6 +89,8 @@ class DPSampler(TokenRelease):
     Equal queries are answered from the ledger, callers are named with `acting_for`, and errors before the charge cost
     nothing.
     """
+
+    _documents: Documents | None = None
 
     def __init__(
         self,
@@ -180,17 +184,36 @@ class DPSampler(TokenRelease):
         question.
 
         ``selector`` has a ``threshold`` (or ``nearest_to``), under whose key a question goes in; ``instruction`` stands
-        before the question. Every document of the store must leave room for a question of ``question_tokens`` and an
-        answer (`InvalidRecords` says how many do not: split them), so none is left out without a word. A longer
-        question is refused, at no cost. A document that is too long and is added later has no part. ``settings`` are
-        the constructor's.
+        before the question. A document has to leave room for a question of ``question_tokens`` and an answer. One that
+        does not has no part in answers: `document_report` counts these for the operator, and ``dpicl check-data
+        --model`` names them in a data file. Split them. A longer question is refused, at no cost. ``settings`` are the
+        constructor's.
         """
         question_tokens = checks.whole("question_tokens", question_tokens)
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
-        made = cls(model, selector, budget, template=document_template(selector, instruction), **settings)
-        fit_documents(made.exemplars, made.query_key, question_tokens)
+        if selector.nearest_to is None:
+            bound = "given, or a threshold: which documents a question is answered from"
+            raise InvalidParameter("nearest_to", None, bound)
+        input_key = selector.store.input_key
+        template = document_template(input_key, selector.nearest_to, instruction)
+        made = cls(model, selector, budget, template=template, **settings)
+        made._documents = Documents(model, template, input_key, question_tokens, made.units)
+        made.exemplars.longest = made._documents.longest
+        if notes.log.isEnabledFor(logging.WARNING):
+            found = made.document_report()
+            words = "%d of %d documents are longer than about %d tokens, or no Unicode, and have no part in answers"
+            notes.log.warning(words, found.left_out, found.documents, found.most_tokens)
         return made
+
+    def document_report(self) -> DocumentReport:
+        """How many documents of the store are left out since the model does not read them. Reads all of them.
+
+        PRIVATE: for the operator. Raises `InvalidParameter` for a sampler that `over_documents` has not made.
+        """
+        if self._documents is None:
+            raise InvalidParameter("sampler", "DPSampler(...)", "one that DPSampler.over_documents has made")
+        return report_on(self.selector.store, self._documents)
 
     def __repr__(self) -> str:
         return f"DPSampler(model={self.model.name!r}{self.selector.shown_rate}, {self.settings!r})"

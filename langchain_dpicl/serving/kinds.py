@@ -268,14 +268,9 @@ class DocumentsSection(ReleaseSection):
             raise InvalidParameter("slots", self.slots, "left out if pad is false")
 
     def release(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
-        from langchain_dpicl import DPSampler, ServerLogits, TransformersLogits
+        from langchain_dpicl import DPSampler
+        from langchain_dpicl.decoding.documents import logits_of
 
-        if isinstance(model.url, str):
-            end, key = self.end or [], model.choice.key
-            logits: Any = ServerLogits(model.url, model.name or "default", end, api_key=key)
-        elif model.choice.is_embedded:
-            logits = TransformersLogits(model.name or local.DEFAULT_MODEL)
-        else:
-            logits = TransformersLogits(folder / str(model.name))
+        logits = logits_of(model.choice, folder, self.end or [])
         settings = self.model_dump(exclude={"kind", "end"}, exclude_none=True)
         return DPSampler.over_documents(logits, selector, budget, return_receipt=True, **settings)

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from table_model import TableModel
 
 from langchain_dpicl import ExemplarStore, local
 from langchain_dpicl.aggregators.votes import reader_of
 from langchain_dpicl.cli import main
+from langchain_dpicl.decoding import documents
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, MissingExtra
 from langchain_dpicl.store.datacheck import NO_KEYS, Checked, check_file
 from langchain_dpicl.store.datafile import Reading
@@ -323,6 +325,22 @@ def test_notes_of_owners_and_texts(tmp_path: Path) -> None:
     assert SECRET not in f"{notes} {alone}"
 
 
+def test_documents_that_answers_leave_out_are_named(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter is a token: 78 of context leave 14 for a document, as a server with this model finds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=2))
+    table = TableModel(lambda *_: [0.0], "a", context=78)
+    monkeypatch.setattr(documents, "TransformersLogits", lambda name: table)
+    (tmp_path / "texts.csv").write_text("text\n" + "\n".join(["a" * 14, SECRET, f"{SECRET} and more", "b"] * 30))
+    sizes = "--model w.gguf --question-tokens 10 --max-tokens 14 --json --output-key".split()
+    code, out, _ = run(capsys, "check-data", "texts.csv", *sizes, "")
+    assert code == 0
+    assert "60 (lines 3, 4, 7, 8" in json.loads(out)["notes"]["documents"]
+    assert SECRET not in out
+
+
 # -- the command, and the others ---------------------------------------------------------------------------------------
 
 
@@ -386,9 +404,15 @@ def test_commands_refuse_and_skip_as_the_check_does(tmp_path: Path, model: Embed
     assert "1 of 121 records of 'r.csv' cannot be used: nothing under 'label' (line 122)" in err
     code, out, err = run(capsys, *fit("--skip-bad"))
     assert code == 0
-    assert "they are left out" in err
-    assert "121" not in out, "exact counts of the file stay out of what may be passed on"
-    assert SECRET not in out + err
+    assert "records that cannot be used are left out; --private-notes or check-data counts them" in err
+    assert "121" not in out + err, "counts of the file are for an operator who asks"
+    (tmp_path / "h.npz").unlink()
+    code, out, told = run(capsys, *fit("--skip-bad", "--private-notes", "--report", "r.json"))
+    assert "1 of 121 records of 'r.csv' cannot be used" in told
+    assert "121" not in out
+    assert json.loads((tmp_path / "r.json").read_text())["records"] == 120
+    assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o600
+    assert SECRET not in out + err + told
 
 
 @pytest.mark.filterwarnings("ignore:.*owners")
@@ -398,7 +422,7 @@ def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
     rows = [f"text {i},{'good' if i % 2 else 'bad'},p{i // 2}" for i in range(200)]
     header = "text,label,who"
     (tmp_path / "r.csv").write_text(csv_of(",", *rows, header=header))
-    kept = fit("--store", "s.npz", "--owner-key", "who")
+    kept = fit("--store", "s.npz", "--owner-key", "who", "--private-notes")
     assert run(capsys, *kept)[0] == 0
     assert len(model.seen) == 200
     model.seen.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from operator import itemgetter
@@ -30,7 +31,6 @@ from langchain_dpicl import (
     DPSampler,
     ExemplarStore,
     InvalidParameter,
-    InvalidRecords,
     LedgerError,
     ModelUnavailable,
     PoissonExampleSelector,
@@ -43,7 +43,9 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.budget import opening
 from langchain_dpicl.decoding import answer
+from langchain_dpicl.decoding.documents import DocumentReport
 from langchain_dpicl.privacy.noise import SecureRandomness
+from langchain_dpicl.private import notes
 
 ALPHABET, END = ["a", "b", "."], 2
 RECORDS = [  # a text ends with the direction in which it lies, in degrees; a query finds what lies within 60 of it
@@ -304,10 +306,28 @@ def test_a_row_is_one_document_and_the_question(over: Any) -> None:
     assert sampler.template.ask({"input": "who? 0"}) == "Answer in {braces}.\nQuestion: who? 0\nAnswer:"
 
 
-def test_documents_that_are_too_long_are_counted_and_no_longer_question_passes(over: Any) -> None:
-    """A character is a token here: with 12 + 18 of the layout, 20 of the question and 4 of the answer, 9 are left."""
-    with pytest.raises(InvalidRecords, match="2 of the documents are longer than about 4 tokens"):
-        over(context=63, question_tokens=10)
+def test_documents_that_are_too_long_are_left_out_and_counted_for_the_operator_alone(
+    over: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A character is a token here: with 12 + 18 of the layout, 20 of the question and 4 of the answer, 9 are left.
+
+    A worker that starts with such documents is a worker that was there before they came.
+    """
+    with caplog.at_level(logging.DEBUG):
+        sampler = over(context=63, question_tokens=10)
+        assert sampler.invoke("x" * 16 + " ? 0") == "aa"
+        assert not {"Document: ann near 10\n\n", "Document: ann far 50\n\n"} & set(sampler.model.opened[-1])
+        assert sampler.document_report() == DocumentReport(len(sampler.store), 2, 4)
+    assert not caplog.records
+    assert "left_out" not in repr(sampler.document_report())
+    caplog.set_level(logging.WARNING, notes.NAME)
+    over(context=63, question_tokens=10)
+    (said,) = caplog.records
+    assert said.name == notes.NAME
+    assert "2 of 4 documents" in said.getMessage()
+
+
+def test_no_question_passes_beside_which_the_longest_document_has_no_room(over: Any) -> None:
     with pytest.raises(InvalidParameter, match="question_tokens"):
         over(context=50, question_tokens=64)
     sampler = over(context=65, question_tokens=10)
@@ -323,11 +343,10 @@ def test_half_a_character_is_refused_in_a_question_and_counted_among_documents(o
     with pytest.raises(InvalidParameter, match="Unicode"):
         sampler.invoke("who \ud83d? 0")
     sampler.store.add([{"text": "CANARY \ud83d 20", "owner": "dan"}])
-    assert sampler.invoke("who? 0") == "aa"
-    assert not any("CANARY" in shown for shown in sampler.model.opened[-1])
-    with pytest.raises(InvalidRecords, match=r"1 of the documents .* no Unicode") as caught:
-        over(store=sampler.store)
-    assert "CANARY" not in str(caught.value)
+    for each in (sampler, over(store=sampler.store, budget=sampler.budget)):
+        assert each.invoke("who? 0") == "aa"
+        assert not any("CANARY" in shown for shown in each.model.opened[-1])
+        assert each.document_report().left_out == 1
 
 
 def test_a_sampler_over_documents_stands_behind_a_retriever_and_a_tool(over: Any) -> None:

@@ -207,7 +207,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableModel:
     model = TableModel(
         lambda _, said: [0.0, 0.0, 100.0] if len(said) == 2 else [100.0, 0.0, 0.0], ["a", "b", "."], frozenset({2})
     )
-    monkeypatch.setattr("langchain_dpicl.TransformersLogits", lambda name: model)
+    monkeypatch.setattr("langchain_dpicl.decoding.documents.TransformersLogits", lambda name: model)
     return model
 
 
@@ -266,7 +266,7 @@ def test_the_model_of_documents_is_a_name_a_file_or_a_server(
 
     monkeypatch.setenv("MINE", "secret")
     for name in ("TransformersLogits", "ServerLogits"):
-        monkeypatch.setattr(f"langchain_dpicl.{name}", made)
+        monkeypatch.setattr(f"langchain_dpicl.decoding.documents.{name}", made)
     server = {"url": "http://127.0.0.1:9/v1", "name": "m", "api_key_env": "MINE"}
     for model, end in (
         ({}, None),
