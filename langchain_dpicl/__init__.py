@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.selection import PoissonExampleSelector as PoissonExampleSelector
     from langchain_dpicl.serving import add_dp_routes as add_dp_routes
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
+    from langchain_dpicl.store.filters import Condition as Condition
     from langchain_dpicl.store.parents import split_with_parents as split_with_parents
     from langchain_dpicl.store.postgres import PostgresExemplarStore as PostgresExemplarStore
 
@@ -117,6 +118,7 @@ _HOMES = {
     "selection": "PoissonExampleSelector",
     "serving": "add_dp_routes",
     "store": "ExemplarStore",
+    "store.filters": "Condition",
     "store.parents": "split_with_parents",
     "store.postgres": "PostgresExemplarStore",
 }

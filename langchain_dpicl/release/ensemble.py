@@ -30,6 +30,7 @@ from langchain_dpicl.release.watched import WatchedExamples
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought, text_searched
 from langchain_dpicl.store.base import Numbers
+from langchain_dpicl.store.filters import operator_in
 from langchain_dpicl.store.records import Vectors
 
 R = TypeVar("R")
@@ -199,7 +200,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
 
         A key that the member's prompt needs is asked for here: without it every member would abstain, and be charged.
-        If it is nearly ``examples``, which the prompt does not name, the mistake is the prompt's.
+        If it is nearly ``examples``, which the prompt does not name, the mistake is the prompt's. A request with an
+        operator of filters is refused if the member searches: it would pass for a condition that the member wrote.
         """
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
@@ -209,6 +211,9 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             if slip := watched.slip(missing, {"examples"} - self._named):
                 raise InvalidParameter("member", f"{{{slip[0]}}}", watched.slip_words(*slip))
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
+        if self._searches and (operator := operator_in(values)) is not None:
+            bound = "a request without operators of filters, which the chain itself writes; nothing was charged"
+            raise InvalidParameter("input", operator, bound)
         self.selector.check_query(values)
         with contextlib.suppress(Exception):
             return copy.deepcopy(dict(values))

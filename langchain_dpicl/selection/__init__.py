@@ -102,9 +102,11 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     filter
         Which exemplars count, by their metadata: a mapping such as ``{"team": "a", "year": {"$gte": 2020}}`` (see
         `langchain_dpicl.store.filters`; anything else is refused, never dropped), or a function of the request that
-        gives one, or None; of several in a tuple all. An owner is eligible if ONE exemplar passes it, and the threshold
-        if there is one; its call sees only exemplars that pass it. Public, and part of what the ledger takes for an
-        equal question. A filter alone is a gate, for a budget of tickets too.
+        gives one, or None; of several in a tuple all. What a function gives compares for equality, unless it writes a
+        `Condition`: a mapping that stands for a value is refused, since a request can hold one. An owner is eligible
+        if ONE exemplar passes it, and the threshold if there is one; its call sees only exemplars that pass it.
+        Public, and part of what the ledger takes for an equal question. A filter alone is a gate, for a budget of
+        tickets too.
     visible_to
         What a caller may see: a function of the principal (`acting_for`) that gives such a filter, or None for all. It
         counts beside ``filter``. Without a principal, or if a function fails, a request is refused at no cost.

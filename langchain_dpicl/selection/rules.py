@@ -3,6 +3,9 @@
 Both are public: they come from the request, the caller's name and the deployer's functions, and are part of what makes
 two questions equal. An owner takes part if one exemplar passes both (and the gate), and its call sees such exemplars
 alone; so who takes part is still a matter between an owner, the question and public facts.
+
+A function's values often come from a request, which may hold ``{"$ne": ""}`` where a text is meant. So what a function
+gives says equality, or is a `Condition`.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.store.base import Numbers, StoreView
-from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.filters import Condition, MetadataFilter
 from langchain_dpicl.store.records import Vectors, attempt
 
-Metadata = Mapping[str, Any] | MetadataFilter
+Metadata = Mapping[str, Any] | Condition
 """A filter, in the language of `langchain_dpicl.store.filters`."""
 
-OfRequest = Metadata | Callable[[Mapping[str, Any]], Metadata | None] | None
+OfRequest = Metadata | MetadataFilter | Callable[[Mapping[str, Any]], Metadata | None] | None
 OfRequests = OfRequest | tuple[OfRequest, ...]
 OfPrincipal = Callable[[str], Metadata | None] | None
 
@@ -74,7 +77,7 @@ class Rules:
     def __init__(self, filter: OfRequests, visible_to: OfPrincipal, owner_key: str | None) -> None:
         self._owner_key = owner_key
         given = [each for each in (filter if isinstance(filter, tuple) else (filter,)) if each is not None]
-        self._filters = [each if callable(each) else self._read("filter", each) for each in given]
+        self._filters = [each if callable(each) else self._read("filter", each, by_function=False) for each in given]
         if visible_to is not None and not callable(visible_to):
             bound = "a function of the caller's name that gives a filter, or None for everything"
             raise InvalidParameter("visible_to", type(visible_to).__name__, bound)
@@ -107,10 +110,10 @@ class Rules:
         given, fault = attempt(rule, about)
         if fault:
             raise InvalidParameter(name, fault, "a function that gives a filter, or None; nothing was charged")
-        return None if given is None else self._read(name, given)
+        return None if given is None else self._read(name, given, by_function=True)
 
-    def _read(self, name: str, given: object) -> MetadataFilter:
-        made = MetadataFilter.parse(given, name)
+    def _read(self, name: str, given: object, *, by_function: bool) -> MetadataFilter:
+        made = MetadataFilter.parse(given, name, by_function=by_function)
         if self._owner_key in made.keys:
             bound = "metadata: the owner's entry is kept apart, so put what may be asked under another key, too"
             raise InvalidParameter(name, self._owner_key, bound)

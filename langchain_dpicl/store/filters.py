@@ -11,6 +11,9 @@ Operators: ``$eq``, ``$ne``, ``$in``, ``$gt``, ``$gte``, ``$lt``, ``$lte``, ``$a
 and, for ``$eq``, ``$ne`` and ``$in``, True and False. Numbers compare with numbers, texts with texts by code points, so
 dates work as ISO texts. A record without the key, or with a value of another type under it, does not pass, whatever the
 operator: ``$ne`` too. Whether a record passes depends on this record and the filter alone.
+
+A filter that a function gives may hold what a request chose. There operators count in a `Condition` alone, at any
+depth, and a mapping or a list that stands for a value is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +46,31 @@ LONGEST = 1000
 _ORDER = ("$gt", "$gte", "$lt", "$lte")
 _OF_VALUES = ("$eq", "$ne", "$in", *_ORDER)
 _OF_FILTERS = ("$and", "$or")
+_WRITTEN = "written by you as Condition({...}), since a request can hold a mapping; nothing was charged"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Comparisons or filters that you write in a function for ``filter`` or ``visible_to``.
+
+    ::
+
+        {"year": Condition({"$gte": request["since"], "$lt": 2030})}
+        Condition({"$or": [Condition({"team": request["team"]}), Condition({"public": True})]})
+
+    What such a function gives often comes from a request, which can hold ``{"$ne": ""}`` where you mean a text. So its
+    values compare for equality, and other operators count only in this class, which no JSON makes. What you put in has
+    the same rule: values, a list of them for ``$in``, conditions for ``$and`` and ``$or``. Write the keys yourself: a
+    key that a request chose cannot be told from yours.
+
+    Raises `InvalidParameter` for anything but a mapping.
+    """
+
+    said: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.said, Mapping):
+            raise InvalidParameter("condition", type(self.said).__name__, 'a mapping such as {"$gte": 2020}')
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,12 +128,15 @@ class MetadataFilter:
     parts: tuple[MetadataFilter, ...] = ()
 
     @classmethod
-    def parse(cls, given: object, name: str = "filter") -> MetadataFilter:
+    def parse(cls, given: object, name: str = "filter", *, by_function: bool = False) -> MetadataFilter:
         """Read a filter from a mapping. Raises `InvalidParameter` for the parameter ``name``, showing what is wrong in
-        it: an unknown operator, a value that cannot be compared, nothing at all, or too much."""
-        if isinstance(given, cls):
+        it: an unknown operator, a value that cannot be compared, nothing at all, or too much.
+
+        ``by_function``: a function made it, so its operators have to stand in a `Condition`.
+        """
+        if isinstance(given, cls) and not by_function:
             return given
-        made = _Reader(name).mapping(given, DEEPEST)
+        made = _Reader(name, by_function).mapping(given, DEEPEST)
         if len(made.keys) > MOST_KEYS:
             raise InvalidParameter(name, f"{len(made.keys)} keys", f"a filter on at most {MOST_KEYS} keys")
         return made
@@ -160,28 +191,55 @@ def _combined(name: str, parts: list[MetadataFilter]) -> MetadataFilter:
     return parts[0] if len(parts) == 1 else MetadataFilter(name, parts=tuple(sorted(parts, key=str)))
 
 
-class _Reader:
-    """Reads one filter, and counts its values."""
+def operator_in(request: object) -> str | None:
+    """The first operator that is a key in a request, at any depth, in objects too; None if there is none."""
+    waiting: list[object] = [request]
+    seen: dict[int, object] = {}  # keeps them alive, so that no id is used twice
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, (str, bytes, type)):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, Mapping):
+            if found := [key for key in item if key in _OF_VALUES or key in _OF_FILTERS]:
+                return str(found[0])
+            waiting += item.values()
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            waiting += item
+        else:
+            waiting += getattr(item, "__dict__", {}).values()
+    return None
 
-    def __init__(self, name: str) -> None:
-        self._name, self._terms = name, 0
+
+class _Reader:
+    """Reads one filter, and counts its values. ``by_function``: operators stand in a `Condition`."""
+
+    def __init__(self, name: str, by_function: bool) -> None:
+        self._name, self._by_function, self._terms = name, by_function, 0
 
     def mapping(self, given: object, levels: int) -> MetadataFilter:
-        if not isinstance(given, Mapping):
-            raise self._refused(type(given).__name__, "a mapping of metadata keys to values or conditions")
-        if not given or levels < 0:
+        may_combine = isinstance(given, Condition) or not self._by_function
+        asked = given.said if isinstance(given, Condition) else given
+        if not isinstance(asked, Mapping):
+            raise self._refused(type(asked).__name__, "a mapping of metadata keys to values or conditions")
+        if not asked or levels < 0:
             bound = f"at least one condition (None for no filter), in at most {DEEPEST} levels"
-            raise self._refused("nothing" if not given else "deeper levels", bound)
-        return _combined("$and", [self._condition(key, asked, levels) for key, asked in given.items()])
+            raise self._refused("nothing" if not asked else "deeper levels", bound)
+        return _combined("$and", [self._condition(key, value, levels, may_combine) for key, value in asked.items()])
 
-    def _condition(self, key: object, asked: object, levels: int) -> MetadataFilter:
-        if key in _OF_FILTERS:
+    def _condition(self, key: object, asked: object, levels: int, may_combine: bool) -> MetadataFilter:
+        if key in _OF_FILTERS and may_combine:
             if not isinstance(asked, (list, tuple)) or not asked:
                 raise self._refused(key, "a list of filters, at least one")
+            if self._by_function and not all(isinstance(each, Condition) for each in asked):
+                raise self._refused(key, f"a list of conditions, {_WRITTEN}")
             return _combined(str(key), [self.mapping(each, levels - 1) for each in asked])
         if not isinstance(key, str) or not key or len(key) > LONGEST or key.startswith("$") or "." in key:
             allowed = ", ".join((*_OF_FILTERS, "a metadata key (no dots: what is nested cannot be filtered)"))
-            raise self._refused(key, allowed)
+            raise self._refused(key, allowed if may_combine else f"a metadata key; operators {_WRITTEN}")
+        if self._by_function and isinstance(asked, Mapping):
+            raise self._refused(key, f"a text, a number, True or False; comparisons {_WRITTEN}")
+        asked = asked.said if isinstance(asked, Condition) else asked
         conditions = asked if isinstance(asked, Mapping) else {"$eq": asked}
         if not conditions:
             raise self._refused(key, "a value, or at least one condition")

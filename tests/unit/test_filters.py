@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.store.filters import DEEPEST, LONGEST, MOST_TERMS, MetadataFilter, columns_of
+from langchain_dpicl.store.filters import DEEPEST, LONGEST, MOST_TERMS, Condition, MetadataFilter, columns_of
 
 RECORD = {"team": "a", "year": 2020, "rate": 0.5, "open": True, "day": "2024-03-01", "tags": ["a"], "none": None}
 
@@ -67,11 +67,6 @@ def test_what_does_not_pass(given: Any) -> None:
     assert not MetadataFilter.parse(given).passes(RECORD)
 
 
-def test_a_number_that_is_none_never_passes() -> None:
-    for name in ("$eq", "$ne", "$gt", "$lt", "$gte", "$lte"):
-        assert not MetadataFilter.parse({"x": {name: 1}}).passes({"x": float("nan")})
-
-
 def nested(levels: int) -> Any:
     given: Any = {"team": "a"}
     for _ in range(levels):
@@ -121,6 +116,40 @@ def test_anything_else_is_refused_by_name(given: Any, shown: str) -> None:
 def test_limits_are_reached() -> None:
     assert MetadataFilter.parse(nested(DEEPEST)).passes(RECORD)
     assert MetadataFilter.parse({"year": {"$in": list(range(1500, 1500 + MOST_TERMS))}}).passes(RECORD)
+
+
+TEAM, LATE = Condition({"team": "a"}), Condition({"$gte": 2020, "$lt": 2024})
+
+
+def test_a_function_writes_operators_in_conditions() -> None:
+    given = Condition({"$or": [TEAM, Condition({"team": Condition({"$in": ["b"]}), "year": LATE})]})
+    written = {"$or": [{"team": "a"}, {"team": {"$in": ["b"]}, "year": {"$gte": 2020, "$lt": 2024}}]}
+    made = MetadataFilter.parse(given, by_function=True)
+    assert str(made) == str(MetadataFilter.parse(given)) == str(MetadataFilter.parse(written))
+
+
+CHOSEN = {"$ne": "x"}  # by a request, in the place of a value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        CHOSEN,
+        {"team": CHOSEN},
+        {"$or": [{"team": "a"}]},
+        {"$or": [TEAM]},
+        {"team": Condition({"$gte": CHOSEN})},
+        {"team": Condition({"$in": [CHOSEN]})},
+        {"team": Condition({"$gte": Condition(CHOSEN)})},
+        Condition({"team": CHOSEN}),
+        Condition({"$or": [TEAM, {"team": "a"}]}),
+        Condition(CHOSEN),
+        MetadataFilter.parse({"team": CHOSEN}),
+    ],
+)
+def test_a_mapping_in_what_a_function_gives_is_no_condition(given: Any) -> None:
+    with pytest.raises(InvalidParameter, match="filter="):
+        MetadataFilter.parse(given, by_function=True)
 
 
 def test_a_filter_that_holds_itself_is_refused() -> None:

@@ -27,6 +27,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from ways import WAYS, ask
 
 from langchain_dpicl import (
+    Condition,
     DPAggregate,
     InvalidParameter,
     ModelUnavailable,
@@ -249,6 +250,6 @@ def test_the_sources_own_filter_and_rules_of_a_wrapped_chain_count(searched: lis
     assert set(seen) == {"1", "2"}
     assert len(seen) == 30
     seen.clear()
-    rules = {"filter": lambda values: values.get("where"), **options}
-    wrap(chain, budget_of(), of_ward, **rules).invoke({"input": "q", "where": {"ward": {"$ne": "1"}}})
+    rules = {"filter": lambda values: {"ward": Condition({"$ne": values["other"]})}, **options}
+    wrap(chain, budget_of(), of_ward, **rules).invoke({"input": "q", "other": "1"})
     assert set(seen) == {"2"}

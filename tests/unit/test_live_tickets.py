@@ -13,7 +13,7 @@ from langchain_core.indexing import InMemoryRecordManager, index
 from langchain_core.vectorstores import InMemoryVectorStore
 from ticket_worlds import Degrees
 
-from langchain_dpicl import ExemplarStore, PoissonExampleSelector, PrivacyBudget
+from langchain_dpicl import Condition, ExemplarStore, PoissonExampleSelector, PrivacyBudget
 from langchain_dpicl.store.records import unpack
 
 TICKETS, THRESHOLD = 2, 0.5
@@ -24,7 +24,7 @@ FILTERS: list[tuple[Any, str]] = [
     ({"$or": [{"team": "y"}, {"team": {"$gt": "z"}}]}, "y"),
     ({"team": {"$ne": "x"}}, "y"),
 ]
-VISIBLE: dict[str, Any] = {"all": None, "late": {"team": {"$gte": "y"}}}
+VISIBLE: dict[str, Any] = {"all": None, "late": {"team": Condition({"$gte": "y"})}}
 
 
 class Model(Degrees):

@@ -14,6 +14,7 @@ from ears import Ears
 from langchain_classic.embeddings import CacheBackedEmbeddings
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -234,6 +235,15 @@ def release_of(store: ExemplarStore, budget_of: Any) -> Callable[..., Any]:
         return PrivateEnsemble(selector, app, **options) | DPAggregate(NoisyVote(LABELS, mechanism="vote"), budget_of())
 
     return make
+
+
+@pytest.mark.parametrize("hide", [lambda chosen: chosen, lambda chosen: [AIMessage([{"text": (chosen,)}])]])
+def test_a_request_holds_no_operator_for_a_members_search(hide: Any, here: MemberVectorStore, release_of: Any) -> None:
+    chain = release_of(lambda values: here.similarity_search("q", filter={"ward": values["ward"]}) and "porch")
+    with pytest.raises(InvalidParameter, match="input='\\$ne'"):
+        chain.invoke({**QUESTION, "ward": hide({"$ne": "a"})})
+    assert chain.budget.spent() == 0
+    assert chain.invoke({**QUESTION, "ward": "a", "more": {"$schema": 1}}) == "porch"
 
 
 @pytest.mark.parametrize("way", WAYS)
