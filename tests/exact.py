@@ -23,9 +23,11 @@ import pytest
 from branching import Coins, Tree
 from numpy.typing import NDArray
 
+from langchain_dpicl import PoissonExampleSelector
 from langchain_dpicl.aggregators import candidates, fields, keywords, numbers, votes
 from langchain_dpicl.decoding import answer
 from langchain_dpicl.privacy.profile import Direction, Profile
+from langchain_dpicl.store.base import PrivateStore
 
 EPSILONS = (-1.0, -0.3, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 SLACK = 1e-9
@@ -142,6 +144,42 @@ def check_profile(
         worst = int(np.argmax(true - allowed))
         said = f"delta({epsilons[worst]}) is {true[worst]:.6g}, and {allowed[worst]:.6g} is claimed"
         assert true[worst] <= allowed[worst] + SLACK, said
+
+
+# -- what calls see ----------------------------------------------------------------------------------------------------
+
+WAYS_TO_SAMPLE: list[dict[str, Any]] = [
+    {"members": 2, "max_exemplars": 9, "exemplars_per_owner": 3},
+    {"members": 2, "max_exemplars": 1, "filter": {"ward": {"$lt": 3}}},
+    {"calls": 2, "exemplars_per_owner": 3},
+    {"calls": 2, "max_calls": 2, "exemplars_per_owner": 3, "filter": {"ward": 1}},
+]
+
+
+def check_seen(store_of: Callable[[list[dict[str, Any]]], PrivateStore], how: Mapping[str, Any]) -> None:
+    """AssertionError unless calls see the records within 60 degrees of the query (and of ward 1) and no others, and
+    sample as if there were no others: every coin, member, priority and order. The store's model is `Degrees`."""
+    records = [
+        {"input": f"{name} {at}", "owner": name, "ward": ward}
+        for name, at, ward in (("ann", 0, 1), ("ann", 80, 1), ("ann", 10, 3), ("bob", 100, 1), ("cec", 330, 1))
+    ]
+    wanted = {"ann 0", "cec 330"} if "filter" in how else {"ann 0", "ann 10", "cec 330"}
+
+    def seen_law(records: list[dict[str, Any]]) -> Law:
+        selector = PoissonExampleSelector(store_of(records), rate=0.5, threshold=0.5, **how)
+        query = selector.embed_query({"input": "? 0"})
+
+        def run(randomness: Branching) -> tuple[tuple[str, ...], ...]:
+            selector._randomness = randomness
+            return tuple(tuple(sorted(each["input"] for each in bucket)) for bucket in selector.sample(query=query))
+
+        return law(run)
+
+    found = seen_law(records)
+    assert {text for calls in found for bucket in calls for text in bucket} == wanted  # type: ignore[attr-defined]
+    assert found == pytest.approx(seen_law([each for each in records if each["input"] in wanted]))
+    if "filter" not in how:  # nobody is displaced
+        assert sum(mass for calls, mass in found.items() if "ann" in str(calls)) == pytest.approx(0.5)
 
 
 # -- neighbouring outputs ----------------------------------------------------------------------------------------------

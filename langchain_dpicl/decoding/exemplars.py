@@ -100,10 +100,8 @@ class Exemplars:
         if rate is None:
             return Draw((), [()] * steps)
         sought = self._selector.sought(query)
-        if among is None and self._selector.gated:
-            among = self._selector.eligible(query)
         with self.store.reading() as view:
-            among = view.numbers if among is None else among
+            among = sought.eligible(view) if among is None else among
             rows = [_one_row_each(view, among, sought, rate, randomness) for _ in range(steps)]
             distinct = np.unique(np.concatenate(rows))
             exemplars, ids = view.read(distinct), view.ids_of(distinct)

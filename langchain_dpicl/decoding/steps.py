@@ -24,7 +24,6 @@ from langchain_dpicl.release.base import AnyRelease, Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Request
 from langchain_dpicl.selection.rules import Sought, text_searched
 from langchain_dpicl.store.base import Numbers
-from langchain_dpicl.store.records import Vectors
 
 CUT = "released, cut short: the tokens of the budget are spent"
 """The outcome on the receipt of an answer that ended because nothing was left."""
@@ -82,7 +81,7 @@ class TokenRelease(AnyRelease):
             return False
         return self.journal is None or request.line.remaining(request.principal) > 0
 
-    def prepare(self, request: Request) -> Flow[Vectors | Sought | None]:
+    def prepare(self, request: Request) -> Flow[Sought]:
         """What exemplars have to be near to, and to pass. Ask the model a public question if there is doubt."""
         values, near, search = request.asked, self.selector.nearest_to, self.selector.search_query
         text = None if near is None else values[near]

@@ -38,7 +38,6 @@ from langchain_dpicl.release.transaction import Release, Request
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought
 from langchain_dpicl.store.base import PrivateStore
-from langchain_dpicl.store.records import Vectors
 
 if TYPE_CHECKING:
     from langchain_core.runnables.graph import Graph
@@ -212,12 +211,12 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         yield from ()
         return None
 
-    def looked_for(self, request: Request, text: str | None) -> Flow[Vectors | Sought | None]:
+    def looked_for(self, request: Request, text: str | None) -> Flow[Sought]:
         """What the selector looks for: exemplars near to a text (None: near to nothing) that pass the filter."""
         store, vector = self.store, None
         if text is not None:
             vector = yield Either(partial(store.embed_query, text), partial(store.aembed_query, text))
-        return Sought(vector, request.wanted) if self.selector.rules else vector
+        return self.selector.seek(vector, request.wanted)
 
     def _told(self, answer: Any, receipt: Any) -> Any:
         """What a caller gets."""

@@ -258,12 +258,12 @@ class SealedRelease(AnyRelease[T]):
 
     def eligible(self, ready: Any) -> Find | None:
         """Finds the owners near enough to the query, with an exemplar that passes its filter."""
-        return None if ready is None or ready[1] is None else partial(self.selector.eligible, ready[1])
+        return None if ready is None else partial(self.selector.eligible, ready[1])
 
     def work(self, charged: Charged) -> Flow[Any]:
         """Sample, call the members, aggregate."""
-        (aggregator, vector), line, values = charged.ready, charged.request.line, charged.request.asked
-        outputs = yield from self.ensemble.outputs(values, line.rate, aggregator, vector, charged.participants)
+        (aggregator, query), line, values = charged.ready, charged.request.line, charged.request.asked
+        outputs = yield from self.ensemble.outputs(values, line.rate, aggregator, query, charged.participants)
         return (yield partial(aggregator.aggregate, outputs, line.parameter, self._randomness))
 
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:

@@ -43,7 +43,7 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness, choose_e
 from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.store.base import Numbers, PrivateStore
-from langchain_dpicl.store.memory import inner_products
+from langchain_dpicl.store.memory import inner_products, reaches
 from langchain_dpicl.store.records import Vectors, embed, embed_query
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def suggest_threshold(
     last = min(best.size, math.ceil(pairs - 1e-9))
     nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
     threshold = max(-1.0, math.floor(min(1.0, nearest) * 10**_DIGITS) / 10**_DIGITS)
-    shares = (best >= threshold).mean(axis=1)
+    shares = reaches(best, threshold).mean(axis=1)
     found = float(shares.mean())
     low, high = (round(float(np.quantile(shares, level)) * crowd) for level in (0.1, 0.9))
     return SuggestedThreshold(threshold, max(1, round(found * crowd)), found, crowd, low, high, len(asked), len(shown))
@@ -361,7 +361,7 @@ def _found(
             rows, position = view.rows_of(owners)
             best = np.full(len(owners), -np.inf, np.float32)
             np.maximum.at(best, position, view.similarity(rows, query))
-            totals += [int((best >= step).sum()) for step in steps]
+            totals += [int(reaches(best, step).sum()) for step in steps]
     return [int(total) for total in totals]
 
 

@@ -15,10 +15,10 @@ has one call, whatever it holds; that a call is told nothing of the others; and 
 (``max_calls``) the owners with the smallest priorities are called, each priority drawn by the owner's own coins. One
 owner more may displace one other, so one output is REPLACED, and the plan accounts for that.
 
-The relevance gate and filters keep this. Whether an owner may flip its coin at all depends on its own exemplars, the
-query, a public threshold and a public filter, so for a given query the owners that they let through are sampled exactly
-as above, and all others have no part in the release whatever their data. How many they let through is private like all
-the rest.
+The relevance gate and filters keep this. Whether an exemplar counts depends on itself, the query, a public threshold
+and a public filter; an owner flips its coin if one of its exemplars counts, and its call sees those alone. So for a
+given query the owners that they let through are sampled exactly as above, and all others have no part in the release
+whatever their data. How many they let through is private like all the rest.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from langchain_dpicl.private import Closed, OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.private.bucket import Examples as Examples
 from langchain_dpicl.selection.rules import OfPrincipal, OfRequests, Rules, Sought, search_query_of, text_searched
-from langchain_dpicl.store.base import Numbers, PrivateStore, StoreView
-from langchain_dpicl.store.records import Vectors
+from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.records import Vectors, attempt
 
 _BUCKET = round(2 * FULLEST)
 """Owners whom a bucket holds at most if the plan chooses the rate."""
@@ -84,12 +85,12 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     exemplars_per_owner
         How many of a sampled owner's exemplars enter, drawn by the owner's own coins. Default 1.
     threshold
-        The relevance gate, from -1 to 1: an owner is eligible for a query, and flips its coin, only if the similarity
-        (the cosine) of its best exemplar to the query reaches this. Public: `suggest_threshold` finds one without
-        looking at the store, `release_threshold` for a part of a budget. Or a function that gives one for a query's
-        vector, such as a `ShareThreshold`: of public facts alone, and the same at every call; its ``repr`` tells the
-        ledger which it is. With a budget of ``tickets=True`` an owner pays for the queries that it was eligible for,
-        and for no others.
+        The relevance gate, from -1 to 1: only exemplars count whose similarity (the cosine) to the query reaches this.
+        An owner is eligible for a query, and flips its coin, if one of its exemplars counts, and its call sees those
+        alone. Public: `suggest_threshold` finds one without looking at the store, `release_threshold` for a part of a
+        budget. Or a function that gives one for a query's vector, such as a `ShareThreshold`, of public facts alone; it
+        is asked once for a request, and its ``repr`` tells the ledger which it is. With a budget of ``tickets=True`` an
+        owner pays for the queries that it was eligible for, and for no others.
     eligible
         With a threshold or a filter: how many owners are eligible for a typical query. A PUBLIC estimate, by which
         ``shots`` or ``calls`` become a rate; never the number that a query of yours has found. Below 1: the share of
@@ -104,7 +105,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         `langchain_dpicl.store.filters`; anything else is refused, never dropped), or a function of the request that
         gives one, or None; of several in a tuple all. What a function gives compares for equality, unless it writes a
         `Condition`: a mapping that stands for a value is refused, since a request can hold one. An owner is eligible
-        if ONE exemplar passes it, and the threshold if there is one; its call sees only exemplars that pass it.
+        if ONE exemplar passes it, and the threshold if there is one; its call sees only exemplars that pass both.
         Public, and part of what the ledger takes for an equal question. A filter alone is a gate, for a budget of
         tickets too.
     visible_to
@@ -274,37 +275,45 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             bound = f"a text that is not empty as {self.nearest_to!r}"
             raise InvalidParameter("input", f"{len(text)} characters", bound)
 
-    def embed_query(self, values: Mapping[str, Any], principal: str | None = None) -> Vectors | Sought | None:
-        """What `sample` needs of a checked request; None without ``nearest_to``. Raises what the store's does.
+    def embed_query(self, values: Mapping[str, Any], principal: str | None = None) -> Sought:
+        """What `sample` needs of a checked request. Raises what the store's does, and what `seek` does.
 
-        With a ``filter`` or ``visible_to``, what they make of the request and its caller stands beside the vector.
+        What ``filter`` and ``visible_to`` make of the request and its caller is part of it.
         """
         wanted = self.rules.wanted(values, principal)
-        vector = None
-        if self.nearest_to is not None:
-            made = None if self.search_query is None else self.search_query.invoke(dict(values))
-            vector = self.store.embed_query(values[self.nearest_to] if made is None else text_searched(made))
-        return Sought(vector, wanted) if self.rules else vector
+        if self.nearest_to is None:
+            return self.seek(None, wanted)
+        text = values.get(self.nearest_to)
+        if self.search_query is not None:
+            text = text_searched(self.search_query.invoke(dict(values)))
+        return self.seek(self.store.embed_query(text), wanted)  # type: ignore[arg-type]
+
+    def seek(self, vector: Vectors | None, wanted: MetadataFilter | None) -> Sought:
+        """The question to the store for a query's vector and filter, with the threshold for this vector.
+
+        Raises `InvalidParameter` for a function that gives no threshold.
+        """
+        given, fault = self.threshold, ""
+        if callable(given):
+            given, fault = attempt(given, vector)
+        if fault:
+            raise InvalidParameter("threshold", fault, "a function that gives a number; nothing was charged")
+        return Sought(self.rules, vector, None if self.threshold is None else _threshold(given), wanted)
 
     def eligible(self, query: Vectors | Sought | None) -> Numbers:
         """The owners whom gate and filter let through for what `embed_query` gave. Private."""
         if not self.gated:
             raise InvalidParameter("threshold", None, "given: without one nobody is let through, or kept out")
+        sought = self.sought(query)
         with self.store.reading() as view:
-            return self._let_through(view, self.sought(query))
+            return sought.eligible(view)
 
     def sought(self, query: Vectors | Sought | None) -> Sought:
-        """What `embed_query` gave, as a question to the store. Raises `InvalidParameter` for anything else."""
-        sought = query if isinstance(query, Sought) else Sought(query, None)
-        if (sought.vector is None) != (self.nearest_to is None) or bool(self.rules) != isinstance(query, Sought):
+        """What `embed_query` gave, or a vector alone if there is no filter. Raises `InvalidParameter` for others."""
+        is_own = isinstance(query, Sought) and query.rules is self.rules
+        if not is_own and (isinstance(query, Sought) or self.rules or (query is None) != (self.nearest_to is None)):
             raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
-        return sought
-
-    def _let_through(self, view: StoreView, sought: Sought) -> Numbers:
-        if self.threshold is None or sought.vector is None:
-            return view.numbers if sought.wanted is None else view.eligible(None, -1.0, sought.wanted)
-        threshold = self.threshold(sought.vector) if callable(self.threshold) else self.threshold
-        return view.eligible(sought.vector, _threshold(threshold), sought.wanted)
+        return query if isinstance(query, Sought) else self.seek(query, None)
 
     def sample(
         self,
@@ -326,7 +335,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if rate is None:
             raise InvalidParameter("rate", None, "the plan's, which chooses it")
         with self.store.reading() as view:
-            among = self._let_through(view, sought) if among is None else among
+            among = sought.eligible(view) if among is None else among
             chosen = among[draw.coin_positions(len(among), rate)]
             priority = draw.uniforms(len(chosen))
             if self.calls is None:

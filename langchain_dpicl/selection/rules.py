@@ -1,8 +1,8 @@
 """What a request asks of metadata: a filter of its own, and what its caller may see.
 
 Both are public: they come from the request, the caller's name and the deployer's functions, and are part of what makes
-two questions equal. An owner takes part if one exemplar passes both (and the gate), and its call sees such exemplars
-alone; so who takes part is still a matter between an owner, the question and public facts.
+two questions equal. An owner takes part if one exemplar passes both and the gate, and its call sees such exemplars
+alone. So which exemplars count is a matter between each of them, the question and public facts.
 
 A function's values often come from a request, which may hold ``{"$ne": ""}`` where a text is meant. So what a function
 gives says equality, or is a `Condition`.
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.filters import Condition, MetadataFilter
+from langchain_dpicl.store.memory import reaches
 from langchain_dpicl.store.records import Vectors, attempt
 
 Metadata = Mapping[str, Any] | Condition
@@ -35,20 +36,35 @@ OfPrincipal = Callable[[str], Metadata | None] | None
 
 @dataclass(frozen=True, repr=False)
 class Sought:
-    """A question to the store: the query's vector, if nearness counts, and the filter, if there is one. Public."""
+    """A question to the store, from a selector with these ``rules``. Public.
 
-    vector: Vectors | None
-    wanted: MetadataFilter | None
+    The query's vector, if nearness counts; the similarity that an exemplar has to reach; the filter that it has to
+    pass.
+    """
+
+    rules: Rules
+    vector: Vectors | None = None
+    threshold: float | None = None
+    wanted: MetadataFilter | None = None
+
+    def eligible(self, view: StoreView) -> Numbers:
+        """The owners with an exemplar that counts. Private."""
+        if self.threshold is not None:
+            return view.eligible(self.vector, self.threshold, self.wanted)
+        return view.numbers if self.wanted is None else view.eligible(None, -1.0, self.wanted)
 
     def rows(self, view: StoreView, owners: Numbers) -> tuple[Numbers, Numbers, NDArray[np.float32]]:
-        """Of these owners' exemplars those that pass: their rows, each one's position in ``owners``, and how far it is
-        from the query, 0 for each if nearness does not count. Private."""
+        """Of these owners' exemplars those that count, each by itself: their rows, each one's position in ``owners``,
+        and how far it is from the query, 0 for each if nearness does not count. Private.
+
+        What every call sees comes from here. Of an eligible owner there is a row: `reaches` decides in both.
+        """
         rows, position = view.rows_of(owners)
+        near = np.zeros(len(rows), np.float32) if self.vector is None else view.similarity(rows, self.vector)
+        counts = np.ones(len(rows), np.bool_) if self.threshold is None else reaches(near, self.threshold)
         if self.wanted is not None:
-            passing = view.passing(rows, self.wanted)
-            rows, position = rows[passing], position[passing]
-        far = np.zeros(len(rows), np.float32) if self.vector is None else -view.similarity(rows, self.vector)
-        return rows, position, far
+            counts[counts] = view.passing(rows[counts], self.wanted)
+        return rows[counts], position[counts], -near[counts]
 
 
 def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | None:

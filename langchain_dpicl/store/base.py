@@ -121,7 +121,10 @@ class StoreView(ABC):
 
     @abstractmethod
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
-        """The inner product of each of these rows' vectors with a query's. Reads no text."""
+        """The inner product of each of these rows' vectors with a query's, by which `eligible` decides. Reads no text.
+
+        Equal to the last bit whichever other rows there are, here and in `eligible`.
+        """
 
     @abstractmethod
     def vectors(self, rows: Numbers) -> Vectors:

@@ -54,6 +54,11 @@ def inner_products(vectors: Vectors, rows: Numbers, query: Vectors) -> Vectors:
     return found
 
 
+def reaches(similarity: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
+    """Which similarities reach a threshold, in single precision: for who is eligible and for what a call sees."""
+    return similarity >= np.float32(threshold)
+
+
 class MemoryStore(LiveStore, StoreView):
     """A store that is its own view: nobody changes it while a thread holds its ``lock``.
 
@@ -183,7 +188,7 @@ class MemoryStore(LiveStore, StoreView):
         else:
             least = float(np.float32(threshold - rounding(self.dimension)))
             _, _, rows = self._index.range_search(query.reshape(1, -1), least)
-            near = rows[self.similarity(rows, query) >= threshold]
+            near = rows[reaches(self.similarity(rows, query), threshold)]
         if wanted is not None:
             near = near[self.passing(near, wanted)]
         found: Numbers = self.numbers[np.unique(self._held.owner_of[near])]

@@ -1,7 +1,8 @@
 """Small chunks to search by, and the whole documents that they come from: for `ParentDocumentRetriever` in a member.
 
 A chunk is a record of its own, and carries its document's text. So a document belongs to its chunks' owner, enters a
-bucket with them and leaves the store with them; nothing is looked up beside the bucket.
+bucket with them and leaves the store with them; nothing is looked up beside the bucket. A chunk passes a gate by its
+own vector and metadata, and its whole document is then read, other chunks' text included.
 """
 
 from __future__ import annotations

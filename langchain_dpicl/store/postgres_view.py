@@ -45,7 +45,9 @@ class PostgresView(StoreView):
         self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
         self._moment, self._memory = moment, memory
         self._is_followed = self.has_ended = False
-        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{collection.extension}.vector)"
+        vector = f"{collection.extension}.vector"
+        # The server's one similarity, in single precision: of the gate, and of what a call sees.
+        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{vector})::real"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
 
     def followed(self) -> VectorMemory | None:
@@ -62,7 +64,7 @@ class PostgresView(StoreView):
             return np.unique(owner_of if wanted is None else owner_of[self.passing(rows, wanted)])
         near, values = "TRUE", list[object]()
         if query is not None:
-            near, values = f"{self._product} >= %s", [query.tolist(), float(np.float32(threshold))]
+            near, values = f"{self._product} >= %s::real", [query.tolist(), float(np.float32(threshold))]
         if wanted is None:
             owners = (
                 f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
@@ -96,7 +98,7 @@ class PostgresView(StoreView):
             parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
             products = [inner_products(self.vectors(part), np.arange(len(part)), query) for part in parts]
             return np.concatenate([np.empty(0, np.float32), *products])
-        wanted = f"SELECT string_agg(float4send({self._product}::real), ''::bytea ORDER BY position) {self._at_rows}"
+        wanted = f"SELECT string_agg(float4send({self._product}), ''::bytea ORDER BY position) {self._at_rows}"
         found = self._packed(">f4", wanted, query.tolist(), tables.as_array(rows)).astype(np.float32)
         _check_all(len(found), rows)
         return found

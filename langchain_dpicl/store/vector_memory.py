@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import StoreError
 from langchain_dpicl.store.base import Numbers
-from langchain_dpicl.store.memory import inner_products, rounding
+from langchain_dpicl.store.memory import inner_products, reaches, rounding
 from langchain_dpicl.store.records import Vectors
 from langchain_dpicl.store.tables import Collection, as_array
 
@@ -209,7 +209,7 @@ class VectorMemory:
             within = np.flatnonzero(products >= least)
             places = within + start
             there = (self._came[places] <= time) & (time < self._went[places])
-            there[there] = inner_products(block, within[there], query) >= threshold
+            there[there] = reaches(inner_products(block, within[there], query), threshold)
             found.append(places[there])
         places = np.concatenate(found)
         return self._ids[places], self._owners[places]

@@ -12,19 +12,23 @@ import numpy as np
 import pytest
 import tickets_on_disk as disk
 from ears import Ears
+from exact import WAYS_TO_SAMPLE, check_seen
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from pgvector_server import ask, database
 from scipy import stats
 from table_model import TableModel
+from ticket_worlds import Degrees
 
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
+from langchain_dpicl.selection.rules import Rules, Sought
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.memory import rounding
 from langchain_dpicl.store.postgres import PostgresView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four
 DIMENSION = 8
+NO_RULES = Rules(None, None, None)
 OWNERS, MEMBERS, RATE, ROUNDS = 12, 3, 0.4, 1500
 GONE = (0, 5, 13, 14)
 """Forgotten before anybody is sampled: their places are empty, the last ones are no places any more."""
@@ -119,8 +123,8 @@ class OwnersCoins:
     """Coins that belong to owners' names: two collections that share owners see the same coins for those. In the
     selector's order of draws (coins, member, priority, order of an owner's own exemplars)."""
 
-    def __init__(self, store: PostgresExemplarStore, salt: int, among: NDArray[np.int64] | None) -> None:
-        self.store, self.salt, self.among = store, salt, among
+    def __init__(self, store: PostgresExemplarStore, salt: int, among: Any, sought: Sought) -> None:
+        self.store, self.salt, self.among, self.sought = store, salt, among, sought
         with store.reading() as view:
             rows, position = view.rows_of(view.numbers)
             self.places = len(view.numbers)
@@ -152,7 +156,7 @@ class OwnersCoins:
             self.first = False
             return np.array([self.unit(self.name(int(i)), "priority") for i in self.chosen])
         with self.store.reading() as view:
-            rows, _ = view.rows_of(self.chosen)
+            rows, *_ = self.sought.rows(view, self.chosen)
         assert size == len(rows)
         return np.array([self.unit(self.texts[int(row)], "order") for row in rows])
 
@@ -183,8 +187,8 @@ def changed_buckets(
 
     def buckets(store: PostgresExemplarStore, salt: int) -> list[list[str]]:
         selector = PoissonExampleSelector(store, 3, **options)
-        query = None if threshold is None else store.embed_query(f"query {salt}")
-        selector._randomness = coins(store, salt, None if query is None else selector.eligible(query))
+        query = selector.embed_query({"input": f"query {salt}"})
+        selector._randomness = coins(store, salt, None if threshold is None else selector.eligible(query), query)
         return [[row["input"] for row in bucket] for bucket in selector.sample(query=query)]
 
     all_of_them = collection(rows)
@@ -286,7 +290,7 @@ def test_no_plan_of_the_gate_touches_an_approximate_index(indexed: Any, monkeypa
             return
         ((query, values),) = asked
         plan = "\n".join(row[0] for row in view._ask(f"EXPLAIN {query}", *values))  # type: ignore[attr-defined]
-    assert "Filter: (inner_product(embedding" in plan, "row by row"
+    assert "Filter: ((inner_product(embedding" in plan, "row by row"
     assert "_near" not in plan
     assert "Order By" not in plan
 
@@ -324,8 +328,21 @@ def test_the_gate_and_the_similarity_agree_to_the_last_bit(gated: Any, records: 
             values = view.similarity(found, query)
             for owner in range(0, len(numbers), 7):
                 best = values[position == owner].max()
-                assert numbers[owner] in view.eligible(query, float(best))
-                assert numbers[owner] not in view.eligible(query, float(np.nextafter(best, np.float32(2))))
+                for threshold, is_in in ((best, True), (np.nextafter(best, np.float32(2)), False)):
+                    assert (numbers[owner] in view.eligible(query, float(threshold))) is is_in
+                    shown, *_ = Sought(NO_RULES, query, float(threshold)).rows(view, numbers[[owner]])
+                    assert bool(len(shown)) is is_in, "who is eligible has something to show"
+
+
+@pytest.mark.parametrize("how", WAYS_TO_SAMPLE)
+def test_a_record_that_does_not_count_changes_no_call(how: Any, gated: Any) -> None:
+    def store_of(records: list[dict[str, Any]]) -> PostgresExemplarStore:
+        vectors = np.array(Degrees().embed_documents([each["input"] for each in records]))
+        store: PostgresExemplarStore = gated(records, vectors=vectors, output_key=None)
+        store.embeddings = Degrees()
+        return store
+
+    check_seen(store_of, how)
 
 
 def test_an_owners_similarity_does_not_change_with_the_others(gated: Any, records: Any) -> None:

@@ -64,6 +64,8 @@ def test_gate_and_filter_are_for_one_exemplar(store: Any) -> None:
         expected = [i for i in range(12) if near[3 * i + 1] >= threshold]
         assert selector.eligible(selector.embed_query(QUERY)).tolist() == expected
         assert drawn(selector) == sorted([f"text {i}.1"] for i in expected)
+        counting = ([f"text {i}.{j}" for j in range(3) if near[3 * i + j] >= threshold] for i in range(12))
+        assert drawn(one_each(store, threshold=threshold)) == sorted(filter(None, counting))
 
 
 def test_without_one_owner_its_call_is_missing_and_nothing_else_differs(store_of: Any) -> None:
@@ -227,6 +229,8 @@ def garbage(about: Any) -> Any:
         ({"filter": lambda values: {"team": values["team"]}}, "filter"),
         ({"filter": lambda values: {"year": Condition({"$gte": values["team"]})}}, "filter"),
         ({"filter": lambda values: Condition({"team": values["team"]})}, "filter"),
+        ({"threshold": garbage}, "threshold"),
+        ({"threshold": lambda query: 3.0}, "threshold"),
         ({"visible_to": garbage}, "visible_to"),
         ({"visible_to": lambda who: True}, "visible_to"),
         ({"visible_to": lambda who: {}}, "visible_to"),
@@ -248,6 +252,12 @@ def test_a_rule_does_not_change_the_request(store: Any) -> None:
     selector, values = one_each(store, filter=lambda values: {"team": values.pop("team")}), {**QUERY, "team": "a"}
     assert drawn(selector, values) == [[f"text {i}.0"] for i in range(5)]
     assert values == {**QUERY, "team": "a"}
+
+
+def test_who_pays_and_what_calls_see_are_by_one_threshold(release: Any, budget_of: Any) -> None:
+    found: list[float] = [-1.0]
+    chain = release(budget_of(tickets=True), threshold=lambda query: found.append(found[-1] + 2.0) or found[-2])
+    assert (chain.invoke(QUERY)["answer"]["a"], found) == (12, [-1.0, 1.0])
 
 
 def test_without_a_caller_an_access_rule_lets_nobody_ask(release: Any) -> None:

@@ -137,7 +137,9 @@ class GlobalTopFirst(PoissonExampleSelector):
         chosen = coins.coin_positions(self.store.owner_count, self.rate)
         member_of = coins.integers(self.members, len(chosen))
         rows, position = self.store.rows_of(chosen)
-        found = np.argsort(-self.store.similarity(rows, query), kind="stable")[: self.members * self.max_exemplars]
+        found = np.argsort(-self.store.similarity(rows, query.vector), kind="stable")[
+            : self.members * self.max_exemplars
+        ]
         buckets = [Examples() for _ in range(self.members)]
         for exemplar, owner in zip(self.store.read(rows[found]), position[found], strict=True):
             buckets[member_of[owner]].append(exemplar)

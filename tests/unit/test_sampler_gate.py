@@ -105,6 +105,15 @@ def test_a_filter_and_the_gate_must_pass_on_the_same_document(sampler_of: Any) -
         assert sorted(sampler.model.opened[-1]) == shown
 
 
+def test_a_token_reads_documents_behind_the_gate_alone(sampler_of: Any) -> None:
+    """Of those who paid, cec has none of them left."""
+    sampler = sampler_of(tickets=None)
+    query = sampler.selector.embed_query({"input": "? 0"})
+    drawn = sampler.exemplars.draw(SecureRandomness(), 1.0, "? 0", 3, query, among=np.arange(3))
+    assert sorted(each.text for each in drawn.demonstrations) == ["ann near 10|", "bob 30|"]
+    assert [len(step) for step in drawn.steps] == [2, 2, 2]
+
+
 def test_what_search_query_makes_of_the_question_is_looked_for(sampler_of: Any) -> None:
     def rewritten(values: Any) -> str:
         if values["input"] == "broken":
