@@ -289,14 +289,19 @@ import gc, re
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl import ExemplarStore
 
+SEEN = bytearray(1 << 22)  # wiped after each look: what is read here must not be found as a further copy
+
 def copies():
-    found = 0
+    found, step = 0, len(SEEN) - 64
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
         for line in maps:
             start, end, access = re.match(r"([0-9a-f]+)-([0-9a-f]+) (.)", line).groups()
-            if access == "r" and "[v" not in line:
-                memory.seek(int(start, 16))
-                found += len(re.findall(rb"text of owner[-]1[^-0-9a-z]", memory.read(int(end, 16) - int(start, 16))))
+            for at in range(int(start, 16), int(end, 16), step) if access == "r" and "[v" not in line else ():
+                memory.seek(at)
+                memory.readinto(memoryview(SEEN)[: int(end, 16) - at])
+                matches = re.finditer(rb"text of owner[-]1[^-0-9a-z]", SEEN)
+                found += sum(match.start() < step for match in matches)
+                SEEN[:] = bytes(len(SEEN))
     return found
 
 store = ExemplarStore.load("store.npz", DeterministicFakeEmbedding(size=8))
