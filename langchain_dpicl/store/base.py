@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurationError
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.notes import DataNotes, OpenedBudget, merged
