@@ -29,12 +29,17 @@ def test_a_row_is_mixed_as_far_as_the_ball_and_the_cap_allow() -> None:
         assert weight == cap or reach == pytest.approx(beta * order, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("records", "max_tokens", "beta", "order"), [(14_732, 50, 0.081, 14), (42_061, 25, 0.115, 15)])
+def test_the_claimed_ball_is_that_of_the_papers_table_5(records: int, max_tokens: int, beta: float, order: int) -> None:
+    """SAMSum and E2E at epsilon 1: theorem A.4 with the divergence 4 * beta * order at every order, 100 answers."""
+    found, at = claimed_beta(1.0, 1 / records, 4 / records, 100 * max_tokens)
+    assert (at, found) == (order, pytest.approx(beta, abs=1e-3))
+
+
 def test_the_claimed_ball_grows_with_epsilon_and_shrinks_with_tokens() -> None:
-    claims = [beta * order for beta, order in (claimed_beta(e, 1e-5, 1e-3, 1000) for e in (0.5, 1, 2, 4))]
+    claims = [claimed_beta(epsilon, 1e-5, 1e-3, 1000)[0] for epsilon in (0.5, 1, 2, 4)]
     assert claims == sorted(claims)
-    fewer, more = (claimed_beta(1, 1e-5, 1e-3, tokens) for tokens in (100, 10_000))
-    assert fewer[0] * fewer[1] > more[0] * more[1]
+    assert claimed_beta(1, 1e-5, 1e-3, 100) > claimed_beta(1, 1e-5, 1e-3, 10_000)
 
 
 def test_two_rows_in_one_ball_can_lie_further_apart_than_the_paper_accounts_for() -> None:
