@@ -45,7 +45,7 @@ from typing import Literal
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from langchain_dpicl.privacy.losses import FloatArray, Losses
+from langchain_dpicl.privacy.losses import FloatArray, Losses, mixed
 
 OPERATIONS = 2e7
 """The most values (places times trials times releases) of one curve: less than half a second."""
@@ -72,7 +72,11 @@ _FURTHEST = 600.0
 """A grid ends here at the latest: e^loss has to be a float."""
 
 _RATIO_ERROR = 1e-13
-"""Bound on the relative error of the logarithm of a ratio."""
+"""Bound on the relative error of the logarithm of a ratio log(1 - q + q e^l), at any q and |l| <= 200.
+
+That of l is at most 2^-53 (eps0 - tau is exact if tau is above half of eps0). It reaches the logarithm at most
+|l| / (1 - e^-|l|) times: 2.3e-14. `losses.mixed` adds 1e-15.
+"""
 
 _STEP_ERROR = 1e-12
 """Bound on the relative rounding error of one step of the recursion."""
@@ -119,7 +123,7 @@ def log_moment(eps0: float, rate: float, order: float) -> float:
         mean, bounds = trials.bounds(np.exp(logs[0] - top), np.exp(logs[1] - top))
         reached, bound = float(mean.max()), float(bounds.max())
         if bound - reached <= 1e-4 * (reached - math.exp(-top)) + 1e-15 or tau.size > 10_000:
-            return top + math.log(bound) + 1e-14 * (1.0 + top)
+            return top + math.log(bound) + _RATIO_ERROR * (1.0 + top)
         wide = np.flatnonzero(bounds > reached)
         tau = np.sort(np.append(tau, 0.5 * (tau[wide] + tau[wide + 1])))
 
@@ -130,7 +134,7 @@ class _Trials:
     def __init__(self, eps0: float, rate: float, tau: FloatArray) -> None:
         self.log_u, self.log_v = eps0 - tau, -tau
         if rate < 1.0:
-            self.log_u, self.log_v = (np.log1p(rate * np.expm1(log_l)) for log_l in (self.log_u, self.log_v))
+            self.log_u, self.log_v = (mixed(log_l, rate) for log_l in (self.log_u, self.log_v))
         self._of_u = np.expm1(tau) / math.expm1(eps0)
         self._of_v = np.exp(tau) * np.expm1(eps0 - tau) / math.expm1(eps0)
         self._factor = math.exp(eps0)

@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -287,6 +288,19 @@ def test_moments_are_those_of_the_best_of_many_pairs(eps0: float, rate: float, o
 
 
 # -- what the bound rests on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1 - 2.0**-53])
+def test_the_logarithm_of_a_ratio_is_as_exact_as_its_bound_says(rate: float) -> None:
+    """Against 60 digits. For q near 1 the two terms of a ratio below 1 cancel in log1p(q (e^l - 1)), up to 5e-10."""
+    eps0, tau = 20.0, np.linspace(0.0, 20.0, 161)
+    trials = adaptive._Trials(eps0, rate, tau)
+    with localcontext(prec=60):
+        for found, losses in ((trials.log_u, [Decimal(eps0) - Decimal(t) for t in tau]), (trials.log_v, tau)):
+            sign = 1 if found is trials.log_u else -1
+            for log_r, loss in zip(found, losses, strict=True):
+                exact = (1 + Decimal(rate) * ((sign * Decimal(loss)).exp() - 1)).ln()
+                assert abs(Decimal(float(log_r)) - exact) <= Decimal(adaptive._RATIO_ERROR) / 4 * abs(exact)
 
 
 @pytest.mark.parametrize(("intervals", "fineness"), [(3, 0.01), (32, 0.8), (3, 0.8)])
