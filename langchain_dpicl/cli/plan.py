@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 from langchain_dpicl.cli import add_calls, add_prices, add_run, calls_of, chosen, given, show
@@ -67,6 +70,24 @@ def plan_options(parser: Any) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the trade-offs between epsilon, releases and noise")
 
 
+_PATIENCE = 5.0
+"""Seconds after which a plan says that it still works."""
+
+
+@contextmanager
+def _told_if_slow() -> Iterator[None]:
+    """Say on stderr that the work goes on, if it takes long."""
+    words = "dpicl plan: still computing; low rates with many releases, --gated, --plot and --verify take longest"
+    timer = Timer(_PATIENCE, print, (words,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@_told_if_slow()
 def plan(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
     (solved, gate, crowd), calls = _solved(options), None

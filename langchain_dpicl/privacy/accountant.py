@@ -48,6 +48,8 @@ class PLDAccountant:
         Infinite if infinite losses (PTR's delta0) alone weigh more than delta.
         """
         delta = open_unit("delta", delta)
+        if max(each.distance for each in compositions(schedule)) <= delta:
+            return 0.0
         bounds = []
         for both in self._ways(schedule):
             # The direction that is likely to be worse goes first. For the other it is enough to be no worse.

@@ -62,12 +62,20 @@ class Composition:
         self.infinity = -math.expm1(finite)
         self._sum = SummedLosses(self._parts)
 
+    @property
+    def distance(self) -> float:
+        """An upper bound on delta(0), the total variation distance of the sum's pair: those of the releases add up.
+
+        It stays below q for a release that an owner takes part in with probability q, whatever the mechanism.
+        """
+        return sum(count * float(losses.delta(0.0)) for losses, count in self._parts) * (1.0 + 1e-9)
+
     def epsilon(self, delta: float, enough: float = 0.0) -> float:
         """The least certified epsilon >= 0 at `delta`; infinite if infinite losses alone weigh at least delta.
 
         A bound that is at most ``enough`` is not made any finer.
         """
-        if not self._parts:
+        if self.distance <= delta:
             return 0.0
         if self.infinity >= delta:
             return math.inf

@@ -67,7 +67,8 @@ class PrivacyPlan:
     def solve(cls, *, epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> PrivacyPlan:
         """The least noise for which the certified epsilon at full count is at most `epsilon`.
 
-        At most half a per cent of epsilon is wasted, unless even the least noise that a mechanism allows costs less.
+        At most half a per cent of epsilon is wasted, unless even the least noise that a mechanism allows costs less, or
+        owners take part so rarely that the accountant's finest grids are coarse: then two per cent or more.
         `InfeasiblePlan` names the line that is too expensive.
         """
         found = zip(solve(epsilon, delta, lines), lines.items(), strict=True)
@@ -155,7 +156,8 @@ class PrivacyPlan:
         labels, lead = whole("labels", labels, at_least=2), real("lead", lead, above=0.0, below=1.0)
         lines: dict[str, Any] = {}
         for name, line in self.lines.items():
-            one, every = (PLDAccountant().epsilon([line.line(line.parameter, n)], self.delta) for n in (1, line.count))
+            one = PLDAccountant().epsilon([line.line(line.parameter, 1)], self.delta)
+            alone = PrivacyPlan(self.epsilon, self.delta, {name: line}) if len(self.lines) > 1 else self
             crowd = crowd_of(line, members, expected)
             entry: dict[str, Any] = {
                 "mechanism": line.mechanism,
@@ -166,7 +168,7 @@ class PrivacyPlan:
                 "options": dict(line.options),
                 "what": line.describe(),
                 "epsilon_of_one_release": one,
-                "epsilon_of_this_line": min(self.epsilon, every),
+                "epsilon_of_this_line": min(self.epsilon, alone.certified_epsilon),
             }
             lines[name] = entry
             share = self.epsilon * math.sqrt(line.weight / sum(each.weight for each in self.lines.values()))

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
 from langchain_dpicl.privacy.checks import open_unit, real
+from langchain_dpicl.privacy.composition import MAX_PLACES
 from langchain_dpicl.privacy.losses import crossing
 from langchain_dpicl.privacy.mechanisms import LineRequest, check_lines
 from langchain_dpicl.privacy.profile import Line
 
 _WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""
+
+_GOAL = math.log1p(-_WASTE / 3.0)
+"""What a search aims at: the logarithm of the share of epsilon that is used."""
+
+_CLOSE = 1e-4
+"""A search stops at the latest when the noise is known within this share: a step at low rates may take all epsilon."""
+
+_COARSE = 1 << 17
+"""Places of the grids of a search, before the finest ones."""
+
+_FINEST = 4
+"""How many levels are tried on the finest grids, once one keeps the promise."""
+
+_LOOSE = 0.02
+"""The search on the finest grids stops when at most this share of epsilon is unused."""
 
 
 def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> list[float]:
@@ -29,50 +47,103 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     delta0 = max(line.options.get("delta0", 0.0) for line in lines.values())
     if delta0 >= delta:
         raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
-    at, low, high = _path(epsilon, delta, list(lines.values()))
+    found = _least_noise(PLDAccountant, epsilon, delta, tuple(replace(line, owners=None) for line in lines.values()))
+    if found is None:
+        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
+    return list(found)
 
-    def schedule(parameters: list[float]) -> list[Line]:
-        return [line.line(parameter) for line, parameter in zip(lines.values(), parameters, strict=True)]
+
+@lru_cache(maxsize=128)
+def _least_noise(
+    accountant: type[PLDAccountant], epsilon: float, delta: float, lines: tuple[LineRequest, ...]
+) -> tuple[float, ...] | None:
+    """The parameters of `solve`, or None.
+
+    If owners take part rarely, a certificate on the finest grids takes seconds. So the level is found on coarse ones,
+    whose certificates are bounds too, and looked for near there on the finest.
+    """
+    at, low, high = _path(epsilon, delta, lines)
+
+    def certified(places: int, level: float) -> float:
+        return accountant(places).epsilon(_schedule(lines, at(level)), delta)
 
     def approximate(level: float) -> float:
-        return max(each.approximate_epsilon(delta) for each in compositions(schedule(at(level))))
+        return max(each.approximate_epsilon(delta) for each in compositions(_schedule(lines, at(level))))
 
-    found: dict[tuple[float, float], list[float]] = {}  # what keeps the promise, by its certified epsilon and level
-    goal = math.log1p(-_WASTE / 3.0)
-    safe, unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of certified epsilon over the target)
-    guess, aim, stride = 0.0, epsilon, 0.02
-    for attempt in range(80):
-        if attempt < 3:
-            guess = _crossing(approximate, aim, guess, low, high)
-        if attempt >= 3 or not safe[0] < guess < unsafe[0]:  # the approximation is no help: bracket, then close in
-            stride *= 3.0
-            (a, below), (b, above) = safe, unsafe
-            if not math.isfinite(a):
-                guess = b - stride
-            elif not math.isfinite(b):
-                guess = a + stride
-            else:  # the secant or, every third time, the middle
-                share = 0.5 if attempt % 3 == 2 else min(max((goal - below) / (above - below), 0.05), 0.95)
-                guess = a + share * (b - a)
-        guess = min(max(guess, low), high)
-        parameters = at(guess)
-        reached = PLDAccountant().epsilon(schedule(parameters), delta)
-        excess = math.log(min(max(reached / epsilon, 1e-6), 1e6))
-        if reached <= epsilon:
-            found[reached, guess] = parameters
-            safe = (guess, excess)
-            if reached >= (1.0 - _WASTE) * epsilon or guess >= high:
-                break
-        else:
-            unsafe = (guess, excess)
-            if guess <= low:
-                break
-        if unsafe[0] - safe[0] < 1e-6:
+    if sum(line.count * line.rate for line in lines) < delta and certified(MAX_PLACES, high) <= epsilon:
+        return tuple(at(high))  # an owner takes part in any release with a probability below delta
+
+    guess, aim = 0.0, epsilon
+    coarse = _Search(epsilon, low, high, 0.02, _WASTE)
+    for _ in range(3):
+        guess = _crossing(approximate, aim, guess, low, high)
+        guess = guess if coarse.may_hold(guess) else coarse.guess()
+        excess = coarse.tried(guess, certified(_COARSE, guess))
+        if coarse.is_over:
             break
-        aim *= math.exp(min(max(goal - excess, -0.7), 0.7))
-    if not found:
-        raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
-    return found[max(found)]
+        aim *= math.exp(min(max(_GOAL - excess, -0.7), 0.7))
+    while not coarse.is_over:
+        guess = coarse.guess()
+        coarse.tried(guess, certified(_COARSE, guess))
+    finest = _Search(epsilon, low, high, 3e-4, _LOOSE)
+    guess = low if coarse.best is None else coarse.best
+    finest.tried(guess, certified(MAX_PLACES, guess))
+    while not finest.is_over and (finest.best is None or finest.attempts < _FINEST):
+        guess = finest.guess()
+        finest.tried(guess, certified(MAX_PLACES, guess))
+    return None if finest.best is None else tuple(at(finest.best))
+
+
+def _schedule(lines: Sequence[LineRequest], parameters: Sequence[float]) -> list[Line]:
+    return [line.line(parameter) for line, parameter in zip(lines, parameters, strict=True)]
+
+
+class _Search:
+    """The levels that were tried, and the next guess: brackets the highest level that keeps a promise, then closes in.
+
+    ``best`` is the level that is known to keep it with the largest certified epsilon.
+    """
+
+    def __init__(self, epsilon: float, low: float, high: float, stride: float, waste: float) -> None:
+        self._epsilon, self._low, self._high, self._stride, self._waste = epsilon, low, high, stride, waste
+        self._safe, self._unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of epsilon over target)
+        self._kept: list[tuple[float, float]] = []  # what keeps the promise: (certified epsilon, level)
+        self.attempts, self.is_over = 0, False
+
+    @property
+    def best(self) -> float | None:
+        return max(self._kept)[1] if self._kept else None
+
+    def may_hold(self, level: float) -> bool:
+        """Whether a level lies between those that are known to keep the promise and to break it."""
+        return self._safe[0] < level < self._unsafe[0]
+
+    def tried(self, level: float, reached: float) -> float:
+        """Note the certified epsilon of a level. Returns the logarithm of what it exceeds the target by."""
+        self.attempts += 1
+        excess = math.log(min(max(reached / self._epsilon, 1e-6), 1e6))
+        if reached <= self._epsilon:
+            self._kept.append((reached, level))
+            self._safe = (level, excess)
+            is_end = reached >= (1.0 - self._waste) * self._epsilon or level >= self._high
+        else:
+            self._unsafe = (level, excess)
+            is_end = level <= self._low
+        self.is_over = is_end or self._unsafe[0] - self._safe[0] < _CLOSE or self.attempts >= 80
+        return excess
+
+    def guess(self) -> float:
+        """Return the next level to try."""
+        (a, below), (b, above) = self._safe, self._unsafe
+        self._stride *= 3.0
+        if not math.isfinite(a):
+            guess = b - max(self._stride, above / 4.0)
+        elif not math.isfinite(b):
+            guess = a + max(self._stride, -below / 4.0)
+        else:  # the secant or, every third time, the middle
+            share = 0.5 if self.attempts % 3 == 2 else min(max((_GOAL - below) / (above - below), 0.05), 0.95)
+            guess = a + share * (b - a)
+        return min(max(guess, self._low), self._high)
 
 
 def about(epsilon: float, delta: float, line: LineRequest) -> float:
@@ -113,7 +184,7 @@ def _path(
         target = math.log(line.weight / total) + level
         return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates, width=0.4))
 
-    return lambda level: [one(line, level) for line in lines], -60.0, 60.0
+    return lru_cache(lambda level: [one(line, level) for line in lines]), -60.0, 60.0
 
 
 def _crossing(

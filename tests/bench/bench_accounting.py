@@ -6,6 +6,7 @@
 - a plan of four line items and 10^5 releases
 - the noise that each allows
 - one certified epsilon, and `spent` after the first call; the slowest step of `spent` where owners take part rarely
+- the command `dpicl plan` at low rates, each in a process of its own: CPU seconds, imports included
 - how far the grid costs epsilon, from closed forms
 - what the same promise buys, before and now, with the ratio. Joint EM's range at epsilon 1, 3 and 8 (q = 400/14732, 100
   releases, delta 5e-5): by its profile's losses, and by adaptive composition. The releases that a filter of (3, 1e-5)
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import statistics
 import subprocess
@@ -217,6 +219,15 @@ def slowest_step(rate: float) -> float:
     return slowest
 
 
+def planned(rate: float) -> float:
+    """CPU seconds of ``dpicl plan`` for ten votes at this rate."""
+    before = os.times()
+    options = f"--epsilon 3 --delta 1e-5 --releases 10 --rate {rate!r} --accept-noise --json".split()
+    subprocess.run([sys.executable, "-m", "langchain_dpicl", "plan", *options], capture_output=True, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def measure(repeats: int, fast: bool) -> dict[str, Any]:
     """Every figure as one dictionary; `fast` leaves the libraries' searches out."""
     cold = [cold_solve() for _ in range(repeats)]
@@ -240,6 +251,8 @@ def measure(repeats: int, fast: bool) -> dict[str, Any]:
     }
     for rate in (1e-4, 1e-5, 1e-6):
         figures[f"spent, slowest call at rate {rate:g}, CPU seconds (at most 0.5)"] = slowest_step(rate)
+    for rate in (1e-5, 1e-6, 1e-10, 1e-12, 1e-300):
+        figures[f"dpicl plan at rate {rate:g}, CPU seconds (at most 3)"] = planned(rate)
     figures |= bought()
     ten_thousand = {"keywords": LineRequest("joint-em", RATE, COUNT)}
     seconds, _ = timed(lambda: PrivacyPlan.solve(epsilon=EPSILON, delta=DELTA, lines=ten_thousand))

@@ -97,8 +97,19 @@ def test_any_small_pair_composed_exactly(masses: list[float], ratios: list[float
     for _ in range(count - 1):
         sums, weights = np.add.outer(sums, losses).ravel(), np.multiply.outer(weights, p).ravel()
     exact = float((-np.expm1(np.minimum(eps - sums, 0.0)) * weights).sum())
-    bound = Composition([(Losses(losses, p), count)]).delta(eps)
-    assert exact - 1e-13 <= bound <= 1.01 * exact + 1e-4
+    composition = Composition([(Losses(losses, p), count)])
+    assert exact - 1e-13 <= composition.delta(eps) <= 1.01 * exact + 1e-4
+    distance = float((-np.expm1(np.minimum(-sums, 0.0)) * weights).sum())
+    assert distance <= composition.distance <= count * float(Losses(losses, p).delta(0.0)) * 1.001
+
+
+@pytest.mark.parametrize("profile", [DiscreteGaussian(0.05), BoundedRange(100.0), Gaussian(0.055)], ids=shown)
+def test_owners_who_hardly_ever_take_part_cost_delta_alone(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any mechanism's n releases at a rate q are (0, n q)-DP: no grid is needed. A little more than delta is not 0."""
+    assert PLD.epsilon([Line(profile, 1.01e-6, 10)], 1e-5) > 1.0
+    monkeypatch.setattr(Composition, "_curve", None)
+    for rate, count in ((0.99e-6, 10), (1e-12, 10**6), (1e-300, 10**7)):
+        assert PLD.epsilon([Line(profile, rate, count)], 1e-5) == 0.0
 
 
 def test_tails_of_1e_minus_12_and_smaller_are_not_noise() -> None:

@@ -19,6 +19,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
+from langchain_dpicl.cli import plan as plan_module
 from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
@@ -209,6 +210,14 @@ def test_a_plan_that_is_all_noise_is_refused_with_what_helps(capsys: pytest.Capt
     assert next(iter(found["lines"].values()))["flips"][-1]["flip_probability"] > 0.1
     with pytest.raises(InfeasiblePlan, match="fewer tickets than 1,000, more owners"):
         run(f"{line} --gated --eligible 50")
+
+
+def test_long_work_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "_PATIENCE", 0.0)
+    assert run(f"{TARGET} --json") == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("dpicl plan: still computing")
+    assert json.loads(printed.out)["epsilon"] == 3.0
 
 
 def test_an_infeasible_target_says_why() -> None:

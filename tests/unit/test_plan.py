@@ -27,6 +27,7 @@ from langchain_dpicl.privacy import (
     PrivacyPlan,
     PRVAccountant,
     flip_probability,
+    solving,
 )
 from langchain_dpicl.privacy import plan as plan_module
 from langchain_dpicl.privacy.profile import ladder, rung
@@ -55,6 +56,12 @@ def test_vote_noise_is_the_papers_within_half_a_per_cent_and_certified() -> None
     # less noise by one per cent breaks the promise: so says the lower end of another library's interval
     less = [Line(Gaussian(0.99 * sigma / math.sqrt(2)), VOTE.rate, 10_000)]
     assert PRVAccountant(0.01).interval(less, 1e-4)[0] > 3.0
+
+
+def test_noise_that_was_found_on_coarse_grids_is_certified_on_the_finest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "_COARSE", 256)
+    plan = solved(0.987, line=LineRequest("vote", 1e-3, 5000))
+    assert 0.98 * 0.987 <= plan.certified_epsilon <= 0.987
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(1, 1.75), (3, 3.22), (8, 4.83)])
