@@ -98,7 +98,7 @@ class Keywords(Aggregator[ReleasedKeywords]):
         show that the members fail, so the ensemble asks the member a public question from time to time first.
 
         Source: Gillenwater, Joseph, Munoz Medina and Ribero 2022, "A joint exponential mechanism for differentially
-        private top-k"; its use for keywords, Wu et al. 2024, section 4.2, with the sensitivity corrected.
+        private top-k"; its use for keywords, Wu et al. 2024, section 3.2.2, with the sensitivity corrected.
         """
         return _JointEM(domain, k, words)
 
@@ -138,7 +138,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
         The test's outcome is drawn by its probability, computed within one part in 1e12 on either side: at most 2e-12
         of epsilon.
 
-        Source: Zhu and Wang 2022; Wu et al. 2024, section 4.2, with the tested k and delta0 corrected.
+        Source: Zhu and Wang 2022; Wu et al. 2024, section 3.2.2, algorithm 6 and theorem 11. (The code that its authors
+        published tests the gap at k + 1 instead, and pays delta0 once.)
         """
         return _ProposeTestRelease(k, delta0, select, words)
 

@@ -122,7 +122,7 @@ class NoisyVote(Aggregator[T]):
     that it begins with, as a whole word; else as the only label that occurs in it as a whole word. Everything else
     abstains.
 
-    Source: report noisy max with Gaussian noise, Wu et al. 2024, section 4.1; discrete Gaussian, Canonne, Kamath and
+    Source: report noisy max with Gaussian noise, Wu et al. 2024, section 3.1; discrete Gaussian, Canonne, Kamath and
     Steinke 2020; bounded range, Durfee and Rogers 2019.
     """
 

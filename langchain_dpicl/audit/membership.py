@@ -1,16 +1,19 @@
-"""Was this record among the private ones? The membership attack of the papers, on private decoding.
+"""Was this record among the private ones? A membership attack on private decoding, after those of the papers.
 
 For public data alone: it shows answers that are not private.
 
-The game (Duan et al. 2023, *Flocks of stochastic parrots*; Flemings et al. 2025, DPS-MOZO): one record is a member, so
-it takes part in the answers; others are not. The attacker holds all of them, asks each one's query, and scores how well
-what it sees fits each record's own output. The AUC is the probability that the member's score is above a non-member's,
-ties counting half: 0.5 for an attacker without knowledge.
+The game: one record is a member, so it takes part in the answers; others are not. The attacker holds all of them, asks
+each one's query, and scores how well what it sees fits each record's own output. The AUC is the probability that the
+member's score is above a non-member's, ties counting half: 0.5 for an attacker without knowledge.
+
+The papers play it on labels (Duan et al. 2023, *Flocks of stochastic parrots*; Flemings et al. 2025, DPS-MOZO, section
+5.5 and appendix D.1, on AG News and TREC): the score is the probability of the record's label. Here answers are texts,
+so the attacks are others.
 
 What the attacker sees, and its score:
 
-- ``likelihood``, as in the papers: the exact probability of every token of the record's output after those before it.
-  The score is the mean of their logarithms.
+- ``likelihood``, the counterpart of the papers' score: the exact probability of every token of the record's output
+  after those before it. The score is the mean of their logarithms.
 - ``likelihood ratio``: the same probabilities, and the score is the sum of the logarithms of their ratios to the public
   law in which nobody takes part. It forgives a record for being likely or unlikely by itself.
 - ``tokens``: at each of these places one token drawn from the law, as a release draws it. The score is the

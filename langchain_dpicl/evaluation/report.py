@@ -177,7 +177,10 @@ def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
 
 
 def papers_table(task: Task, main: Sequence[Score]) -> str:
-    """The loss against answers that are not private, theirs and ours, if both are known at the same epsilon."""
+    """The loss against answers that are not private, theirs and ours, if both are known at the same epsilon.
+
+    A figure of theirs without its reference from the same source stands as a level alone.
+    """
     rows: list[list[str]] = []
     sources: dict[str, None] = {}
     known, measure_of = {(s.method, s.epsilon): s for s in main}, {word: name for name, word in MEASURES.items()}
@@ -188,9 +191,11 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
         is_loss, measure, method = word != figure.metric, measure_of[word], _PAPERS_NAMES[figure.method]
         ours, base = known.get((method, figure.epsilon)), few_shot if is_loss else known.get((method, None))
         theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
-        if not ours or not base or (theirs is None and not is_loss):
+        if not ours or not base:
             continue
-        loss = f"{figure.value:+.1f}" if is_loss else f"{figure.value - (theirs or 0.0):+.1f} ({figure.value:.1f})"
+        loss = f"{figure.value:+.1f}" if is_loss else f"({figure.value:.1f})"
+        if theirs is not None:
+            loss = f"{figure.value - theirs:+.1f} {loss}"
         against = f"{base.method} prompt" if is_loss else "no noise"
         mine = f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})"
         rows.append([f"{figure.method} ({method})", f"{figure.epsilon:g}", word, against, loss, mine])

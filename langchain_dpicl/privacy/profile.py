@@ -326,8 +326,8 @@ class ProposeTestRelease(SymmetricProfile):
     The gap d_k moves by at most 2. Neighbours with the same top-k set are told apart by the noisy gap alone:
     a Gaussian of multiplier sigma. Neighbours with different sets have a gap of at most 2 both, so each
     releases with probability delta0 and says nothing otherwise. Hence delta(eps) = max(Gaussian(sigma),
-    delta0) for eps >= 0, and delta0 is paid at EVERY release (Zhu and Wang 2022; the papers' theorem 11 adds
-    it up the same way).
+    delta0) for eps >= 0, and delta0 is paid at EVERY release (Zhu and Wang 2022; Wu et al. 2024,
+    theorem 11, add it up the same way).
     """
 
     sigma: float

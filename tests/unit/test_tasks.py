@@ -12,7 +12,6 @@ from langchain_dpicl.evaluation.tasks import (
     TASKS,
     ClassificationTask,
     GenerationTask,
-    PaperFigure,
     Shape,
     task,
 )
@@ -41,7 +40,7 @@ PROMPTS = {
 }
 
 
-def test_the_tasks_are_the_papers() -> None:
+def test_the_tasks_are_the_papers_eight_and_mts_dialog() -> None:
     assert tuple(TASKS) == CLASSIFICATION + GENERATION
     assert all(isinstance(TASKS[name], ClassificationTask) for name in CLASSIFICATION)
     assert all(isinstance(TASKS[name], GenerationTask) for name in GENERATION)
@@ -195,7 +194,8 @@ def test_every_published_figure_says_where_it_stands() -> None:
     for figure in figures:
         assert figure.source.startswith(("Wu et al. 2024", "Flemings et al. 2025"))
         assert figure.epsilon is None or 1.0 <= figure.epsilon <= 8.0
-    assert PaperFigure(figures[0].source, "GPT-3 davinci", "ESA", 1.0, "ROUGE-L", 29.51) in figures
+    (printed,) = (f.value for f in figures if f.epsilon == 1.0 and f.metric == "ROUGE-L")
+    assert printed == 29.85, "the paper's own figure, and not its notebook's 29.51"
 
 
 @pytest.mark.parametrize("name", TASKS)
