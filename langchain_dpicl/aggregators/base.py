@@ -1,4 +1,4 @@
-"""The interface of aggregators: N outputs in, one release out. And how an output is read: as a text, and as words."""
+"""The interface of aggregators: N outputs in, one release out. And how a text is read as words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Generic, Literal, Self
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypeVar
 
+from langchain_dpicl.aggregators.reading import plain, text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.noise import Randomness
@@ -44,6 +44,8 @@ class Aggregator(ABC, Generic[T]):
     takes_own_calls: bool = False
     """Whether any number of outputs, which is private, may come to `aggregate`; and each may be of one owner, so that
     an owner more or less is one output more or less. Otherwise N come, and an empty bucket's is an abstention."""
+
+    SAMPLES = ("a made-up answer", "another made-up answer")
 
     tells_abstention: bool = True
     """Whether a release shows that the members fail. If it does not, the ensemble asks a public question first."""
@@ -88,14 +90,25 @@ class Aggregator(ABC, Generic[T]):
         ``answers``. All of it is public, and an error costs nothing."""
         return self
 
-    def check_public(self, output: object) -> None:
-        """Raise if the member's answer without examples shows that none of its answers could be used."""
+    @property
+    def samples(self) -> Sequence[str]:
+        """Public texts that `encode` can read: what the made-up examples of a public question have as their outputs."""
+        return self.SAMPLES
+
+    def check_kind(self, output: object) -> None:
+        """Raise if a public output is of a kind that cannot be read, whatever it says."""
+        if text_of(output) is None:
+            self.check_encoded(self.encode(output))
+
+    def check_encoded(self, encoded: object) -> None:
+        """Raise `ValueError` if what `encode` made of a public output adds nothing to a release."""
 
     def encode(self, output: object) -> object:
         """What `aggregate` needs of one member's output. Raising makes this member abstain.
 
-        Return plain numbers, texts and arrays that are made here: an output is any object at all, whose methods may
-        raise, and in `aggregate` they would fail the release for all.
+        Raise for whatever cannot be read: a public question tells by it, before the charge, that the members' answers
+        would be of no use. Return plain numbers, texts and arrays that are made here: an output is any object at all,
+        whose methods may raise, and in `aggregate` they would fail the release for all.
         """
         return output
 
@@ -146,15 +159,6 @@ class Aggregator(ABC, Generic[T]):
         """The Python type of a release, for the Runnable's schema."""
 
 
-def text_of(output: object) -> str | None:
-    """The text of a model's answer, as a plain string of its own; None if there is none, or none can be read."""
-    try:
-        text = output.text if isinstance(output, BaseMessage) else output
-        return str.__str__(text) if isinstance(text, str) else None  # a subclass may have methods of any kind
-    except Exception:
-        return None
-
-
 ENGLISH_STOP_WORDS = frozenset(
     """
     a about above across after afterwards again against all almost alone along already also although always am
@@ -183,6 +187,8 @@ ENGLISH_STOP_WORDS = frozenset(
 
 class Words:
     """The different words of a text, in order of first appearance.
+
+    Accents are composed (NFC) first, and invisible characters (zero-width spaces, soft hyphens) left out.
 
     Parameters
     ----------
@@ -219,7 +225,8 @@ class Words:
             if isinstance(self.stop_words, str) and self.stop_words != "english":
                 raise ValueError(f"not a built-in stop list: {self.stop_words}")
             self._tokens = re.compile(pattern).findall if tokenizer is None else tokenizer
-            self._left_out = ENGLISH_STOP_WORDS if self.stop_words == "english" else frozenset(self.stop_words or ())
+            left_out = ENGLISH_STOP_WORDS if self.stop_words == "english" else frozenset(self.stop_words or ())
+            self._left_out = frozenset(map(plain, left_out))
             self._split("two words")
             return
         except Exception as error:
@@ -238,7 +245,8 @@ class Words:
         return frozenset(str.__str__(key) for key in map(self._stemmed, set(self._split(text))) if key)
 
     def _split(self, text: str) -> list[str]:
-        tokens = self._tokens(text.lower() if self.lowercase else text)
+        text = plain(text)
+        tokens = self._tokens(plain(text.lower()) if self.lowercase else text)
         return [token for token in tokens if token not in self._left_out]
 
     def __repr__(self) -> str:

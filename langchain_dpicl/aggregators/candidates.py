@@ -11,8 +11,8 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.base import text_of
 from langchain_dpicl.aggregators.embedded import STEPS, Embedded, direction
+from langchain_dpicl.aggregators.reading import answer_of, plain
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential
@@ -53,7 +53,7 @@ class CandidateVote(Embedded[str]):
         if candidates is None:
             raise InvalidParameter("candidates", None, "a chain, or a list of texts")
         super().__init__(embeddings, candidates, n_candidates)
-        if self._chain is None and len(self.texts) < max(2, len(candidates)):  # type: ignore[arg-type]
+        if self._chain is None and len(set(map(plain, self.texts))) < max(2, len(candidates)):  # type: ignore[arg-type]
             raise InvalidParameter("candidates", candidates, "at least two texts, all different")
         if self._chain is not None:
             checks.whole("n_candidates", n_candidates, at_least=2)
@@ -105,7 +105,7 @@ class CandidateVote(Embedded[str]):
         return noise.flip(math.floor(self.crowd.expected), self._rivals)
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | None:
-        return (text_of(output) or "").strip() or None
+        return (answer_of(output) or "").strip() or None
 
     @property
     def release_type(self) -> Any:

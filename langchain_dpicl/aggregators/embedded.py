@@ -15,7 +15,8 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.base import Aggregator, T, text_of
+from langchain_dpicl.aggregators.base import Aggregator, T
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 
@@ -68,7 +69,7 @@ class Embedded(Aggregator[T]):
                     self._listed.append(self._embed_list())
             bound._units, bound._dimension = self._listed[0]
             return bound
-        written = [text for answer in answers if (text := (text_of(answer) or "").strip())]
+        written = [text for answer in answers if (text := (answer_of(answer) or "").strip())]
         different = tuple(dict.fromkeys(written))
         if len(different) == 1 < len(written):
             warnings.warn(
@@ -118,25 +119,22 @@ class Embedded(Aggregator[T]):
         raise ModelUnavailable(f"the embedding model fails on public text ({reason}); nothing was charged")
 
     def encode(self, output: object) -> Any:
-        return self.read(self.embeddings.embed_documents([_answer_of(output)]))
+        return self.read(self.embeddings.embed_documents([_text_of_answer(output)]))
 
     async def aencode(self, output: object) -> Any:
-        return self.read(await self.embeddings.aembed_documents([_answer_of(output)]))
+        return self.read(await self.embeddings.aembed_documents([_text_of_answer(output)]))
 
     @abstractmethod
     def read(self, rows: Sequence[Sequence[float]]) -> Any:
         """What one output adds to a release, from its embedding, the only row. Raises for what is not a vector."""
 
     @property
+    def samples(self) -> Sequence[str]:
+        return self.texts or super().samples
+
+    @property
     def _shown_candidates(self) -> str:
         return f"{len(self.texts)} candidates" if self._chain is None else f"n_candidates={self.n_candidates}"
-
-    def check_public(self, output: object) -> None:
-        text = text_of(output)
-        if text is None:
-            raise TypeError
-        if text.strip():
-            self.encode(text)
 
     @property
     def variant(self) -> str:
@@ -152,8 +150,8 @@ def direction(vector: NDArray[np.float64], dimension: int) -> NDArray[np.float64
     return np.asarray(vector / np.linalg.norm(vector), np.float64)
 
 
-def _answer_of(output: object) -> str:
-    text = text_of(output)
-    if text is None or not text.strip():
-        raise ValueError
-    return text.strip()
+def _text_of_answer(output: object) -> str:
+    text = (answer_of(output) or "").strip()
+    if not text:
+        raise ValueError("it holds no answer")
+    return text

@@ -18,7 +18,8 @@ from pydantic_core import PydanticUndefined
 
 from langchain_dpicl.aggregators.candidates import CandidateVote
 from langchain_dpicl.aggregators.numbers import Bounded, NoisyMean, NoisyMedian
-from langchain_dpicl.aggregators.votes import NoisyVote, normal
+from langchain_dpicl.aggregators.reading import normal
+from langchain_dpicl.aggregators.votes import NoisyVote
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
@@ -77,6 +78,11 @@ class Part:
             return self.values[code]
         return None if code == ABSENT else self.reader.shown(code)
 
+    @property
+    def sample(self) -> Any:
+        """A value as a member may write it, for JSON."""
+        return self.reader.samples[0]
+
     def extremes(self) -> tuple[Any, ...]:
         """All values of a vote, or both ends of a number and None if it may be missing."""
         if self.values:
@@ -127,7 +133,12 @@ def _voted(counts: Sequence[int], rate: float, randomness: Randomness) -> int:
 
 
 def part_of(
-    name: str, info: FieldInfo, candidates: Sequence[str] | None, embeddings: Embeddings | None, is_mean: bool
+    name: str,
+    info: FieldInfo,
+    candidates: Sequence[str] | None,
+    embeddings: Embeddings | None,
+    is_mean: bool,
+    decimal: str,
 ) -> Part:
     """A field of a model. Raises `InvalidParameter`, which names it, if it has no mechanism."""
     alias = info.validation_alias or info.alias
@@ -137,7 +148,7 @@ def part_of(
         kind, constraints, optional = _type_of(info)
         if any(isinstance(each, _VALIDATORS) for each in constraints):
             raise InvalidParameter("constraint", kind, "a field without validators, which may look at other fields")
-        reader, values = _reader(kind, constraints, candidates, embeddings, is_mean)
+        reader, values = _reader(kind, constraints, candidates, embeddings, is_mean, decimal)
         keys = (name,) if alias is None else (alias, name)
         more = (None,) if values and optional and None not in values else ()
         return Part(name, keys, info.default, reader, (*values, *more), optional or None in values)
@@ -161,7 +172,12 @@ def _type_of(info: FieldInfo) -> tuple[Any, list[Any], bool]:
 
 
 def _reader(
-    kind: Any, constraints: list[Any], candidates: Sequence[str] | None, embeddings: Embeddings | None, is_mean: bool
+    kind: Any,
+    constraints: list[Any],
+    candidates: Sequence[str] | None,
+    embeddings: Embeddings | None,
+    is_mean: bool,
+    decimal: str,
 ) -> tuple[NoisyVote[Any] | CandidateVote | Bounded[Any], tuple[Any, ...]]:
     """What reads and releases a field of this type, and the values of a vote."""
     if candidates is not None and kind is not str:
@@ -169,7 +185,7 @@ def _reader(
     if is_mean and kind not in (int, float, date):
         raise InvalidParameter("means", kind, "int, float or date, as it is in means")
     if kind in (int, float, date):
-        return (NoisyMean if is_mean else NoisyMedian)(*_bounds(kind, constraints)), ()
+        return (NoisyMean if is_mean else NoisyMedian)(*_bounds(kind, constraints), decimal=decimal), ()
     if kind is str:
         if candidates is None:
             raise InvalidParameter("candidates", "str", 'a Literal, or a str with public candidates={"...": [...]}')

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from langchain_dpicl.aggregators.base import Aggregator, Outcome, Words, text_of
+from langchain_dpicl.aggregators.base import Aggregator, Outcome, Words
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import MECHANISMS, checks
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential, choose_weighted, random_below
@@ -53,8 +54,9 @@ class ReleasedKeywords(list[str]):
 class Keywords(Aggregator[ReleasedKeywords]):
     """Release words that many members' answers share; make one with `Keywords.joint_em` or `Keywords.ptr`.
 
-    A member adds each of its words once. `Words` says what a word is. An answer without words counts like an
-    abstention: it adds nothing. Turn the release back into a text with `keywords_to_answer`.
+    A member adds each of its words once. `Words` says what a word is. An answer without words, or without a word of the
+    domain, counts like an abstention: it adds nothing, and neither does a model's thinking. Turn the release back into
+    a text with `keywords_to_answer`.
     """
 
     def __init__(self, words: Words | None) -> None:
@@ -143,9 +145,9 @@ class Keywords(Aggregator[ReleasedKeywords]):
         """
         return _ProposeTestRelease(k, delta0, select, words)
 
-    def check_public(self, output: object) -> None:
-        if text_of(output) is None:
-            raise TypeError
+    def check_encoded(self, encoded: object) -> None:
+        if isinstance(encoded, (np.ndarray, frozenset)) and not len(encoded):
+            raise ValueError("it has no word that could be released")
 
     async def aencode(self, output: object) -> object:
         return await asyncio.to_thread(self.encode, output)  # a long text takes a while
@@ -216,8 +218,12 @@ class _JointEM(Keywords):
                 raise InvalidParameter("input", sorted(values), needed)
         return bound
 
+    @property
+    def samples(self) -> Sequence[str]:
+        return [" ".join(self._spelling[: self.k])] if self._spelling else super().samples
+
     def encode(self, output: object) -> object:
-        known = (self._index.get(key) for key in self.words.keys(text_of(output) or ""))
+        known = (self._index.get(key) for key in self.words.keys(answer_of(output) or ""))
         return np.array([i for i in known if i is not None], np.int64)
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
@@ -363,7 +369,7 @@ class _ProposeTestRelease(Keywords):
         return bound
 
     def encode(self, output: object) -> object:
-        return self.words.keys(text_of(output) or "")
+        return self.words.keys(answer_of(output) or "")
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> ReleasedKeywords:
         if self._delta0 is None:

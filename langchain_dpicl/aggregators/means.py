@@ -11,8 +11,9 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.base import T, text_of
+from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.aggregators.embedded import STEPS, Embedded
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.privacy.votes import abstention_threshold, flip_probability, tells_abstention
@@ -146,7 +147,7 @@ class EmbeddingMean(Embedded[T]):
         return flip_probability(parameter, math.floor(self.crowd.expected), rivals)
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> Any:
-        text = (text_of(output) or "").strip()
+        text = (answer_of(output) or "").strip()
         if not text or self.release == "text":
             return text or None
         (vector,) = self._embed_public([text])

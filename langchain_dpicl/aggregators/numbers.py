@@ -17,7 +17,8 @@ from typing import Any, Generic, cast
 import numpy as np
 from typing_extensions import TypeVar
 
-from langchain_dpicl.aggregators.base import Aggregator, text_of
+from langchain_dpicl.aggregators.base import Aggregator
+from langchain_dpicl.aggregators.reading import answer_of, plain
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
@@ -32,7 +33,20 @@ STEPS = 1 << 16
 
 _WHOLE_POINTS, _POINTS = 1001, 101
 _DATE = re.compile(r"(?<![\w-])\d{4}-\d{2}-\d{2}(?![\d-])")
-_NUMBER = re.compile(r"(?<![\w.,])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?!\d)")
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
+_CURRENCIES = "$€£¥₹"
+_FIGURES = re.compile(
+    rf"(?P<before>[\w.,]?)(?P<marks>[-+—{_CURRENCIES}]{{0,3}})(?<!\w)"
+    r"(?P<run>\w*\d\w*(?:(?:[.,:/'’‘´·٫٬\-—+*^×÷~…\\]++|[^\S\n](?=\d{3}(?!\d)))\w*\d\w*)*)"
+)
+"""Words with a digit, and all that are linked to them by less than a space, or by a space that may group digits."""
+
+_WHOLE_AND_FRACTION = r"((?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)(?:{point}\d+)?(?:[eE][-+]?\d{{1,3}})?)([^\W\d]*)"
+_NUMBER = {
+    point: re.compile(_WHOLE_AND_FRACTION.format(point=re.escape(point), group=re.escape(group)))
+    for point, group in ((".", ","), (",", "."))
+}
+"""By the decimal point: a number, and the unit that is written onto it."""
 
 
 class Bounded(Aggregator[N], Generic[N]):
@@ -41,15 +55,22 @@ class Bounded(Aggregator[N], Generic[N]):
     The interval has the type of its bounds: whole numbers, numbers (if one of them is a float), or dates. An output
     counts as a number if it is one, or if its text has one number and no other; as a date if it is one, or its text has
     one in the form 2026-03-31. A truth value is no number, nor is NaN or an infinity. What lies outside the bounds
-    counts as the nearer bound. Everything else abstains. All arithmetic is in fractions: nothing overflows, and no
-    float decides.
+    counts as the nearer bound. All arithmetic is in fractions: nothing overflows, and no float decides.
+
+    A number in a text may have a sign (any minus or short dash), a currency before it and a unit behind it. The other
+    mark than ``decimal`` may group its digits by threes. Whatever else is written with digits in one piece abstains: a
+    range, a date, a version, an address, digits grouped otherwise ("12,50", "1_000", "1 000"). A name with digits in it
+    ("B12", "GPT-4") is no number. A model's thinking is left out.
     """
 
     takes_own_calls = True
     tells_abstention = False
     steps: int
 
-    def __init__(self, low: N, high: N) -> None:
+    def __init__(self, low: N, high: N, *, decimal: str = ".") -> None:
+        if decimal not in _NUMBER:
+            raise InvalidParameter("decimal", decimal, '"." or ","')
+        self.decimal = decimal
         kinds = [_kind(name, bound) for name, bound in (("low", low), ("high", high))]
         if (kinds[0] is date) != (kinds[1] is date):
             raise InvalidParameter("high", high, "a date if low is one, and only then")
@@ -62,17 +83,37 @@ class Bounded(Aggregator[N], Generic[N]):
         if not self._least < self._most:
             raise InvalidParameter("high", high, f"a bound above low = {low}")
 
-    def check_public(self, output: object) -> None:
-        if text_of(output) is None:
-            _read(output, self._type is date)
+    @property
+    def samples(self) -> Sequence[str]:
+        values = (self.at(Fraction(1, 3)), self.at(Fraction(2, 3)))
+        return [str(each) if self._type is not float else f"{each:g}".replace(".", self.decimal) for each in values]
 
     def encode(self, output: object) -> int:
         """The nearest place among 0, ..., ``steps``. Raises for an output that is no number, or no date."""
-        found = min(max(_read(output, self._type is date), self._least), self._most)
+        found = min(max(self._read(output), self._least), self._most)
         return math.floor((found - self._least) * self.steps / (self._most - self._least) + Fraction(1, 2))
 
     async def aencode(self, output: object) -> int:
         return await asyncio.to_thread(self.encode, output)  # a long text takes a while
+
+    def _read(self, output: object) -> Fraction:
+        """An output as an exact number; a date as its ordinal. Raises for anything else."""
+        is_date = self._type is date
+        if isinstance(output, date):
+            if is_date:
+                return Fraction(date.toordinal(output))
+        elif isinstance(output, (numbers.Real, Decimal)):
+            if not is_date and not isinstance(output, bool):
+                return Fraction(int(output) if isinstance(output, numbers.Integral) else float(output))
+        elif (text := answer_of(output)) is not None:
+            text = plain(text).replace("\u2212 ", "-").translate(_DASHES)
+            if is_date:
+                found = {_scale(date.fromisoformat(one)) for one in _DATE.findall(text)}
+            else:
+                found = numbers_in(text, self.decimal)
+            if len(found) == 1:
+                return found.pop()
+        raise ValueError("it is no date" if is_date else "it is no number, or several")
 
     def shown(self, encoded: object) -> object:
         return self.at(Fraction(encoded, self.steps)) if isinstance(encoded, int) else encoded
@@ -113,7 +154,11 @@ class Bounded(Aggregator[N], Generic[N]):
         return self._type
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.low!r}, {self.high!r})"
+        return f"{type(self).__name__}({self.low!r}, {self.high!r}{self._said_decimal})"
+
+    @property
+    def _said_decimal(self) -> str:
+        return "" if self.decimal == "." else f", decimal={self.decimal!r}"
 
 
 class NoisyMedian(Bounded[N]):
@@ -139,6 +184,8 @@ class NoisyMedian(Bounded[N]):
         How many points the grid has; of whole numbers and dates at most one for each. Default: 1001 of those, 101 of
         floats. Empty grid points draw the release away from few answers: a grid twice as fine takes log(2) / r
         of rank.
+    decimal
+        The decimal mark of the members' texts, "." or ",": the other one groups digits.
 
     If nobody has a value the release is a uniformly random point: it cannot show that the members fail, so the
     ensemble asks the member a public question from time to time first.
@@ -149,8 +196,8 @@ class NoisyMedian(Bounded[N]):
 
     mechanism = "median"
 
-    def __init__(self, low: N, high: N, *, points: int | None = None) -> None:
-        super().__init__(low, high)
+    def __init__(self, low: N, high: N, *, points: int | None = None, decimal: str = ".") -> None:
+        super().__init__(low, high, decimal=decimal)
         most = None if self._type is float else int(self._most - self._least) + 1
         usual = _POINTS if most is None else min(most, _WHOLE_POINTS)
         self.points = usual if points is None else checks.whole("points", points, at_least=2, at_most=most)
@@ -177,7 +224,7 @@ class NoisyMedian(Bounded[N]):
         return noise.flip(math.floor(self.crowd.expected) // 2, self.points)
 
     def __repr__(self) -> str:
-        return f"NoisyMedian({self.low!r}, {self.high!r}, points={self.points})"
+        return f"NoisyMedian({self.low!r}, {self.high!r}, points={self.points}{self._said_decimal})"
 
 
 class NoisyMean(Bounded[N]):
@@ -192,6 +239,8 @@ class NoisyMean(Bounded[N]):
     output replaced by any other, by an abstention or by nothing, (0, 0): sqrt(2). With a call for every owner one
     output is added or removed: 1. The noisy total is one of the two numbers' sums, so the private number of values
     costs nothing more.
+
+    ``decimal`` is that of `NoisyMedian`.
 
     Source: the Gaussian mechanism on a sum and a count; discrete Gaussian, Canonne, Kamath and Steinke 2020.
     """
@@ -231,19 +280,18 @@ def _scale(value: Any) -> Fraction:
     return Fraction(value.toordinal() if isinstance(value, date) else value)
 
 
-def _read(output: object, is_date: bool) -> Fraction:
-    """An output as an exact number; a date as its ordinal. Raises for anything else."""
-    if isinstance(output, date):
-        if is_date:
-            return Fraction(date.toordinal(output))
-    elif isinstance(output, (numbers.Real, Decimal)):
-        if not is_date and not isinstance(output, bool):
-            return Fraction(int(output) if isinstance(output, numbers.Integral) else float(output))
-    elif (text := text_of(output)) is not None:
-        if is_date:
-            found = {_scale(date.fromisoformat(one)) for one in _DATE.findall(text)}
-        else:
-            found = {Fraction(one.replace(",", "")) for one in _NUMBER.findall(text)}
-        if len(found) == 1:
-            return found.pop()
-    raise ValueError("it is no date" if is_date else "it is no number, or several")
+def numbers_in(text: str, decimal: str) -> set[Fraction]:
+    """The different numbers of a text. Raises `ValueError` for figures that could be read in more than one way."""
+    found = set[str]()
+    for figures in _FIGURES.finditer(text):
+        sign = figures["marks"].strip(_CURRENCIES)
+        if not figures["run"][0].isdecimal() or (sign and figures["before"].isalnum()):
+            continue  # a name
+        number = _NUMBER[decimal].fullmatch(figures["run"])
+        has_unit = number is not None and (not number[2] or number[2][0].isalpha())
+        is_sure = sign in ("-", "+") or (not sign and figures["before"] not in (".", ","))
+        if number is None or not has_unit or not is_sure:
+            raise ValueError(f"it has figures that are no number with the decimal mark {decimal!r}, or not surely one")
+        digits = number[1].replace("," if decimal == "." else ".", "").replace(decimal, ".")
+        found.add(sign + digits)
+    return set(map(Fraction, found))

@@ -15,8 +15,9 @@ from langchain_core.messages import AIMessage
 from pydantic import BaseModel, RootModel
 from typing_extensions import TypeVar
 
-from langchain_dpicl.aggregators.base import Aggregator, name_of, text_of
+from langchain_dpicl.aggregators.base import Aggregator, name_of
 from langchain_dpicl.aggregators.fields import Part, part_of
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
@@ -65,10 +66,13 @@ class Structured(Aggregator[M], Generic[M]):
         Fields of numbers and dates whose clipped mean is released instead of the median.
     weights
         How the plan's eps0 is divided over the fields: numbers > 0 for each, 1 where nothing is said.
+    decimal
+        The decimal mark of numbers that stand in texts, "." or ",": see `NoisyMedian`.
 
-    An output is an instance of the model, a mapping, a message (its first tool call, or its text), or text with one
-    JSON object; ``llm.with_structured_output(Model)`` is a member, also with ``include_raw=True``. Each field is read
-    by itself: one that is missing or cannot be read abstains, and the others count.
+    An output is an instance of the model, a mapping, a message (its first tool call, or its text), or text with a JSON
+    object, the first of which counts; ``llm.with_structured_output(Model)`` is a member, also with
+    ``include_raw=True``. Each field is read by itself: one that is missing or cannot be read abstains, and the others
+    count. A model's thinking is left out, and a message with a broken tool call abstains.
     """
 
     mechanism = "structured"
@@ -83,6 +87,7 @@ class Structured(Aggregator[M], Generic[M]):
         embeddings: Embeddings | None = None,
         means: Sequence[str] = (),
         weights: Mapping[str, float] | None = None,
+        decimal: str = ".",
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
             raise InvalidParameter("model", model, "a pydantic model with fields")
@@ -109,7 +114,7 @@ class Structured(Aggregator[M], Generic[M]):
         total = sum(weighed.get(name, 1.0) for name in model.model_fields)
         self.parts: list[Part] = []
         for name, info in model.model_fields.items():
-            part = part_of(name, info, given["candidates"].get(name), embeddings, name in given["means"])
+            part = part_of(name, info, given["candidates"].get(name), embeddings, name in given["means"], decimal)
             self.parts.append(replace(part, share=weighed.get(name, 1.0) / total / len(part.mechanisms)))
         used = sum(len(part.mechanisms) for part in self.parts)
         if not 1 <= used <= PARTS:
@@ -144,9 +149,9 @@ class Structured(Aggregator[M], Generic[M]):
         bound.parts = [replace(part, reader=part.reader.prepare(values, {})) for part in self.parts]
         return bound
 
-    def check_public(self, output: object) -> None:
-        if text_of(output) is None:
-            self.encode(output)
+    @property
+    def samples(self) -> Sequence[str]:
+        return [json.dumps({part.keys[0]: part.sample for part in self.parts})]
 
     def encode(self, output: object) -> tuple[int | None, ...]:
         """Each field's code; None where it abstains. Raises for an output of which no field can be read."""
@@ -233,9 +238,9 @@ def _mapping(output: object, model: type[BaseModel]) -> tuple[Mapping[str, Any],
         return _mapping(output["parsed"], model)
     if isinstance(output, Mapping):
         return output, False
-    if isinstance(output, AIMessage) and output.tool_calls:
+    text = answer_of(output) or ""
+    if isinstance(output, AIMessage) and output.tool_calls and not output.invalid_tool_calls:
         return output.tool_calls[0]["args"], False
-    text = text_of(output) or ""
     if "{" not in text:
         raise ValueError("it holds no JSON object")
     found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))

@@ -15,7 +15,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators.base import Aggregator, T, name_of, text_of
+from langchain_dpicl.aggregators.base import Aggregator, T, name_of
+from langchain_dpicl.aggregators.reading import answer_of, normal, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
@@ -23,7 +24,6 @@ from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, LEAD, TOLD, VoteNoise
 
 _LONG = 1 << 14  # characters: a millisecond or so
-_EDGES = " \t\r\n.,;:!?\"'`*()[]{}<>"
 
 _LEAST = 0.01
 """What part of a prior is spread evenly: no label is impossible."""
@@ -47,11 +47,6 @@ class VoteDetails(TypedDict):
 Prior = Runnable[Any, Any] | Callable[..., Any] | Mapping[str, float] | Literal["zero_shot"]
 
 
-def normal(text: str) -> str:
-    """As labels are compared: no case, no punctuation or space around, single spaces within."""
-    return " ".join(text.strip(_EDGES).casefold().split())
-
-
 def reader_of(labels: Sequence[str] | None) -> Callable[[str], str | None] | None:
     """A function from a text to the label that it stands for, or None; None without labels."""
     if labels is None:
@@ -61,14 +56,15 @@ def reader_of(labels: Sequence[str] | None) -> Callable[[str], str | None] | Non
 
 
 def check_labels(name: str, value: object) -> tuple[str, ...]:
-    """At least two strings that differ in more than case, spaces and the punctuation around them."""
+    """At least two strings that differ in more than case, spaces, invisible characters and punctuation around them."""
     bound = "a list of at least two strings, each with a letter or digit"
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) < 2:
         raise InvalidParameter(name, value, bound)
     if not all(isinstance(label, str) and normal(label) for label in value):
         raise InvalidParameter(name, value, bound)
     if len({normal(label) for label in value}) != len(value):
-        raise InvalidParameter(name, value, "labels that differ in more than case, spaces and punctuation around them")
+        differ = "labels that differ in more than case, spaces, invisible characters and punctuation around them"
+        raise InvalidParameter(name, value, differ)
     return tuple(value)
 
 
@@ -118,9 +114,10 @@ class NoisyVote(Aggregator[T]):
     mechanism
         "vote" or "vote-em", to leave the plan no choice.
 
-    An output is read as a label if it is one, up to case, surrounding spaces and punctuation; else as the longest label
-    that it begins with, as a whole word; else as the only label that occurs in it as a whole word. Everything else
-    abstains.
+    An output is read as a label if it is one, up to case, accents' Unicode form, invisible characters, surrounding
+    spaces and punctuation; else as the longest label that it begins with, as a whole word; else as the only label that
+    occurs in it as a whole word. Everything else abstains. A model's thinking (``<think>`` and the like) is left out;
+    an output whose thinking has no end abstains.
 
     Source: report noisy max with Gaussian noise, Wu et al. 2024, section 3.1; discrete Gaussian, Canonne, Kamath and
     Steinke 2020; bounded range, Durfee and Rogers 2019.
@@ -253,7 +250,7 @@ class NoisyVote(Aggregator[T]):
 
     def parse(self, output: object) -> int | None:
         """The index of the label that one output names, or None. Raises for no output."""
-        text = text_of(output)
+        text = self._text(output)
         if text is None:
             return None
         text = normal(text)
@@ -263,6 +260,13 @@ class NoisyVote(Aggregator[T]):
             return max(starts, key=lambda i: len(self.labels[i]))
         found = [i for i, word in enumerate(self._words) if word.search(text)]
         return found[0] if len(found) == 1 else None
+
+    _text = staticmethod(answer_of)
+    """How an output becomes a text."""
+
+    @property
+    def samples(self) -> Sequence[str]:
+        return self.labels
 
     def encode(self, output: object) -> int:
         """The label's index. Raises `ValueError` for an output that names none."""
@@ -276,7 +280,7 @@ class NoisyVote(Aggregator[T]):
     async def aencode(self, output: object) -> int:
         """`encode`; a long text is read aside, so that it delays no other member."""
         text = text_of(output)
-        return await asyncio.to_thread(self.encode, text) if text and len(text) > _LONG else self.encode(text)
+        return await asyncio.to_thread(self.encode, output) if text and len(text) > _LONG else self.encode(output)
 
     def counts(self, outputs: Sequence[object]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """PRIVATE: of encoded outputs, votes per label, and abstentions last."""
@@ -369,3 +373,5 @@ class LabelVote(NoisyVote[T]):
     query and its own coins. A bucket that owners share casts one vote, of the exemplar that stands first in it. A
     record without one of the labels abstains. A ``prior`` may be a chain (a head, say).
     """
+
+    _text = staticmethod(text_of)

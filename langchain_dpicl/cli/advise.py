@@ -146,6 +146,7 @@ def _counted(options: argparse.Namespace) -> tuple[list[str] | None, int]:
 
 def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
     """The labelled public records, embedded: at most so many, evenly from the whole file."""
+    from langchain_dpicl.aggregators.reading import normal
     from langchain_dpicl.evaluation.forecast import PublicRecords
     from langchain_dpicl.local import local_embeddings
     from langchain_dpicl.store.records import RecordKeys, embed
@@ -159,8 +160,8 @@ def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
     named = list(names) or sorted({str(output).strip() for output in outputs})
     if len(named) != labels:
         raise InvalidParameter("--labels", labels, f"as many as --public has, {len(named)}, or their names")
-    places = {name.casefold(): place for place, name in enumerate(named)}
-    right = [places.get(str(output).strip().casefold(), -1) for output in outputs]
+    places = {normal(name): place for place, name in enumerate(named)}
+    right = [places.get(normal(str(output)), -1) for output in outputs]
     for number, (text, place) in enumerate(zip(texts, right, strict=True), start=1):
         if not isinstance(text, str) or not text.strip() or place < 0:
             needed = f"a text under {options.input_key!r} and one of the labels under {options.output_key!r}"

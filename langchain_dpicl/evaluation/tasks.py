@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from langchain_dpicl.aggregators.votes import check_labels, normal
+from langchain_dpicl.aggregators.reading import normal
+from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import FrozenMapping, whole
 

@@ -21,6 +21,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 
 from langchain_dpicl import local
 from langchain_dpicl.aggregators import ReleasedKeywords
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
 from langchain_dpicl.members.scoring import LabelScorer
@@ -122,9 +123,14 @@ class Wording:
         return RunnableLambda(fill) | model | StrOutputParser() | self.first_answer()
 
     def first_answer(self) -> Runnable[Any, Any]:
-        """The first paragraph of what a model wrote, without the next example that it may have begun."""
+        """The first paragraph of a model's answer, without the next example that it may have begun."""
         following = f"\n{self.input_key.capitalize()}:"
-        return RunnableLambda(lambda text: text.strip().split("\n\n")[0].split(following)[0].strip())
+
+        def first(text: str) -> str:
+            answer = answer_of(text) or ""
+            return answer.strip().split("\n\n")[0].split(following)[0].strip()
+
+        return RunnableLambda(first)
 
 
 def read_lines(name: str, path: str | Path) -> list[str]:

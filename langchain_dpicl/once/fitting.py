@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators.votes import normal
+from langchain_dpicl.aggregators.reading import normal
 from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow

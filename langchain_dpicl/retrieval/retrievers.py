@@ -12,7 +12,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 
-from langchain_dpicl.aggregators.base import text_of
+from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Released

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
 from numpy.typing import NDArray
 
+from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.store.base import Numbers, StoreView
 from langchain_dpicl.store.filters import Condition, MetadataFilter
@@ -80,11 +80,11 @@ def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | 
 
 def text_searched(made: object) -> str:
     """The text that a ``search_query`` made. Raises `ModelUnavailable` for none."""
-    text = made.text if isinstance(made, BaseMessage) else made
-    if not isinstance(text, str) or not text.strip():
+    text = answer_of(made)
+    if text is None or not text.strip():
         said = "search_query fails on the request, or gives no text; nothing was charged. Invoke it alone to see why"
         raise ModelUnavailable(said)
-    return str(text)
+    return text
 
 
 class Rules:

@@ -27,10 +27,12 @@ class MeanSection(TextSection):
     kind: Literal["mean"]
     low: Bound
     high: Bound
+    decimal: Literal[".", ","] = "."
+    """The decimal mark of the members' texts."""
     max_tokens: Count = 20
 
     def aggregator(self, write: AtTemperature = stand_in) -> Aggregator[Any]:
-        return NoisyMean[Any](self.low, self.high)
+        return NoisyMean[Any](self.low, self.high, decimal=self.decimal)
 
 
 class MedianSection(MeanSection):
@@ -40,7 +42,7 @@ class MedianSection(MeanSection):
     points: Count | None = None
 
     def aggregator(self, write: AtTemperature = stand_in) -> Aggregator[Any]:
-        return NoisyMedian[Any](self.low, self.high, points=self.points)
+        return NoisyMedian[Any](self.low, self.high, points=self.points, decimal=self.decimal)
 
 
 class FieldSection(Section):
@@ -95,6 +97,8 @@ class StructuredSection(TextSection):
     """MODULE:CLASS, beside the file or installed."""
     fields: dict[str, FieldSection] = Field(default_factory=dict)
     """Required without a model; beside one, how its fields are released."""
+    decimal: Literal[".", ","] = "."
+    """The decimal mark of numbers in texts."""
     max_tokens: Count = 100
 
     @property
@@ -110,6 +114,7 @@ class StructuredSection(TextSection):
             "embeddings": local.local_embeddings() if public else None,
             "means": [name for name, about in self.fields.items() if about.mean],
             "weights": {name: about.weight for name, about in self.fields.items() if about.weight is not None},
+            "decimal": self.decimal,
         }
         try:
             return Structured(model, **how)

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import EmbeddingMean, Keywords, LabelScorer, MembersAbstained, ModelUnavailable, NoisyVote
 from langchain_dpicl.aggregators import Aggregator, Words
-from langchain_dpicl.aggregators.base import text_of
+from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.private.boundary import ABSTAIN, arun_private, run_private
 
 SECRET = "Mrs Alder of 9 Elm Street"
@@ -294,7 +294,7 @@ def test_a_public_answer_of_any_kind_is_read_or_refused(kind: str) -> None:
         assert found is None or json.dumps(found, allow_nan=False), name
     for name, make in ZOO.items():
         if name in ("a text whose methods raise", "a message of such a text"):
-            aggregator.check_public(make())
+            aggregator.check_kind(make())
 
 
 # -- whole releases ----------------------------------------------------------------------------------------------------

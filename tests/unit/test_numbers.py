@@ -215,7 +215,7 @@ class Hostile(int):
     ("output", "value"),
     [
         (7, 7), (7.4, 7), (np.int64(7), 7), (np.float32(7.0), 7), (Decimal("7.2"), 7), (Fraction(13, 2), 7),
-        ("7", 7), ("about 7 mg", 7), (AIMessage("It is 7."), 7), ("7.0 or 7", 7), ("+7", 7), ("COVID-7", 7),
+        ("7", 7), ("about 7 mg", 7), (AIMessage("It is 7."), 7), ("7.0 or 7", 7), ("+7", 7),
         (-5, 0), (10**400, 10), ("1e300", 10), ("1,200", 10), (1e308, 10),
     ],
 )  # fmt: skip
