@@ -7,7 +7,8 @@ lead to it is the label's score:
 - a token that only one label can start with (leading spaces and case aside) gives that label its probability;
 - a token that several labels share is settled by the next position if the greedy answer takes it, else shared evenly;
 - a token that fits every label, such as a space, tells none from another;
-- a label outside the alternatives that the server returned gets the least likely of these: the most it can have.
+- a label outside the alternatives that the server returned gets the least likely of these: the most it can have. If
+  none of the labels is among them, there is no score: the scorer raises, and as a member it abstains.
 
 For labels whose first tokens differ, the score is the model's probability of the label's first token, exactly.
 
@@ -24,7 +25,6 @@ import copy
 import hashlib
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import geometric_mean
@@ -38,6 +38,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 
+from langchain_dpicl.aggregators.reading import plain
 from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
@@ -87,7 +88,9 @@ class LabelScorer(Runnable[dict[str, Any], str]):
     ------
     InvalidParameter
         From the constructor for bad arguments; from a call if the input lacks the query, an example lacks a key,
-        or the server returns no log-probabilities. The messages show no text of the input.
+        the server returns no log-probabilities, or one that is no number or above 0 (by more than rounding), or if no
+        label is among the alternatives: a model that thinks first, or answers in sentences, has none there. With
+        ``calibrate`` that holds for each content-free text, too. The messages show no text of the input.
     """
 
     def __init__(
@@ -133,6 +136,8 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         self.prompt, self.calibrate, self.instruction = prompt, bool(calibrate), instruction
         self.query_key, self.input_key, self.output_key = query_key, input_key, output_key
         self.content_free = texts
+        self.must_tell = True
+        """Whether a call raises if no label is among the alternatives; as features of a head, equal scores will do."""
 
     @property
     def calls(self) -> int:
@@ -160,7 +165,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         return await self._acall_with_config(self._aanswer, input, config)
 
     def scores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
-        """Every label's calibrated score; they add up to 1."""
+        """Every label's calibrated score; they add up to 1. Raises `InvalidParameter` if there are none: see above."""
         return self._combine([self.llm.generate_prompt(**asked) for asked in self._requests(input, config)])
 
     async def ascores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
@@ -217,7 +222,11 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             if not positions:
                 bound = "its server must return log-probabilities for generated tokens"
                 raise InvalidParameter("llm", type(self.llm).__name__, bound)
-            scored.append(label_scores(positions, self.labels))
+            found, tells = _label_scores(positions, self.labels)
+            if not tells and self.must_tell:
+                bound = "labels of which one begins among the model's alternatives (is it thinking first?)"
+                raise InvalidParameter("labels", list(self.labels), bound)
+            scored.append(found)
         values = scored[0]
         if len(scored) > 1:
             values = [value / geometric_mean(free) for value, *free in zip(*scored, strict=True)]
@@ -300,19 +309,30 @@ def label_scores(positions: Sequence[Position], labels: Sequence[str]) -> list[f
 
     ``positions`` come from the server; ``labels`` are distinct once normalised. See the module's text for the rule.
     """
+    return _label_scores(positions, labels)[0]
+
+
+def _label_scores(positions: Sequence[Position], labels: Sequence[str]) -> tuple[list[float], bool]:
+    """`label_scores`, and whether they tell the labels apart.
+
+    They do not if the answer leaves all labels at a position where no alternative belongs to some of them and not to
+    others, or ends before such a position.
+    """
     known = [_normal(label) for label in labels]
     scores = [0.0] * len(labels)
-    alive, mass, path = frozenset(range(len(labels))), 1.0, b""
+    alive, mass, path, tells = frozenset(range(len(labels))), 1.0, b"", False
     for taken, top in positions:
-        gained = [0.0] * len(labels)
+        gained, told = [0.0] * len(labels), False
         onward: frozenset[int] = frozenset()
         for token, p in top:
             fits = _fitting(path, token, known) & alive
+            told = told or 0 < len(fits) < len(alive)
             if token == taken:
                 onward = fits
             if token != taken or len(fits) == 1:
                 for i in fits:
                     gained[i] += mass * p / len(fits)
+        tells = told or (tells and bool(onward))
         least = mass * min(p for _, p in top)
         for i in alive:
             scores[i] += gained[i] if i in onward else gained[i] or least
@@ -322,8 +342,11 @@ def label_scores(positions: Sequence[Position], labels: Sequence[str]) -> list[f
     else:
         for i in alive:  # still undecided after the last token
             scores[i] += mass / len(alive)
-    return [max(score, 1e-30) for score in scores]  # underflow: a score of zero could not be divided by
+    return [max(score, 1e-30) for score in scores], tells  # underflow: a score of zero could not be divided by
 
+
+_ROUNDING = 1e-3
+"""How far above 0 a server's rounding may lift a log-probability."""
 
 _END = re.compile(rb"(<\|[^|]*\|>|</?s>|<eos>|<end_of_turn>|<\xef\xbd\x9c.*\xef\xbd\x9c>)?")
 
@@ -354,8 +377,8 @@ def _fitting(path: bytes, token: bytes, known: Sequence[str]) -> frozenset[int]:
 
 def _normal(text: str) -> str:
     """As labels are compared: composed characters, no case, no space or quote in front (tokenisers' marks included)."""
-    composed = unicodedata.normalize("NFC", text.replace("\u2581", " ").replace("\u0120", " "))
-    return composed.casefold().lstrip(" \t\r\n\"'*`")
+    composed = plain(plain(text.replace("\u2581", " ").replace("\u0120", " ")).casefold())
+    return composed.lstrip(" \t\r\n\"'*`")
 
 
 def _positions(generation: Generation) -> list[Position]:
@@ -382,13 +405,20 @@ def _positions(generation: Generation) -> list[Position]:
         entries: dict[bytes, float] = {}
         for token, value in others:
             if value is not None:  # two tokens may read the same
-                entries[token] = entries.get(token, 0.0) + math.exp(max(-1e4, min(0.0, value)))
+                entries[token] = entries.get(token, 0.0) + _probability(value)
         if taken not in entries and own is not None:
-            entries[taken] = math.exp(max(-1e4, min(0.0, own)))
+            entries[taken] = _probability(own)
         if len(entries) < 2:
             break
         positions.append(Position(taken, list(entries.items())))
     return positions
+
+
+def _probability(logprob: float) -> float:
+    """Raises `InvalidParameter` for a log-probability that is no number, or above 0; minus infinity is none at all."""
+    if not logprob <= _ROUNDING:
+        raise InvalidParameter("llm", "(not shown)", "log-probabilities that are numbers of at most 0")
+    return math.exp(max(-1e4, min(0.0, logprob)))
 
 
 def _legacy(token: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import threading
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.outputs import Generation
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.members.scoring import LabelScorer, Position, label_prompt, label_scores
+from langchain_dpicl.members.scoring import LabelScorer, Position, _positions, label_prompt, label_scores
 from langchain_dpicl.privacy import SecureRandomness
 from langchain_dpicl.privacy.choice import Crowd
 
@@ -232,11 +234,32 @@ def test_a_label_never_returned_gets_the_least_likely_alternative(server: Server
     assert scorer.scores({"input": "x"}) == normalised({"Red": 0.5, "Blue": 0.3, "Violet": 0.1})
 
 
-def test_an_answer_that_is_no_label_leaves_every_score_positive(server: Server) -> None:
-    server.table = server.free = {"": {" I": 0.7, " Sorry": 0.3}}
-    scorer = LabelScorer(completion(server), ["Red", "Blue"])
-    assert scorer.scores({"input": "x"}) == pytest.approx({"Red": 0.5, "Blue": 0.5})
-    assert scorer.invoke({"input": "x"}) == "Red"
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"": {" I": 0.7, " Sorry": 0.3}},  # no label
+        {"": {"<think>": 0.9, "\n": 0.1}},  # a token that fits every label tells none
+        {"": {" Bl": 0.9, " So": 0.1}, " Bl": {"ah": 0.8, "ubb": 0.2}},  # what two labels share, and then neither
+    ],
+    ids=["no label", "thinking", "left later"],
+)
+def test_an_answer_among_whose_alternatives_is_no_label_is_no_vote(server: Server, table: Any) -> None:
+    server.table = server.free = table
+    scorer = LabelScorer(completion(server), ["Blue", "Black"], calibrate=False)
+    for ask in (scorer.scores, scorer.invoke):
+        with pytest.raises(InvalidParameter, match="among the model's alternatives"):
+            ask({"input": "x"})
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.05])
+def test_a_log_probability_that_cannot_be_one_is_not_read_as_certainty(wrong: float) -> None:
+    top = [{"token": token, "logprob": value} for token, value in (("Red", -0.01), ("Blue", wrong))]
+    content = [{"token": "Red", "logprob": -0.01, "top_logprobs": top}]
+    with pytest.raises(InvalidParameter, match="of at most 0"):
+        _positions(Generation(text="Red", generation_info={"logprobs": {"content": content}}))
+    top[1]["logprob"] = 1e-5  # rounding
+    (position,) = _positions(Generation(text="Red", generation_info={"logprobs": {"content": content}}))
+    assert dict(position.top)[b"Blue"] == 1.0
 
 
 def test_probabilities_that_underflow_do_not_break_the_division() -> None:
@@ -275,7 +298,8 @@ def test_several_content_free_texts_count_by_their_geometric_mean(server: Server
 def test_the_calls_never_depend_on_what_comes_back(server: Server, make: Any, table: Table) -> None:
     server.table = table
     scorer = LabelScorer(make(server), ["Red", "Blue"])
-    scorer.invoke({"input": "x", "examples": [{"text": "a", "label": "Red"}]})
+    with contextlib.suppress(InvalidParameter):  # no label among the alternatives
+        scorer.invoke({"input": "x", "examples": [{"text": "a", "label": "Red"}]})
     assert len(server.requests) == scorer.calls == 2
     assert {request.get("max_tokens") or request.get("max_completion_tokens") for request in server.requests} == {
         scorer.max_tokens
