@@ -19,6 +19,7 @@ from langchain_dpicl.decoding.synthesis import DemonstrationReceipt, Demonstrati
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.private.prompts import literal_examples
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.store.records import as_matrix
 
@@ -125,4 +126,4 @@ def few_shot_chain(
         suffix=asked,
         input_variables=[input_key],
     )
-    return prompt | llm | StrOutputParser()
+    return prompt.model_copy(update=literal_examples(prompt)) | llm | StrOutputParser()

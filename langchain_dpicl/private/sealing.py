@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import OwnBucket, PrivateRecords
+from langchain_dpicl.private.prompts import literal_examples
 from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
 from langchain_dpicl.private.silence import in_private, keep_silent
 from langchain_dpicl.private.sources import check_collections, is_of, name_of
@@ -100,8 +101,9 @@ def seal(
 ) -> Runnable[Any, Any]:
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
-    Follows the fields of Runnables, their lists and mappings. What a function, an object or the node of a graph refers
-    to cannot be exchanged: raises `UnsafeConfigurationError` if such a part has any of these.
+    Few-shot templates take what examples say for text (`prompts`). Follows the fields of Runnables, their lists and
+    mappings. What a function, an object or the node of a graph refers to cannot be exchanged: raises
+    `UnsafeConfigurationError` if such a part has any of these.
 
     Raises it too if the chain reaches (`reach`) what would show private text or carry it to another call: a callback
     handler, a cache, checkpoints, a memory, a chat history, a graph's store, an `ExemplarStore`; a retriever, a vector
@@ -115,7 +117,7 @@ def seal(
             "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
             "member gets its own as `examples`"
         )
-    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part)))
+    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part) | literal_examples(part)))
     for part in reachable(sealed):
         openings = _openings(part) if is_one(part, Runnable) else {}
         if shown := sorted(name for name in openings if getattr(part, name) is not None):
