@@ -28,23 +28,14 @@ def texts_of(start: str) -> list[str]:
     return [f"{start} {word} film." for pair in zip(PRAISE, BLAME, strict=True) for word in pair]
 
 
-def test_scores_are_the_same_bits_in_another_order_and_without_the_others() -> None:
-    scores = LabelScores(local_llm(MODEL), WORDS, TEMPLATE)
-    texts = ["A wonderful film.", "A wonderful film that I loved", "Dull.", "A"]
-    found = run(scores.rows(texts, progress=False))
-    assert all(isinstance(row, list) for row in found)
-    order = [2, 0, 3, 1]
-    assert run(scores.rows([texts[i] for i in order], progress=False)) == [found[i] for i in order]
-    assert run(scores.rows(texts[1:2], progress=False)) == found[1:2]
-    assert scores.row(texts[2]) == found[2]  # a question's, too
-
-
 def test_an_embedded_model_that_stops_is_opened_anew_and_no_score_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp ends whenever the third text is asked."""
+    """llama.cpp ends whenever the third text is asked. Scores have the same bits in any order, and without others."""
     llm = local_llm(MODEL, context=512)
     scores = LabelScores(llm, WORDS, TEMPLATE)
     calibrated, texts = scores.calibrated(["A film.", "A dreadful film."]), texts_of("It is a")[:4]
     whole, real = run(calibrated.rows(texts, progress=False)), scores.row
+    assert run(calibrated.rows(texts[::-1], progress=False)) == whole[::-1]
+    assert [scores.row(texts[2]), *run(scores.rows(texts[3:], progress=False))] == whole[2:], "as for a question"
 
     def row(text: str, config: Any = None) -> list[float]:
         if text == texts[2]:

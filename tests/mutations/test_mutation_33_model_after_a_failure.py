@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,14 +43,6 @@ class Fragile(FakeLLM):
         return super()._answer(prompt)
 
 
-def product(scores: CalibratedScores, texts: list[str]) -> Flow[list[Any]]:
-    return scores.rows(texts, False)
-
-
-def never_probed(scores: CalibratedScores, texts: list[str]) -> Flow[list[Any]]:
-    return scores.scores.rows(texts, False)
-
-
 def probed_after_failures_alone(scores: CalibratedScores, texts: list[str]) -> Flow[list[Any]]:
     """A model that answers, though otherwise than before, is believed."""
     ask, found = scores.scores._ask(), list[Any]()
@@ -77,13 +68,6 @@ def first_sum(state: str, scored: Scored, texts: list[str]) -> Any:
     return np.asarray(clipped_sum(records, np.zeros((2, features.shape[1]))), np.float64) / LATTICE
 
 
-def move(state: str, scored: Scored) -> float:
-    """By how much an owner more moves the sum whose text breaks the model, and who comes first."""
-    others = [f"record {i}" for i in range(OTHERS)]
-    sums = partial(first_sum, state, scored)
-    return float(np.linalg.norm(sums(["this record breaks it", *others]) - sums(others)))
-
-
 @pytest.mark.parametrize("state", ["fails", "answers otherwise"])
 def test_33_a_model_in_another_state_after_one_owners_text_is_caught(
     state: str, monkeypatch: pytest.MonkeyPatch
@@ -93,10 +77,15 @@ def test_33_a_model_in_another_state_after_one_owners_text_is_caught(
     request = LineRequest("head", 1.0, 1, options={"steps": STEPS})
     plan = PrivacyPlan.solve(epsilon=EPSILON, delta=DELTA, lines={"head": request})
 
-    def delta(scored: Scored) -> float:
-        return Gaussian(plan.lines["head"].parameter / (move(state, scored) * math.sqrt(STEPS))).delta(EPSILON)
+    others = [f"record {i}" for i in range(OTHERS)]
 
-    assert delta(product) <= DELTA
-    assert delta(never_probed) > 100 * DELTA
+    def delta(scored: Scored) -> float:
+        """Of an owner more, who comes first."""
+        sums = [first_sum(state, scored, texts) for texts in (["this record breaks it", *others], others)]
+        move = float(np.linalg.norm(sums[0] - sums[1]))
+        return Gaussian(plan.lines["head"].parameter / (move * math.sqrt(STEPS))).delta(EPSILON)
+
+    assert delta(lambda scores, texts: scores.rows(texts, False)) <= DELTA
+    assert delta(lambda scores, texts: scores.scores.rows(texts, False)) > 100 * DELTA
     if state != "fails":
         assert delta(probed_after_failures_alone) > 100 * DELTA

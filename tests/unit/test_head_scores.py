@@ -27,7 +27,7 @@ from langchain_dpicl.once import fitting
 from langchain_dpicl.once import scores as scoring
 from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.scores import CalibratedScores
-from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.once.steps import FeatureMap, OwnedRecords
 from tests.unit.chat_server import chat_server
 from tests.unit.evaluation_fakes import FakeLLM, unit
 
@@ -131,27 +131,6 @@ def test_features_of_an_embedding_and_scores_have_norm_at_most_1_and_are_their_r
     assert max(squares) > 0.99 * FeatureMap.unit**2
     for some in (slice(0, 1), slice(3, 10), slice(7, 8), slice(100, 300)):
         assert (found.joined(embedded[some], rows[some]) == joined[some]).all()
-
-
-def test_a_sum_with_scores_is_the_sum_of_its_owners_parts_to_the_last_bit() -> None:
-    scores, draw = calibrated(), np.random.default_rng(1)
-    vectors = draw.normal(size=(60, DIMENSION))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    texts = [f"record {i} {'fine' if draw.random() < 0.5 else 'dull'}" for i in range(60)]
-    owners, labels = np.sort(draw.integers(0, 20, 60)), draw.integers(0, 2, 60)
-    weights = draw.normal(size=(2, DIMENSION + 3)) * 3
-
-    def total(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Embedded and scored anew: as if the others had never been."""
-        some = np.flatnonzero(kept).tolist()
-        rows = [scores.scores.row(texts[i]) for i in some]
-        features = scores.joined(FeatureMap(DIMENSION).features(vectors[some]), rows)
-        return clipped_sum(OwnedRecords(features.astype(np.float32), labels[some], owners[some]), weights)
-
-    parts = {owner: total(owners == owner) for owner in set(owners.tolist())}
-    assert (total(owners >= 0) == sum(parts.values())).all()
-    for owner in (0, 7, 19):
-        assert (total(owners != owner) == total(owners >= 0) - parts.get(owner, 0)).all()
 
 
 # -- fitting -----------------------------------------------------------------------------------------------------------
@@ -281,31 +260,6 @@ def test_a_model_whose_scores_depend_on_earlier_prompts_is_refused(budgets: Any)
     with pytest.raises(UnsafeConfigurationError, match="other log-probabilities after other texts"):
         fitted(budget, model(weight=drifting))
     assert budget.spent() == 0
-
-
-@pytest.mark.parametrize("after", [0, 7])
-def test_an_interrupted_fit_scores_again_and_is_charged_once(
-    after: int, quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget, output, steps = budgets(), tmp_path / "head.npz", []
-    real = fitting.clipped_sum
-
-    def stopping(*given: Any) -> Any:
-        steps.append(given)
-        if len(steps) == after + 1:
-            raise KeyboardInterrupt
-        return real(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "clipped_sum", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            fitted(budget, model(), output=output)
-        llm = model()
-        fitted(budget, llm, output=output)
-    assert budget.spent() == 1
-    assert sum("text " in prompt for prompt in llm.calls) == 200
-    assert (steps[-1][0].features == steps[0][0].features).all()
-    assert output.exists()
 
 
 def test_a_fit_goes_on_with_the_same_scores_alone(
