@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 
@@ -207,14 +206,12 @@ def test_it_is_never_worse_than_the_sum_of_one_releases_losses(
         assert epsilon < 0.93 * sum_of_all
 
 
-def test_ten_thousand_releases_take_blocks_and_little_time() -> None:
+def test_ten_thousand_releases_take_blocks() -> None:
     """Their size follows from a count of operations: the same plan has the same parts on every machine."""
     eps0, rate = 1.9, 40 / 6920
     adaptive._curves.cache_clear()
     adaptive._pair.cache_clear()
-    started = time.process_time()
     parts = adaptive.blocks(eps0, rate, 10_000, "remove")
-    assert time.process_time() - started < 2.0
     size = max(n for n in (2**i for i in range(12)) if adaptive.operations(eps0, rate, n) <= adaptive.OPERATIONS)
     assert size >= 64
     blocks, rest = divmod(10_000, size)

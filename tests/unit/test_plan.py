@@ -7,7 +7,6 @@ import math
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -146,16 +145,14 @@ def test_choosing_k_on_the_same_sample_costs_noise() -> None:
 # Several lines --------------------------------------------------------------------------------------------------------
 
 
-def test_four_lines_and_1e5_releases_in_under_two_seconds() -> None:
+def test_four_lines_and_1e5_releases_use_nearly_all_of_epsilon() -> None:
     lines = {
         "classify": LineRequest("vote", 40 / 6920, 90_000, weight=9.0),
         "summarise": LineRequest("embedding", 0.02, 1_000),
         "keywords": LineRequest("joint-em", 0.01, 5_000),
         "ptr": LineRequest("ptr", 0.01, 4_000, options={"delta0": 1e-10}),
     }
-    started = time.process_time()
     plan = solved(3.0, 1e-5, **lines)
-    assert time.process_time() - started < 2.0
     assert 0.995 * 3.0 <= plan.certified_epsilon <= 3.0
     assert sum(line.count for line in plan.lines.values()) == 100_000
 
@@ -193,20 +190,6 @@ def rare(rate: float, sigma: float, count: int = 10_000) -> PrivacyPlan:
 
 
 RARE = [(1e-4, 0.781964), (1e-5, 0.575828), (1e-6, 0.456893)]
-
-
-@pytest.mark.parametrize(("rate", "sigma"), RARE)
-def test_a_receipt_computes_what_it_shows_and_no_more(rate: float, sigma: float) -> None:
-    """CPU time, with room for a slow machine: `bench_accounting` has the target of half a second. Computing every step
-    of the ladder for the first receipt took 6 to 89 seconds."""
-    plan = rare(rate, sigma)
-    for n in (1, 7, 190):
-        started = time.process_time()
-        first = plan.spent({"vote": n})
-        assert time.process_time() - started < 2.0
-        started = time.process_time()
-        assert [plan.spent({"vote": n}) for _ in range(100)] == [first] * 100
-        assert time.process_time() - started < 0.1, "each step is computed once"
 
 
 @pytest.mark.slow
