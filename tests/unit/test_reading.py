@@ -24,31 +24,20 @@ class Visit(BaseModel):
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("<think>elm or oak?</think>oak", "oak"),
-        ("<THINKING depth=2>elm</Thinking>\noak", "\noak"),
-        ("elm?\n</think>\n\noak", "\n\noak"),  # the prompt's template began it
-        ("<think>a<think>elm</think>b</think>oak", "oak"),
-        ("oak <reflection>or elm</reflection>!", "oak !"),
-        ("<seed:think>elm</seed:think>oak", "oak"),
-        ("[THINK]elm[/THINK]oak", "oak"),
-        ("\u25c1think\u25b7elm\u25c1/think\u25b7oak", "oak"),
-        ("<|begin_of_thought|>elm<|end_of_thought|>oak", "oak"),
-        ("<|START_THINKING|>elm<|END_THINKING|>oak", "oak"),
+        ("<think>elm or oak?</think>oak", "oak"), ("<THINKING depth=2>elm</Thinking>\noak", "\noak"),
+        ("elm?\n</think>\n\noak", "\n\noak"), ("<think>a<think>elm</think>b</think>oak", "oak"),
+        ("oak <reflection>or elm</reflection>!", "oak !"), ("<seed:think>elm</seed:think>oak", "oak"),
+        ("[THINK]elm[/THINK]oak", "oak"), ("\u25c1think\u25b7elm\u25c1/think\u25b7oak", "oak"),
+        ("<|begin_of_thought|>elm<|end_of_thought|>oak", "oak"), ("<|START_THINKING|>elm<|END_THINKING|>oak", "oak"),
         ("<|channel|>analysis<|message|>elm<|end|><|start|>assistant<|channel|>final<|message|>oak<|return|>", "oak"),
-        ("<|channel|>final <|constrain|>json<|message|>oak", "oak"),
-        ("analysisWe think of elm.assistantfinaloak", "oak"),
-        ("<|channel>thought\nelm<channel|>oak", "oak"),
-        ("if oak < elm and elm > ash", "if oak < elm and elm > ash"),
-        ("<think>\nThe oak", None),
-        ("<think>a</think>b<think>elm", None),
-        ("[THINK]elm", None),
-        ("<|channel|>analysis<|message|>elm", None),
-        ("analysisWe think of elm", None),
+        ("<|channel|>final <|constrain|>json<|message|>oak", "oak"), ("<|channel>thought\nelm<channel|>oak", "oak"),
+        ("analysisWe think of elm.assistantfinaloak", "oak"), ("oak < elm, ash > fir", "oak < elm, ash > fir"),
+        ("<think>\nThe oak", None), ("<think>a</think>b<think>elm", None), ("[THINK]elm", None),
+        ("<|channel|>analysis<|message|>elm", None), ("analysisWe think of elm", None), ({"tree": "oak"}, None),
         (AIMessage([{"type": "thinking", "thinking": "elm"}, {"type": "text", "text": "oak"}]), "oak"),
-        (AIMessage("oak", invalid_tool_calls=[{"name": "V", "args": '{"tree": "e', "id": "1", "error": None}]), None),
-        ({"tree": "oak"}, None),
+        (AIMessage("oak", invalid_tool_calls=[{"name": "V", "args": "{", "id": "1", "error": None}]), None),
     ],
-)
+)  # fmt: skip
 def test_thinking_is_left_out_and_one_without_an_end_abstains(said: object, answer: str | None) -> None:
     assert answer_of(said) == answer
 
@@ -71,13 +60,6 @@ def test_every_aggregator_of_texts_leaves_thinking_out() -> None:
         with pytest.raises(ValueError, match="it "):
             aggregator.check_encoded(aggregator.encode("<think>oak 12"))
     assert LabelVote(["<think>", "oak"]).encode("<think>") == 0, "an owner's own label is no model's answer"
-
-
-@pytest.mark.parametrize("out", ["sorry, no", "", AIMessage(""), "{'tree': 'oak'}"])
-def test_what_holds_nothing_to_read_abstains(out: object) -> None:
-    for aggregator in (NoisyMedian(0, 60), Structured(Visit), Keywords.joint_em(["pine", "fir"], k=1)):
-        with pytest.raises(ValueError, match=r"it |Expecting"):
-            aggregator.check_encoded(aggregator.encode(out))
 
 
 @pytest.mark.parametrize("decimal", [".", ","])

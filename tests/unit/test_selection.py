@@ -15,7 +15,7 @@ from ears import Ears
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.load import dumps
-from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from langchain_core.prompts import FewShotPromptTemplate, FewShotPromptWithTemplates, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from scipy import stats
 
@@ -480,6 +480,23 @@ def test_within_a_member_the_selector_gives_this_members_own_bucket(
     shown = [exemplar for _, bucket in seen for exemplar in bucket]
     assert len(shown) == len(set(shown)) > 0, "no owner is in two buckets; a bucket may be too full for one"
     assert set(shown) <= {exemplar["input"] for exemplar in store.read(np.arange(12))}
+
+
+@pytest.mark.parametrize("kind", [FewShotPromptTemplate, FewShotPromptWithTemplates])
+def test_a_few_shot_template_takes_what_records_say_as_it_stands(
+    kind: Any, sealed_of: Callable[..., Any], store_of: Any, records: Any
+) -> None:
+    store = store_of([{**record, "input": '{"a": {input}} {{b}}'} for record in records(40)])
+    few = {
+        "example_selector": PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=40),
+        "example_prompt": PromptTemplate.from_template("{input} => {output}"),
+        "suffix": "{input}" if kind is FewShotPromptTemplate else PromptTemplate.from_template("{input}"),
+        "input_variables": ["input"],
+    }
+    member = kind(**few) | (lambda prompt: "Positive" if '{"a": {input}} {{b}} => ' in prompt.text else "Negative")
+    assert sealed_of(member, store=store).invoke({"input": "q"}) == "Positive"
+    with pytest.raises(UnsafeConfigurationError, match="f-string"):
+        sealed_of(kind(**few, template_format="jinja2") | (lambda prompt: "Positive"), store=store)
 
 
 def test_a_bucket_from_the_selector_is_a_copy(sealed_of: Callable[..., Any], store_of: Any, records: Any) -> None:
