@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -200,7 +199,7 @@ class DPSampler(TokenRelease):
         made = cls(model, selector, budget, template=template, **settings)
         made._documents = Documents(model, template, input_key, question_tokens, made.units)
         made.exemplars.longest = made._documents.longest
-        if notes.log.isEnabledFor(logging.WARNING):
+        if notes.shown():
             found = made.document_report()
             words = "%d of %d documents are longer than about %d tokens, or no Unicode, and have no part in answers"
             notes.log.warning(words, found.left_out, found.documents, found.most_tokens)

@@ -18,13 +18,16 @@ model that gives one of them another bit.
 public text, the probe, is scored after each private one, and must have the bits that it had at the start. Then every
 private text is scored between two good probes, by a model in the state of the start:
 
-- A text whose call fails, with a good probe after it, has scores of zero, as an average text has.
-- After a bad probe the embedded model is opened anew, and one on a server waited for, until a probe is good. The text
-  before the bad probe is scored again, once. If that ends with a bad probe too, it has scores of zero.
-- If no probe is good within `PATIENCE`, the fit ends with `ModelLost`, and can be resumed.
+- After a failure a second probe is asked too, the longest public text: what is left of a quota, or of the server's
+  speed, may do for a short text alone. A text that fails twice, each time with both probes good after it, has scores
+  of zero, as an average text has.
+- After a bad probe the embedded model is opened anew, and one on a server waited for, until both probes are good. The
+  text before the bad probe is scored again. If its last call ends with a bad probe too, it has scores of zero.
+- If the probes are not good within `PATIENCE`, the fit ends with `ModelLost`, and can be resumed.
 
-What is not seen: a model in another state that gives the probe the same bits, and one that is back in time for the
-probe, though a private text found it otherwise.
+What is not seen: a model in another state that gives the probes the same bits, and one that is back in time for the
+probe, though a private text found it otherwise. So the address must be one server's: behind a balancer, or a gateway
+that keeps answers, a probe may meet another state than the texts.
 
 From the log-probabilities on, all arithmetic is of single numbers, or exact (`once.steps`).
 """
@@ -68,7 +71,8 @@ PATIENCE = 600.0
 """Seconds that a fit waits for a model that no longer answers as at the start."""
 
 _LONGEST_PAUSE = 60.0
-_TRIES = 2  # of one text
+_TRIES = 3  # of one text
+_FAILURES = 2  # with good probes after them: then they are the text's own
 _ASKED_AGAIN = 8
 _REACH = 3.0  # spreads from the mean, beyond which scores are scaled to norm 1
 _FARTHEST = 32.0  # spreads: what is farther counts as this far
@@ -138,25 +142,43 @@ class LabelScores:
             raise ValueError("no log-probabilities")
         return [each - middle for each in logs]
 
-    def rows(self, texts: Sequence[str], progress: bool, probe: tuple[str, ScoreRow] | None = None) -> Flow[list[Any]]:
+    def rows(self, texts: Sequence[str], progress: bool, *probes: tuple[str, ScoreRow]) -> Flow[list[Any]]:
         """The scores of each text by a call of its own, made as a private call. In place of a row: how it failed.
 
-        With a ``probe``, a public text and its scores, each text is scored between two good probes, and `BROKEN` is in
-        place of a row if the probe was bad after each of its calls. Raises `ModelLost`.
+        With ``probes``, public texts and their scores, each text is scored between two good probes: the first of them,
+        and after a failure all. `BROKEN` is in place of a row if a probe was bad after its last call. Raises
+        `ModelLost`.
         """
         from tqdm import tqdm
 
         ask, found = self._ask(), list[Any]()
         for text in tqdm(texts, desc="scoring", unit="text", disable=None if progress else True):
-            for _ in range(_TRIES):
-                row = yield from ask(text)
-                if probe is None or (yield from ask(probe[0])) == probe[1]:
-                    break
-                yield from self._waited_for(ask, *probe)
+            found.append((yield from self._between(ask, text, probes) if probes else ask(text)))
+        return found
+
+    def _between(self, ask: Callable[..., Flow[Any]], text: str, probes: Sequence[tuple[str, ScoreRow]]) -> Flow[Any]:
+        """A text's scores, with good probes before and after the call that gave them."""
+        row: Any = BROKEN
+        failures = 0
+        for _ in range(_TRIES):
+            row = yield from ask(text)
+            has_failed = not isinstance(row, list)
+            if (yield from self._is_good(ask, probes if has_failed else probes[:1])):
+                failures += has_failed
+                if not has_failed or failures == _FAILURES:
+                    return row
             else:
                 row = BROKEN
-            found.append(row)
-        return found
+                yield from self._waited_for(ask, probes)
+        return row
+
+    def _is_good(
+        self, ask: Callable[..., Flow[Any]], probes: Sequence[tuple[str, ScoreRow]], *patience: float
+    ) -> Flow[bool]:
+        for text, start in probes:
+            if (yield from ask(text, *patience)) != start:
+                return False
+        return True
 
     def _ask(self) -> Callable[..., Flow[Any]]:
         """A private call with one text, on a copy of the scorer, which gives its row or how it failed."""
@@ -174,13 +196,13 @@ class LabelScores:
 
         return ask
 
-    def _waited_for(self, ask: Callable[..., Flow[Any]], text: str, start: ScoreRow) -> Flow[None]:
-        """Open an embedded model anew, or wait for a server, until the probe's scores are those of the start."""
+    def _waited_for(self, ask: Callable[..., Flow[Any]], probes: Sequence[tuple[str, ScoreRow]]) -> Flow[None]:
+        """Open an embedded model anew, or wait for a server, until the probes' scores are those of the start."""
         until, seconds = time.monotonic() + PATIENCE, 0.0
         while time.monotonic() <= until:
             yield pause(seconds)
             yield self._reopened
-            if (yield from ask(text, 0.0)) == start:
+            if (yield from self._is_good(ask, probes, 0.0)):
                 return
             seconds = min(max(1.0, 2 * seconds), _LONGEST_PAUSE)
         raise ModelLost
@@ -212,8 +234,12 @@ class LabelScores:
         spread = math.sqrt(math.fsum(squares) / len(found))
         if spread < _LEAST_SPREAD:
             raise InvalidParameter("scores", f"a spread of {spread:g}", "scores that differ among the public texts")
-        shortest = min(range(again), key=lambda i: len(texts[i]))
-        return CalibratedScores(self, mean, spread, (texts[shortest], found[shortest]))
+        tells = [i for i in range(again) if max(found[i]) > min(found[i])] or range(again)
+        shortest = min(tells, key=lambda i: len(texts[i]))
+        others = [i for i in range(again) if i != shortest]
+        longest = max(others, key=lambda i: len(texts[i]), default=shortest)
+        probes = [(texts[i], found[i]) for i in (shortest, longest)]
+        return CalibratedScores(self, mean, spread, *probes)
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
@@ -224,13 +250,14 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 class CalibratedScores:
     """Label scores with their ``mean`` and ``spread`` over public texts: features of norm at most 1. Public.
 
-    ``probe``: one of the public texts and its scores, if these were made in this process.
+    ``probe`` and ``longest``: two of the public texts and their scores, if these were made in this process.
     """
 
     scores: LabelScores
     mean: list[float]
     spread: float
     probe: tuple[str, ScoreRow] | None = None
+    longest: tuple[str, ScoreRow] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -263,7 +290,7 @@ class CalibratedScores:
 
     def rows(self, texts: Sequence[str], progress: bool) -> Flow[list[Any]]:
         """`LabelScores.rows` of private texts, each between two good probes."""
-        return self.scores.rows(texts, progress, self.probe)
+        return self.scores.rows(texts, progress, *(each for each in (self.probe, self.longest) if each is not None))
 
     def features(self, rows: Sequence[Any]) -> Whole:
         """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`."""

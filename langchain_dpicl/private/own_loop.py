@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_dpicl.calls.running import Threads
 from langchain_dpicl.calls.transport import separate_pools
-from langchain_dpicl.private.silence import in_private, keep_silent
+from langchain_dpicl.private.silence import in_private, keep_silent, private
 
 _guard = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # at most one
@@ -50,7 +50,7 @@ async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
     separate_pools()
     loop, here = _own_loop(), asyncio.get_running_loop()
-    if here is loop:
+    if here is loop or private.get():  # a release within a member: on a loop of its thread, which is as silent
         await work()
         return
     over = asyncio.Event()

@@ -164,6 +164,7 @@ class _Start(_Around):
             run = partial(_quietly, contextvars.copy_context(), thread.run)
 
             def quiet() -> None:
+                private.set(True)  # for what ends with the thread: its own values
                 run()
                 del thread.run  # it leads back to the thread
 
@@ -171,13 +172,24 @@ class _Start(_Around):
         self.before(thread)
 
 
+class _MakePool(_Around):
+    """The constructor of `ThreadPoolExecutor`: a pool that private code has made serves nobody else."""
+
+    def __call__(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        self.before(pool, *args, **kwargs)
+        pool._dpicl_private = private.get()
+
+
 class _Submit(_Around):
-    """`ThreadPoolExecutor.submit`. The pool's threads may serve others later, so they do not start in this context."""
+    """`ThreadPoolExecutor.submit`. The threads of public code's pools may serve others later, so they do not start in
+    this context."""
 
     def __call__(self, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if not private.get():
             return self.before(pool, function, *args, **kwargs)
         function = partial(contextvars.copy_context().run, function)
+        if getattr(pool, "_dpicl_private", False):
+            return self.before(pool, function, *args, **kwargs)
         return contextvars.Context().run(partial(self.before, pool, function, *args, **kwargs))
 
 
@@ -234,6 +246,7 @@ _PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (warnings.catch_warnings, "__enter__", partial(_Unless, nothing=list)),
     (warnings.catch_warnings, "__exit__", _Leave),
     (threading.Thread, "start", _Start),
+    (ThreadPoolExecutor, "__init__", _MakePool),
     (ThreadPoolExecutor, "submit", _Submit),
     (Future, "add_done_callback", _CallBack),
 )

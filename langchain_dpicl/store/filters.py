@@ -22,7 +22,7 @@ import json
 import math
 import numbers
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,13 +201,19 @@ def operator_in(request: object) -> str | None:
             continue
         seen[id(item)] = item
         if isinstance(item, Mapping):
-            if found := [key for key in item if key in _OF_VALUES or key in _OF_FILTERS]:
-                return str(found[0])
+            keys = [str.__str__(key) for key in item if isinstance(key, str)]
+            if found := [key for key in keys if key in _OF_VALUES or key in _OF_FILTERS]:
+                return found[0]
             waiting += item.values()
-        elif isinstance(item, (list, tuple, set, frozenset)):
+        elif isinstance(item, np.ndarray):
+            waiting += item.tolist() if item.dtype == object else []
+        elif isinstance(item, Collection):
             waiting += item
         else:
+            slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+            waiting += [getattr(item, name, None) for name in slots if isinstance(name, str)]
             waiting += getattr(item, "__dict__", {}).values()
+            waiting.append(getattr(item, "__pydantic_extra__", None))
     return None
 
 
@@ -262,7 +268,7 @@ class _Reader:
 
     def _value(self, name: str, value: object) -> str | int | float | bool:
         if isinstance(value, str) and len(value) <= LONGEST:
-            return str(value)
+            return str.__str__(value)  # an enumeration's own text would be its name
         if isinstance(value, (bool, np.bool_)) and name not in _ORDER:
             return bool(value)
         if isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= 2**63:

@@ -50,7 +50,7 @@ def probed_after_failures_alone(scores: CalibratedScores, texts: list[str]) -> F
     for text in texts:
         found.append((yield from ask(text)))
         if not isinstance(found[-1], list):
-            yield from scores.scores._waited_for(ask, *scores.probe)
+            yield from scores.scores._waited_for(ask, [scores.probe])
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -231,3 +232,9 @@ def test_records_pass_as_the_language_says_alone_and_many_at_once() -> None:
         assert [wanted.passes(record) for record in records[:5]] == expected[:5]
         passed += sum(expected)
     assert passed > 1000
+
+
+def test_a_text_of_an_enumeration_is_its_value() -> None:
+    """Its own text is its name: "not this one" then let everything through."""
+    ward = Enum("Ward", {"A": "a"}, type=str)
+    assert not MetadataFilter.parse({"ward": {"$ne": ward["A"]}}).passes({"ward": "a"})

@@ -180,10 +180,12 @@ def test_a_record_that_cannot_be_scored_keeps_its_embedding_and_changes_no_other
     assert head.fit_report == FitReport(records=200, unknown_labels=0, failed=2)
 
 
+@pytest.mark.parametrize("of", ["calls", "tokens"])
 def test_a_quota_that_ends_stops_the_fit_which_goes_on_as_if_nothing_had_been(
-    quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: str, quiet: None, budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that refuses everything from the 40th record on. The same call goes on when it answers again."""
+    """A server that refuses everything from the 40th record on, or everything but what is as short as the probe. The
+    same call goes on when it answers again."""
     seen, fake, left = list[OwnedRecords](), model(), [math.inf]
     real = fitting.clipped_sum
     monkeypatch.setattr(fitting, "clipped_sum", lambda records, w: seen.append(records) or real(records, w))
@@ -192,7 +194,8 @@ def test_a_quota_that_ends_stops_the_fit_which_goes_on_as_if_nothing_had_been(
 
     def reply(prompt: str) -> tuple[int, dict[str, str], str]:
         left[0] -= 1
-        return (200, {}, prompt) if left[0] >= 0 else (429, {}, "insufficient_quota")
+        is_short = of == "tokens" and prompt == TEMPLATE.replace("{input}", PUBLIC[0])
+        return (200, {}, prompt) if left[0] >= 0 or is_short else (429, {"retry-after": "3600"}, "insufficient_quota")
 
     def more(prompt: str) -> dict[str, Any]:
         (top,) = fake._answer(prompt).generation_info["logprobs"]["top_logprobs"]

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import io
 import logging
+import logging.config
 import sys
 import threading
 import warnings

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import make_dataclass
 from typing import Any
 
 import numpy as np
@@ -237,7 +239,16 @@ def release_of(store: ExemplarStore, budget_of: Any) -> Callable[..., Any]:
     return make
 
 
-@pytest.mark.parametrize("hide", [lambda chosen: chosen, lambda chosen: [AIMessage([{"text": (chosen,)}])]])
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda chosen: chosen,
+        lambda chosen: [AIMessage([{"text": (chosen,)}])],
+        lambda chosen: AIMessage.model_validate({"type": "ai", "content": "x", "ward": chosen}),
+        lambda chosen: deque([np.array([chosen], object)]),
+        make_dataclass("Slotted", ["ward"], slots=True),
+    ],
+)
 def test_a_request_holds_no_operator_for_a_members_search(hide: Any, here: MemberVectorStore, release_of: Any) -> None:
     chain = release_of(lambda values: here.similarity_search("q", filter={"ward": values["ward"]}) and "porch")
     with pytest.raises(InvalidParameter, match="input='\\$ne'"):
