@@ -73,6 +73,14 @@ def written(path: Path, *lines: str) -> str:
     return str(path)
 
 
+def choice(data: Path, mode: str) -> list[str]:
+    """What may be released in this mode: all of it is in the models' answers."""
+    lines = {"embedding": ("inhaler spray", "go home"), "keywords-joint": ("inhaler", "spray", "letter")}.get(mode)
+    if lines is None:
+        return []
+    return ["--candidates" if mode == "embedding" else "--domain", written(data.parent / "public.txt", *lines)]
+
+
 def test_embedding_answers_with_a_sentence_of_the_file(data: Path, models: Models, capsys: Any) -> None:
     public = written(data.parent / "public.txt", "inhaler spray", "", "  a letter  ", "go home")
     code, out, _ = run(capsys, *answer(data, "embedding", "--candidates", public, "--json"))
@@ -140,8 +148,7 @@ def test_a_failed_test_says_so_and_answers_zero_shot(data: Path, models: Models,
 
 @pytest.mark.parametrize("mode", ["embedding", "keywords-joint", "keywords-ptr"])
 def test_people_read_answers_receipts_and_the_rest(mode: str, data: Path, models: Models, capsys: Any) -> None:
-    public = written(data.parent / "public.txt", "inhaler spray", "go home")
-    more = ["--candidates", public] if mode == "embedding" else ["--k", "2"]
+    more = choice(data, mode) + ([] if mode == "embedding" else ["--k", "2"])
     code, out, _ = run(capsys, *answer(data, mode, *more, "--compare"))
     assert code == 0
     assert "private answer       inhaler spray" in out
@@ -154,8 +161,7 @@ def test_people_read_answers_receipts_and_the_rest(mode: str, data: Path, models
 def test_held_out_records_are_scored(mode: str, data: Path, models: Models, capsys: Any) -> None:
     test = data.parent / "test.csv"
     test.write_text("text,note\na cough,inhaler spray\na night,inhaler spray\na third,inhaler spray\n")
-    public = written(data.parent / "public.txt", "inhaler spray", "go home")
-    more = ["--candidates", public] if mode == "embedding" else ["--k", "2"]
+    more = choice(data, mode) + ([] if mode == "embedding" else ["--k", "2"])
     arguments = answer(data, mode, *more, "--test", str(test), "--limit", "2", "--json", question=None)
     code, out, _ = run(capsys, *arguments)
     assert code == 0
@@ -238,7 +244,7 @@ def test_a_model_that_is_down_costs_nothing(data: Path, models: Models, capsys: 
 
 
 def test_one_budget_name_is_one_kind_of_answer(data: Path, models: Models, capsys: Any) -> None:
-    assert run(capsys, *answer(data, "keywords-joint", "--k", "1"))[0] == 0
+    assert run(capsys, *answer(data, "keywords-joint", "--k", "1", *choice(data, "keywords-joint")))[0] == 0
     code, _, err = run(capsys, *answer(data, "keywords-ptr", "--k", "1"))
     assert code == 1
     assert "mechanism" in err
@@ -249,7 +255,8 @@ def test_one_budget_name_is_one_kind_of_answer(data: Path, models: Models, capsy
 @pytest.mark.filterwarnings("ignore:.*Their losses add up")
 def test_braces_in_an_instruction_are_text(data: Path, models: Models, capsys: Any) -> None:
     for mode in ("keywords-joint", "keywords-ptr"):
-        code, _, err = run(capsys, *answer(data, mode, "--k", "2", "--instruction", "Use {json}", "--name", mode))
+        more = ["--k", "2", "--instruction", "Use {json}", "--name", mode, *choice(data, mode)]
+        code, _, err = run(capsys, *answer(data, mode, *more))
         assert (code, err) == (0, "")
         assert models.prompts[-1].startswith("Use {json} with the following")
 
@@ -266,7 +273,7 @@ def test_test_records_are_checked_before_anything_is_charged(data: Path, models:
 
 
 def test_an_error_in_the_middle_shows_what_was_answered_before(data: Path, models: Models, capsys: Any) -> None:
-    more = ["--releases", "1", "--question", "another inhaler", "--json"]
+    more = ["--releases", "1", "--question", "another inhaler", "--json", *choice(data, "keywords-joint")]
     code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", *more))
     result = json.loads(out)
     assert code == 1
@@ -279,7 +286,7 @@ def test_keywords_survive_a_model_that_cannot_write_from_them(data: Path, models
     def fails_to_write(prompt: str) -> str:
         if "suggestions" in prompt:
             raise ConnectionError
-        return "inhaler"
+        return "an inhaler for the cough"
 
     models.answer = fails_to_write
     code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", "--json"))
@@ -294,6 +301,7 @@ def test_keys_need_not_be_names_of_variables(tmp_path: Path, models: Models, cap
     path = tmp_path / "dotted.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
+    models.answer = lambda prompt: "an inhaler for the cough"
     more = ["--input-key", "a.b", "--output-key", "the note", "--k", "1", "--json"]
     code, out, err = run(capsys, *answer(path, "keywords-joint", *more))
     assert code == 0, err
