@@ -166,11 +166,13 @@ class LabelScorer(Runnable[dict[str, Any], str]):
 
     def scores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
         """Every label's calibrated score; they add up to 1. Raises `InvalidParameter` if there are none: see above."""
-        return self._combine([self.llm.generate_prompt(**asked) for asked in self._requests(input, config)])
+        found = [self.llm.generate_prompt(**asked) for asked in self._requests(input, config)]
+        return self._combine(found, bool(input.get("examples")))
 
     async def ascores(self, input: dict[str, Any], config: RunnableConfig | None = None) -> dict[str, float]:
         """:meth:`scores`, waiting for the model without blocking."""
-        return self._combine([await self.llm.agenerate_prompt(**asked) for asked in self._requests(input, config)])
+        found = [await self.llm.agenerate_prompt(**asked) for asked in self._requests(input, config)]
+        return self._combine(found, bool(input.get("examples")))
 
     def prior(self, public_texts: Sequence[str]) -> PublicPrior:
         """Label probabilities without private examples, calibrated on public texts: `PublicPrior`."""
@@ -215,7 +217,8 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             return [{**settings, "prompts": [prompt]} for prompt in prompts]
         return [{**settings, "prompts": prompts, "shared_prefix": True}]
 
-    def _combine(self, results: list[LLMResult]) -> dict[str, float]:
+    def _combine(self, results: list[LLMResult], has_examples: bool) -> dict[str, float]:
+        """Without examples, a small model may name no label: that says nothing of its answers to real requests."""
         scored = []
         for generation in (generation[0] for result in results for generation in result.generations):
             positions = _positions(generation)
@@ -223,7 +226,7 @@ class LabelScorer(Runnable[dict[str, Any], str]):
                 bound = "its server must return log-probabilities for generated tokens"
                 raise InvalidParameter("llm", type(self.llm).__name__, bound)
             found, tells = _label_scores(positions, self.labels)
-            if not tells and self.must_tell:
+            if not tells and self.must_tell and has_examples and not scored:  # content-free prompts need not tell
                 bound = "labels of which one begins among the model's alternatives (is it thinking first?)"
                 raise InvalidParameter("labels", list(self.labels), bound)
             scored.append(found)

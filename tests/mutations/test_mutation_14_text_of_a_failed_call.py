@@ -57,12 +57,12 @@ def check(sealed_of: Make, budget_of: Make, canary: str, canary_free: Callable[.
         canary_free(error, frames=True)
 
 
-def the_error_passes(work: Any) -> Any:
+def the_error_passes(work: Any, shown: Any = ()) -> Any:
     """The mutant: whatever is raised on the private side goes to the caller."""
     return (yield from work)
 
 
-def the_error_is_the_cause(work: Any) -> Any:
+def the_error_is_the_cause(work: Any, shown: Any = ()) -> Any:
     """The mutant: a constant error, raised from the private one."""
     try:
         return (yield from work)
@@ -70,7 +70,7 @@ def the_error_is_the_cause(work: Any) -> Any:
         raise ReleaseFailed from error
 
 
-def within_the_except_block(work: Any) -> Any:
+def within_the_except_block(work: Any, shown: Any = ()) -> Any:
     """The mutant: a constant error that hides its context, and has it all the same."""
     try:
         return (yield from work)

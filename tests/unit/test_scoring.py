@@ -248,7 +248,7 @@ def test_an_answer_among_whose_alternatives_is_no_label_is_no_vote(server: Serve
     scorer = LabelScorer(completion(server), ["Blue", "Black"], calibrate=False)
     for ask in (scorer.scores, scorer.invoke):
         with pytest.raises(InvalidParameter, match="among the model's alternatives"):
-            ask({"input": "x"})
+            ask({"input": "x", "examples": [{"text": "y", "label": "Blue"}]})
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.05])
