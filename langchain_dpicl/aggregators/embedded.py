@@ -135,10 +135,6 @@ class Embedded(Aggregator[T]):
             self.encode(text)
 
     @property
-    def samples(self) -> Sequence[str]:
-        return self.texts or super().samples
-
-    @property
     def _shown_candidates(self) -> str:
         return f"{len(self.texts)} candidates" if self._chain is None else f"n_candidates={self.n_candidates}"
 

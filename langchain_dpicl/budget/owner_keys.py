@@ -16,7 +16,7 @@ from pathlib import Path
 
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import InvalidParameter, LedgerError
-from langchain_dpicl.store.notes import KEY
+from langchain_dpicl.store.notes import KEY, path_of
 
 
 def key_id(key: bytes) -> str:
@@ -34,10 +34,8 @@ class OwnerKeyFile:
     def __init__(
         self, ledger: str | None, given: str | os.PathLike[str] | None, *, ends_with_process: bool = False
     ) -> None:
-        if given is not None and (not isinstance(given, (str, os.PathLike)) or "\0" in os.fspath(given)):
-            raise InvalidParameter("key_file", type(given).__name__, "the path of a file")
         beside = None if ledger is None else Path(f"{ledger}.key")
-        self.path = beside if given is None else Path(given).expanduser()
+        self.path = beside if given is None else path_of("key_file", given)
         self._in_memory = secrets.token_bytes(KEY) if ends_with_process and self.path is None else None
 
     def make(self) -> bytes:

@@ -82,7 +82,7 @@ class LedgerReport:
                     lines = {} if budget.plan is None else budget.plan.lines
                     plain = {key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()}
                     row |= {"principals": each, "lines": plain}
-                total = budget.total()
+                total = total or budget.total()  # the ledger's: the same from each of them
             budgets.append(row)
         return {"ledger": self._ledger.shown, "budgets": budgets, "total": total}
 

@@ -8,7 +8,7 @@ lead to it is the label's score:
 - a token that several labels share is settled by the next position if the greedy answer takes it, else shared evenly;
 - a token that fits every label, such as a space, tells none from another;
 - a label outside the alternatives that the server returned gets the least likely of these: the most it can have. If
-  none of the labels is among them, there is no score: the scorer raises, and as a member it abstains.
+  none of the labels is among them after examples, there is no score: the scorer raises, and as a member it abstains.
 
 For labels whose first tokens differ, the score is the model's probability of the label's first token, exactly.
 
@@ -89,8 +89,9 @@ class LabelScorer(Runnable[dict[str, Any], str]):
     InvalidParameter
         From the constructor for bad arguments; from a call if the input lacks the query, an example lacks a key,
         the server returns no log-probabilities, or one that is no number or above 0 (by more than rounding), or if no
-        label is among the alternatives: a model that thinks first, or answers in sentences, has none there. With
-        ``calibrate`` that holds for each content-free text, too. The messages show no text of the input.
+        label is among the alternatives after examples: a model that thinks first, or answers in sentences, has none
+        there. (Without examples a small model may name none and yet answer real requests: its scores are then even.)
+        The messages show no text of the input.
     """
 
     def __init__(
@@ -136,8 +137,6 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         self.prompt, self.calibrate, self.instruction = prompt, bool(calibrate), instruction
         self.query_key, self.input_key, self.output_key = query_key, input_key, output_key
         self.content_free = texts
-        self.must_tell = True
-        """Whether a call raises if no label is among the alternatives; as features of a head, equal scores will do."""
 
     @property
     def calls(self) -> int:
@@ -218,15 +217,14 @@ class LabelScorer(Runnable[dict[str, Any], str]):
         return [{**settings, "prompts": prompts, "shared_prefix": True}]
 
     def _combine(self, results: list[LLMResult], has_examples: bool) -> dict[str, float]:
-        """Without examples, a small model may name no label: that says nothing of its answers to real requests."""
-        scored = []
+        scored: list[list[float]] = []
         for generation in (generation[0] for result in results for generation in result.generations):
             positions = _positions(generation)
             if not positions:
                 bound = "its server must return log-probabilities for generated tokens"
                 raise InvalidParameter("llm", type(self.llm).__name__, bound)
             found, tells = _label_scores(positions, self.labels)
-            if not tells and self.must_tell and has_examples and not scored:  # content-free prompts need not tell
+            if not tells and has_examples and not scored:  # content-free prompts need not tell
                 bound = "labels of which one begins among the model's alternatives (is it thinking first?)"
                 raise InvalidParameter("labels", list(self.labels), bound)
             scored.append(found)

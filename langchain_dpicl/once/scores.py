@@ -117,7 +117,6 @@ class LabelScores:
             top_logprobs = 100 if getattr(llm, "accepts_shared_prefix", False) else 20
         filled = partial(_filled, template)
         self.scorer = LabelScorer(llm, labels, prompt=filled, calibrate=False, top_logprobs=top_logprobs)
-        self.scorer.must_tell = False
         self.labels, self.template = self.scorer.labels, template
         self.share = checks.real("share", share, above=0.0, below=1.0)
 

@@ -46,6 +46,13 @@ class OpenedBudget:
         return self.ledger, self.name
 
 
+def path_of(parameter: str, given: str | os.PathLike[str]) -> Path:
+    """A path that a user gives. Raises `InvalidParameter` for what is none."""
+    if not isinstance(given, (str, os.PathLike)) or "\0" in os.fspath(given):
+        raise InvalidParameter(parameter, type(given).__name__, "the path of a file")
+    return Path(given).expanduser()
+
+
 def merged(*lists: Iterable[OpenedBudget]) -> tuple[OpenedBudget, ...]:
     """Every budget once: its latest address, and the most that it promised (a name may have been given again)."""
     found: dict[tuple[str, str], OpenedBudget] = {}
@@ -67,9 +74,7 @@ class DataNotes:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
-            raise InvalidParameter("notes", type(path).__name__, "the path of a file")
-        self.path = Path(path).expanduser().absolute()
+        self.path = path_of("notes", path).absolute()
         self._own_key = secrets.token_bytes(KEY)
 
     @classmethod
@@ -99,7 +104,8 @@ class DataNotes:
 
     def remember(self, budgets: Sequence[OpenedBudget]) -> None:
         """Write down that these budgets were opened."""
-        if set(merged(self._read()[1], budgets)) <= set(self._read()[1]):
+        _, known = self._read()
+        if set(merged(known, budgets)) <= set(known):
             return
         with self._writing() as (_, known, descriptor):
             for budget in set(merged(known, budgets)) - set(known):
