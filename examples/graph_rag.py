@@ -61,5 +61,8 @@ selector = PoissonExampleSelector(
 )
 budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=20, ledger="sqlite:///graph.db", name="graph")
 desk = PrivateEnsemble(selector, app | itemgetter("answer")) | DPAggregate(NoisyVote(DEMO_LABELS), budget)
+# A first release asks in public whether answers can be read. This small model needs documents of their form for that.
+public = ["Message: Please renew my prescription.\nDesk: Flask", "Message: I need more tablets.\nDesk: Flask"]
+print("rehearsal passed:", desk.rehearse(public, asked).passed)
 print("private:", desk.invoke(asked))
 print(budget)

@@ -42,6 +42,12 @@ budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=20, ledger="sqlite:///rag
 desk = wrap_rag(
     chain, collection, NoisyVote(DEMO_LABELS), budget, owner_key="patient", documents=2, return_receipt=True
 )
+# A first release asks in public whether answers can be read. This small model needs documents of their form for that.
+public = [
+    Document("Message: Please renew my prescription.\nDesk: Flask"),
+    Document("Message: I need more tablets.\nDesk: Flask"),
+]
+print("rehearsal passed:", desk.rehearse(public, question).passed)
 answered = desk.invoke(question)
 print("wrap_rag:", answered["answer"], answered["receipt"]["id"])
 

@@ -45,6 +45,8 @@ class Aggregator(ABC, Generic[T]):
     """Whether any number of outputs, which is private, may come to `aggregate`; and each may be of one owner, so that
     an owner more or less is one output more or less. Otherwise N come, and an empty bucket's is an abstention."""
 
+    SAMPLES = ("a made-up answer", "another made-up answer")
+
     tells_abstention: bool = True
     """Whether a release shows that the members fail. If it does not, the ensemble asks a public question first."""
 
@@ -88,6 +90,11 @@ class Aggregator(ABC, Generic[T]):
         ``answers``. All of it is public, and an error costs nothing."""
         return self
 
+    @property
+    def samples(self) -> Sequence[str]:
+        """Public texts that `encode` can read: what the made-up examples of a public question have as their outputs."""
+        return self.SAMPLES
+
     def check_kind(self, output: object) -> None:
         """Raise if a public output is of a kind that cannot be read, whatever it says."""
         if text_of(output) is None:
@@ -99,8 +106,9 @@ class Aggregator(ABC, Generic[T]):
     def encode(self, output: object) -> object:
         """What `aggregate` needs of one member's output. Raising makes this member abstain.
 
-        Raise for whatever cannot be read. Return plain numbers, texts and arrays that are made here: an output is any
-        object at all, whose methods may raise, and in `aggregate` they would fail the release for all.
+        Raise for whatever cannot be read: a public question tells by it, before the charge, that the members' answers
+        would be of no use. Return plain numbers, texts and arrays that are made here: an output is any object at all,
+        whose methods may raise, and in `aggregate` they would fail the release for all.
         """
         return output
 

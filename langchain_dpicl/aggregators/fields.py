@@ -78,6 +78,11 @@ class Part:
             return self.values[code]
         return None if code == ABSENT else self.reader.shown(code)
 
+    @property
+    def sample(self) -> Any:
+        """A value as a member may write it, for JSON."""
+        return self.reader.samples[0]
+
     def extremes(self) -> tuple[Any, ...]:
         """All values of a vote, or both ends of a number and None if it may be missing."""
         if self.values:

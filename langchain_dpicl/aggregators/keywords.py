@@ -218,6 +218,10 @@ class _JointEM(Keywords):
                 raise InvalidParameter("input", sorted(values), needed)
         return bound
 
+    @property
+    def samples(self) -> Sequence[str]:
+        return [" ".join(self._spelling[: self.k])] if self._spelling else super().samples
+
     def encode(self, output: object) -> object:
         known = (self._index.get(key) for key in self.words.keys(answer_of(output) or ""))
         return np.array([i for i in known if i is not None], np.int64)

@@ -83,6 +83,11 @@ class Bounded(Aggregator[N], Generic[N]):
         if not self._least < self._most:
             raise InvalidParameter("high", high, f"a bound above low = {low}")
 
+    @property
+    def samples(self) -> Sequence[str]:
+        values = (self.at(Fraction(1, 3)), self.at(Fraction(2, 3)))
+        return [str(each) if self._type is not float else f"{each:g}".replace(".", self.decimal) for each in values]
+
     def encode(self, output: object) -> int:
         """The nearest place among 0, ..., ``steps``. Raises for an output that is no number, or no date."""
         found = min(max(self._read(output), self._least), self._most)

@@ -149,6 +149,10 @@ class Structured(Aggregator[M], Generic[M]):
         bound.parts = [replace(part, reader=part.reader.prepare(values, {})) for part in self.parts]
         return bound
 
+    @property
+    def samples(self) -> Sequence[str]:
+        return [json.dumps({part.keys[0]: part.sample for part in self.parts})]
+
     def encode(self, output: object) -> tuple[int | None, ...]:
         """Each field's code; None where it abstains. Raises for an output of which no field can be read."""
         return run(self._codes(output))

@@ -264,6 +264,10 @@ class NoisyVote(Aggregator[T]):
     _text = staticmethod(answer_of)
     """How an output becomes a text."""
 
+    @property
+    def samples(self) -> Sequence[str]:
+        return self.labels
+
     def encode(self, output: object) -> int:
         """The label's index. Raises `ValueError` for an output that names none."""
         if (index := self.parse(output)) is None:

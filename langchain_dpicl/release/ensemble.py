@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.calls.flow import Either, Flow, arun, run
+from langchain_dpicl.calls.flow import Either, Flow, awaitable, pause, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
@@ -34,6 +34,9 @@ from langchain_dpicl.store.filters import operator_in
 from langchain_dpicl.store.records import Vectors
 
 R = TypeVar("R")
+
+_TRYING = 0.01
+"""Seconds between two looks at whether another request's public question has its answer."""
 
 PublicChain = tuple[Runnable[Any, Any], int, float | None]
 """A chain that is asked before the charge, on public values: how often, and each call's seconds."""
@@ -126,6 +129,10 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     _search: PublicChain | None = None
     unproven = False
     """Whether the member could share state between its calls, and has not shown yet that it does not."""
+    _tried: frozenset[bool] = frozenset()
+    """Where the member has answered on made-up examples: False for threads, True for event loops."""
+    _answered: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]
+    """By aggregator: a question of a rehearsal that passed, and public examples."""
     _named: frozenset[str] = frozenset()
 
     def __init__(
@@ -172,6 +179,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         # Another copy, for public calls: private calls write nothing into it.
         self.public_member, self._allowed = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
+        self._answered = dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]()
         self.unproven = bool(Snapshot(self._member, self.allow_state).places)
         self.unread = not watched.names_examples(self._member)
         first = self._member
@@ -190,6 +198,11 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     def variant(self) -> str:
         """Further public settings of the ensemble that decide its answers. Part of what replay compares."""
         return " count_empty" if self.count_empty else ""
+
+    @property
+    def untried(self) -> bool:
+        """Whether the next request asks the member on made-up examples."""
+        return self.has_member and (self.unproven or not self._tried)
 
     def check_sync(self) -> None:
         """Refuse calls from threads if only asynchronous ones can be limited in time."""
@@ -219,28 +232,88 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             return copy.deepcopy(dict(values))
         raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
 
-    def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]:
-        """Before the first charge: see whether two calls on public values and made-up examples leave anything behind.
+    def check_member(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str = ""
+    ) -> Flow[None]:
+        """Before the first charge, once for threads and once for event loops: ask the member on made-up examples.
 
-        Costs nothing if the member's functions reach nothing that can be written. Raises `UnsafeConfigurationError` if
-        one call wrote something that another one reads, and `ModelUnavailable` if the member fails.
+        Their texts hold braces, quotes and line breaks. If the member's functions reach anything that can be written,
+        two more calls show whether they leave something behind. Costs nothing. Raises `InvalidParameter` for a member
+        that fails on such texts and no others, `UnsafeConfigurationError` if one call wrote something that another one
+        reads, and `ModelUnavailable` if the member fails.
         """
+        in_loop = yield Either(lambda: False, awaitable(lambda: True))
+        if not self.unproven and in_loop in self._tried:
+            return
+        while not self._trying.acquire(blocking=False):  # the first request tries, the others wait for it
+            yield pause(_TRYING)
+        try:
+            yield from self._trial(values, aggregator)
+            if in_loop not in self._tried:
+                yield from self._try(values, aggregator, caller)
+                self._tried |= {in_loop}
+        finally:
+            self._trying.release()
 
-        def here() -> None:
-            with self._trying:  # the first thread tries, the others wait for it
-                run(self._trial(values, aggregator))
+    def _made_up(
+        self, number: int, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, marks: str = ""
+    ) -> WatchedExamples:
+        """So many examples that no record of the store has a part in: the question's own words, and an answer.
 
-        if self.unproven:
-            yield Either(here, lambda: arun(self._trial(values, aggregator)))
-
-    def _made_up(self, number: int, answers: Sequence[str]) -> WatchedExamples:
-        """So many examples that no record of the store has a part in."""
+        Where examples have outputs, the answer stands there alone: in the text it would teach to copy from texts.
+        """
         store, made = self.selector.store, list[dict[str, Any]]()
+        samples = Aggregator.SAMPLES if aggregator is None else aggregator.samples
+        asked = " ".join(value for value in values.values() if isinstance(value, str))
         for i in range(number):
-            made.append(MadeUp({store.input_key: other_words("a made-up example")}))
+            answer = samples[(number + i) % len(samples)]
+            text = other_words(asked or "a made-up example") + marks
+            if store.output_key is None:
+                text += f"\n{answer}"
+            made.append(MadeUp({store.input_key: text}))
             if store.output_key is not None:
-                made[i][store.output_key] = answers[(number + i) % len(answers)]
+                made[i][store.output_key] = answer
         return WatchedExamples(made, store.input_key, store.output_key)
+
+    def _try(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str) -> Flow[None]:
+        """A call on made-up examples with `watched.MARKS`. If it fails, others find out why."""
+        said = _Reading(aggregator)
+        failure = yield from self._probe(values, self._made_up(2, values, aggregator, watched.MARKS), said)
+        if failure is None and aggregator is not None:
+            self.doubts.of(caller).judge(True)
+        if failure is None or said.anything:  # what cannot be read is for `check_health`
+            return
+        if failure is TimeoutError or (yield from self.ask(values)) is not None:
+            raise _unavailable("the member fails", failure)
+        if (yield from self._probe(values, self._made_up(2, values, aggregator))) is None:
+            bound = (
+                "a chain that takes braces, quotes and line breaks in examples: fill a template with them, and never "
+                f"make them a part of the template's own text ({_name(failure)}); `rehearse` shows the whole error"
+            )
+            raise InvalidParameter("member", type(self.public_member).__name__, bound)
+        warnings.warn(
+            f"the member fails on made-up examples ({_name(failure)}), so nothing shows yet that it can answer on real "
+            "ones: `rehearse` it with public examples of your records' form",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+
+    def _probe(
+        self, values: Mapping[str, Any], made: WatchedExamples, read: Callable[[object], None] = lambda output: None
+    ) -> Flow[type[BaseException] | None]:
+        failure = yield from boundary.probe(self.public_member, (values, made), self.timeout, read)
+        self.unread = self.unread and not made.read
+        return failure
+
+    def note_rehearsal(
+        self, values: Mapping[str, Any], bucket: Examples, aggregator: Aggregator[Any] | None
+    ) -> Flow[None]:
+        """A rehearsal has passed: the member is known to answer this question, with these public examples."""
+        self._tried |= {(yield Either(lambda: False, awaitable(lambda: True)))}
+        self.unread = False
+        if aggregator is not None:
+            self._answered[repr(aggregator)] = dict(values), [dict(each) for each in list.__iter__(bucket)]
+            self.doubts.asked("").judge(True)  # the public question of a caller in doubt, if all callers are one
 
     def check_reading(self) -> None:
         """Before the first charge: warn, once, if the member looks at no example, so that a release is wasted on it.
@@ -258,11 +331,10 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             return
         chain, allowed = public_copy(self._member, self.allow_state)
         other = other_words(dict(values))
-        answers = list(getattr(aggregator, "labels", ())) or ["a made-up answer", "another made-up answer"]
 
         def ask(values: Mapping[str, Any], number: int) -> Flow[type[BaseException] | None]:
             """Show the member so many examples. No record of the store has a part in them."""
-            made = self._made_up(number, answers)
+            made = self._made_up(number, values, aggregator)
             failure = yield from boundary.probe(chain, (values, made), self.timeout)
             self.unread = self.unread and not made.read
             return failure
@@ -291,19 +363,32 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         return (yield from boundary.probe(self.public_member, self.public_request(values), self.timeout, read))
 
     def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
-        """Call the member on the query without examples, before charging a caller who has doubt about it.
+        """Ask the member a public question, before charging a caller who has doubt about it.
 
-        Both the doubt and the call (no private example) are public to the caller (`BudgetLine.caller`). Raises
-        `ModelUnavailable`, also if the aggregator could not use any answer of this kind.
+        The question is the query without examples. If the aggregator cannot read its answer, the query with made-up
+        examples is asked, or what a rehearsal has shown to be answered. Both the doubt and the calls (no private
+        example) are public to the caller (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no such answer.
         """
-        failure = yield from self.ask(values, aggregator.check_kind)
+        said = _Reading(aggregator)
+        failure = yield from self.ask(values, said)
+        if failure is not None and said.anything:
+            asked: Mapping[str, Any] = values
+            made = self._made_up(2, values, aggregator)
+            if (known := self._answered.get(repr(aggregator))) is not None:
+                asked = known[0]
+                made = WatchedExamples(map(dict, known[1]), made.input_key, made.output_key)
+            if (yield from self._probe(asked, made, said)) is None:
+                failure = None
         self.doubts.of(caller).judge(failure is None)
-        if failure is not None:
+        if failure is None:
+            return
+        if said.anything:
             raise ModelUnavailable(
-                "the member, or the reading of its answer, fails on the query without examples "
-                f"({failure.__module__}.{failure.__qualname__}); nothing was charged. "
-                "`rehearse` shows the whole error"
+                f"the member answers, but {type(aggregator).__name__} can read nothing in it{said.reason}, neither "
+                "without examples nor with made-up ones; nothing was charged. `rehearse` shows the answers; after a "
+                "rehearsal that passed, its own question is asked instead"
             )
+        raise _unavailable("the member, or the reading of its answer, fails", failure)
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
@@ -382,6 +467,32 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
 
     def __repr__(self) -> str:
         return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
+
+
+class _Reading:
+    """Reads a public answer as an aggregator would, and notices whether there was one at all."""
+
+    def __init__(self, aggregator: Aggregator[Any] | None) -> None:
+        self._aggregator, self.anything, self.reason = aggregator, False, ""
+
+    def __call__(self, output: object) -> None:
+        self.anything = True
+        try:
+            if self._aggregator is not None:
+                self._aggregator.check_encoded(self._aggregator.encode(output))
+        except ValueError as error:
+            self.reason = f" ({error})" if str(error) else ""
+            raise
+
+
+def _name(failure: type[BaseException]) -> str:
+    return f"{failure.__module__}.{failure.__qualname__}"
+
+
+def _unavailable(fails: str, failure: type[BaseException]) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{fails} on a public question ({_name(failure)}); nothing was charged. `rehearse` shows the whole error"
+    )
 
 
 def _own_outputs(

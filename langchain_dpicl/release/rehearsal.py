@@ -27,7 +27,7 @@ from langchain_dpicl.private import boundary
 from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts, releases_in
 from langchain_dpicl.release.watched import WatchedExamples
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.selection.rules import text_searched
 
 _LINE = 300
@@ -105,8 +105,9 @@ class Rehearsal:
     question
         The request.
     calls
-        One `RehearsedCall` for each bucket that the public examples fill, then the one without examples, which an empty
-        bucket makes.
+        One `RehearsedCall` for each bucket that the public examples fill; one with the first of these with braces,
+        quotes and line breaks in its texts, unless they have braces themselves; and the one without examples, which an
+        empty bucket makes.
     findings
         What else is wrong: a name in a template that nobody fills, a member that fails on made-up examples.
     """
@@ -226,6 +227,7 @@ def hear(
         try:
             encoded = yield Either(partial(aggregator.encode, found), partial(aggregator.aencode, found))
             parsed = aggregator.shown(encoded)
+            aggregator.check_encoded(encoded)
         except Exception as reason:
             error = _useless(found, aggregator, reason) if must_count else ""
         with contextlib.suppress(InvalidParameter):
@@ -283,7 +285,12 @@ class Rehearsing:
     def check_request(self, values: object) -> Mapping[str, Any]: ...
 
     @abstractmethod
-    def check_sharing(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]: ...
+    def check_member(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]: ...
+
+    @abstractmethod
+    def note_rehearsal(
+        self, values: Mapping[str, Any], bucket: Examples, aggregator: Aggregator[Any] | None
+    ) -> Flow[None]: ...
 
     @abstractmethod
     def public_chain(
@@ -308,8 +315,8 @@ class Rehearsing:
             Reads the outputs, and says why it cannot.
 
         Nothing is charged, no plan is frozen, and no record of the store is read: a selector of the member has no store
-        here. Tracers and callbacks hear nothing. What the first release would ask the member in public, about state
-        that its calls share, is asked here, and not again if the rehearsal has passed.
+        here. Tracers and callbacks hear nothing. What the first release would ask the member in public (whether it
+        answers on made-up examples, and shares no state) is asked here, and not again if the rehearsal has passed.
 
         Raises `InvalidParameter` if the member reads no example or makes releases of its own, and for stand-ins or a
         question that are not of the store's or the member's form; `UnsafeConfigurationError` as a first release would.
@@ -380,18 +387,18 @@ class Rehearsing:
             )
             refused.add_note(str(Rehearsal(values, tuple(calls), (str(refused),))))
             raise refused
-        call, _ = yield from hear(
-            chain, (values, nothing), self.timeout, "without examples", aggregator, must_count=False
-        )
-        calls.append(call)
+        more = {"without examples": nothing}
+        if not calls[-1].error and (marked := watched.marked(buckets[0])) is not None:
+            more = {"with braces, quotes and line breaks": marked, **more}
+        for name, bucket in more.items():
+            call, _ = yield from hear(chain, (values, bucket), self.timeout, name, aggregator, must_count=False)
+            calls.append(call)
         if any("KeyError" in call.error for call in calls):
             found += watched.slips_in(chain, {*values, "examples"})
         if not found and not any(call.error for call in calls):
             try:
-                yield from self.check_sharing(values, aggregator)
-                self.unread = False
-                if aggregator is not None:  # the public question of a caller in doubt, if all callers are one
-                    self.doubts.asked("").judge(True)
+                yield from self.note_rehearsal(values, buckets[0], aggregator)
+                yield from self.check_member(values, aggregator)
             except ModelUnavailable as error:
                 found.append(str(error))
         return Rehearsal(values, tuple(calls), tuple(found))

@@ -234,7 +234,7 @@ class SealedRelease(AnyRelease[T]):
     def calls_public(self, request: Request) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""
         asks = self._candidates is not None or self.selector.nearest_to is not None
-        return asks or self.ensemble.unproven or self._doubtful(request)
+        return asks or self.ensemble.untried or self._doubtful(request)
 
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
         """The aggregator for this query, and what the selector looks for: its embedding and filter."""
@@ -245,7 +245,8 @@ class SealedRelease(AnyRelease[T]):
             chain, count, timeout = self._candidates
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
-        yield from self.ensemble.check_sharing(values, aggregator)
+        if self.ensemble.has_member:
+            yield from self.ensemble.check_member(values, aggregator, request.caller)
         self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)

@@ -32,6 +32,10 @@ from langchain_dpicl.selection import Examples, PoissonExampleSelector
 _NEAR = 0.8
 """How alike two names are of which one may be a slip of the other."""
 
+MARKS = """ {"a": [1, {b}]} {{c}} {d! '%s' $e \\ "f"
+"""
+"""What a text may hold that breaks a template, a format or a line: braces, quotes, percent signs, a line break."""
+
 READS_NOTHING = (
     "it reads neither the key 'examples' of its input, nor the selector, a retriever or a vector store that gives a "
     "member its own"
@@ -96,6 +100,16 @@ def public_buckets(given: object, selector: PoissonExampleSelector) -> list[Watc
         made.append(found)
     size = selector.max_exemplars
     return [WatchedExamples(made[i : i + size], store.input_key, store.output_key) for i in range(0, len(made), size)]
+
+
+def marked(bucket: WatchedExamples) -> WatchedExamples | None:
+    """The same examples with `MARKS` in their texts; None if these have braces already, which may be their form."""
+    made = [dict(each) for each in list.__iter__(bucket)]
+    if any("{" in each[bucket.input_key] or "}" in each[bucket.input_key] for each in made):
+        return None
+    for each in made:
+        each[bucket.input_key] += MARKS
+    return WatchedExamples(made, bucket.input_key, bucket.output_key)
 
 
 class _NoStore:

@@ -32,7 +32,7 @@ Run = Callable[..., list[str]]
 CUSTOMERS = "150"
 """Of the examples' inbox: embedding all 800 of them takes longer than anything else here."""
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.asks_first]
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,9 @@ def test_a_reply_is_written_token_by_token_and_its_demonstrations_fit_a_prompt(r
 
 
 def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_receipt(run: Run) -> None:
-    naive, wrapped, retrieved, budget = run("rag.py")
+    naive, rehearsed, wrapped, retrieved, budget = run("rag.py")
     assert naive.startswith("not private: ")
+    assert rehearsed == "rehearsal passed: True"
     name, desk, receipt = wrapped.split()
     assert name == "wrap_rag:"
     assert desk in DEMO_LABELS
@@ -181,8 +182,9 @@ def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_r
 
 @pytest.mark.slow
 def test_a_graph_searches_one_patients_messages_in_each_call(run: Run) -> None:
-    naive, private, budget = run("graph_rag.py")
+    naive, rehearsed, private, budget = run("graph_rag.py")
     assert naive.startswith("not private: ")
+    assert rehearsed == "rehearsal passed: True"
     assert private in [f"private: {label}" for label in DEMO_LABELS]
     assert "spent=1" in budget
 

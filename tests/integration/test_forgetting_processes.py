@@ -34,9 +34,10 @@ budget = PrivacyBudget(1000, 1e-5, 3, "sqlite:///ledger.db", "answers", tickets=
 selector = PoissonExampleSelector(store, 2, rate=1.0, threshold=-1.0, max_exemplars=50)
 
 def member(values):
-    for each in values["examples"]:
-        os.write(1, (each["input"] + "\\n").encode())
-    while values["examples"] and values["input"] == "slowly" and not os.path.exists("go"):
+    shown = [each["input"] for each in values["examples"] if "in other words" not in each["input"]]
+    for text in shown:
+        os.write(1, (text + "\\n").encode())
+    while shown and values["input"] == "slowly" and not os.path.exists("go"):
         if not os.path.exists("waits"):
             open("waits", "w").close()
             os.write(1, b"under way\\n")

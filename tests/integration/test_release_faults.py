@@ -31,7 +31,12 @@ records = [{"input": f"text {i}", "output": "Positive"} for i in range(8)]
 store = ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=4))
 selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
 budget = PrivacyBudget(1000.0, 1e-5, 3, url, replay_patience=0.5)
-member = RunnableLambda(die if step == "call" else lambda _: "Positive")
+def answer(values):
+    if step == "call" and any(each["input"].startswith("text ") for each in values["examples"]):
+        die()
+    return "Positive"
+
+member = RunnableLambda(answer)
 release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
 release.line()
 if step == "charge":

@@ -44,6 +44,7 @@ from langchain_dpicl.cli import main
 
 PUBLIC = [{"input": "a public joy", "output": "Positive"}, {"input": "a public bore", "output": "Negative"}]
 QUESTION = {"input": "a witty, seductive movie"}
+MARKED = "with braces, quotes and line breaks"
 PROMPT = ChatPromptTemplate.from_messages([("system", "Examples: {examples}"), ("human", "{input}")])
 
 
@@ -86,8 +87,9 @@ async def test_a_report_shows_prompts_outputs_labels_and_tokens_and_nothing_is_c
     assert heard.traced_runs == [], "the report alone tells"
     assert report.passed
     assert report.question == QUESTION
-    full, empty = report.calls
+    full, marked, empty = report.calls
     assert (full.name, empty.name) == ("with 2 examples", "without examples")
+    assert "a public joy {" in marked.prompts[0]
     assert "a public joy" in full.prompts[0]
     assert QUESTION["input"] in full.prompts[0]
     assert "a public joy" not in empty.prompts[0]
@@ -149,7 +151,7 @@ def test_what_takes_too_long_is_told(sealed_of: Any) -> None:
 def test_examples_fill_buckets_of_a_members_size(store_of: Any, records: Any) -> None:
     selector = PoissonExampleSelector(store_of(records(20)), calls=5)
     report = PrivateEnsemble(selector, PROMPT | says("Positive")).rehearse(PUBLIC, QUESTION)
-    assert [call.name for call in report.calls] == ["with 1 example"] * 2 + ["without examples"]
+    assert [call.name for call in report.calls] == ["with 1 example"] * 2 + [MARKED, "without examples"]
     assert report.calls[0].parsed is None, "without an aggregator nothing is read"
     assert report.passed
 
@@ -162,15 +164,16 @@ def test_examples_fill_buckets_of_a_members_size(store_of: Any, records: Any) ->
             "an embedding of 8",
         ),
         (Keywords.ptr((1, 2)), "joyful"),
-        (Keywords.joint_em("query", 1), ""),
+        (Keywords.joint_em("query", 1), "[2]"),
     ],
     ids=["embedding", "ptr", "joint"],
 )
 def test_every_aggregator_reads_in_a_rehearsal(store_of: Any, records: Any, aggregator: Any, parsed: str) -> None:
-    ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(records(20)), 4, shots=1), PROMPT | says("joyful"))
+    llm = says("joyful movie")
+    ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(records(20)), 4, shots=1), PROMPT | llm)
     report = ensemble.rehearse(PUBLIC, QUESTION, aggregator)
     assert report.passed, str(report)
-    assert parsed in str(report.calls[-2].parsed)
+    assert parsed in str(report.calls[-3].parsed)
     mapping = PrivateEnsemble(ensemble.selector, PROMPT | says("joyful") | (lambda found: {"a": found.text}))
     assert "mapping" in mapping.rehearse(PUBLIC, QUESTION, aggregator).calls[-2].error
 
