@@ -1,4 +1,4 @@
-"""What surrounds a release: logs, warnings, hooks of last resort, errors, globals, instrumentations, debug modes.
+"""What surrounds a release: logs, warnings, tasks, globals, instrumentations, debug modes.
 
 Logs and warnings of private calls are dropped; what lives in globals and would carry private text is refused before
 anything is charged.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import json
 import logging
 import threading
@@ -19,8 +18,6 @@ from typing import Any
 import httpx
 import pytest
 from channels import (
-    EXEMPLAR,
-    FAILURE,
     LABELS,
     OUTPUT,
     QUESTION,
@@ -41,7 +38,6 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda
 from langsmith import traceable
-from pydantic import BaseModel
 
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
 from langchain_dpicl.private import boundary, silence
@@ -151,19 +147,6 @@ async def test_a_real_clients_log_lines_are_dropped(way: Any, sealed_of: Any) ->
     assert found_in(heard.all()) == []
 
 
-@WAYS
-async def test_pydantics_warnings_quote_no_private_value(way: Any, sealed_of: Any) -> None:
-    class Answer(BaseModel):
-        label: int = 0
-
-    def member(values: Any) -> str:
-        Answer.model_construct(label=EXEMPLAR).model_dump()  # type: ignore[arg-type]
-        return "Positive"
-
-    assert EXEMPLAR in "".join((await hear(way, naive(RunnableLambda(member)))).around)
-    assert found_in((await hear(way, sealed_of(member))).all()) == []
-
-
 def test_a_warning_stays_silent_when_its_callers_catch_warnings_has_ended_before_it(canary: str) -> None:
     """A call that was given up is still running when its caller leaves the block in which the silence was laid."""
     with warnings.catch_warnings(record=True) as around:
@@ -176,59 +159,7 @@ def test_a_warning_stays_silent_when_its_callers_catch_warnings_has_ended_before
         assert len(around) == 1
 
 
-def test_a_handler_that_replaces_the_record_factory_is_silenced_by_the_next_release(sealed_of: Any) -> None:
-    def member(values: Any) -> str:
-        logging.getLogger("member").error("%s", OUTPUT)
-        return "Positive"
-
-    before = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(logging.LogRecord)
-    heard: list[str] = []
-    try:
-        with surroundings(heard):
-            sealed_of(member).invoke(QUESTION)
-    finally:
-        logging.setLogRecordFactory(before)
-    assert found_in("".join(heard)) == []
-
-
-# -- hooks of last resort, errors --------------------------------------------------------------------------------------
-
-
-class Quits(Exception):
-    pass
-
-
-async def failing_in_parallel(values: Any) -> str:
-    """Several tasks fail, of which a chain awaits the first alone; others fail when they are cancelled."""
-
-    async def fail(after: float) -> None:
-        try:
-            await asyncio.sleep(after)
-        finally:
-            raise Quits(f"{FAILURE} {[*values['examples']]}")
-
-    await asyncio.gather(fail(0), fail(0.001), fail(0.5))
-    return "Positive"
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_the_loops_exception_handler_hears_of_no_member(cancelled: bool, sealed_of: Any) -> None:
-    begun: list[int] = []
-
-    async def member(values: Any) -> str:
-        begun.append(1)
-        return await failing_in_parallel(values)
-
-    release = sealed_of(RunnableLambda(member))
-    heard = await hear(awaited, release, cancel_when=(lambda: len(begun) == MEMBERS) if cancelled else None)
-    heard_later: list[str] = []
-    with surroundings(heard_later):
-        await asyncio.sleep(0.01)
-        gc.collect()
-        await asyncio.sleep(0)
-    assert heard.error is not None
-    assert found_in(heard.all() + "".join(heard_later)) == []
+# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 async def test_tasks_hold_no_private_result() -> None:
@@ -273,25 +204,6 @@ async def test_asyncios_debug_mode_is_refused_before_anything_is_charged(sealed_
     assert calls == []
     assert release.budget.spent() == spent
     assert await release.ainvoke(QUESTION) == "Positive"
-
-
-async def test_what_asyncios_debug_mode_shows() -> None:
-    """Why it is refused: the control for the test above."""
-
-    async def channel(_: Any, told: list[str]) -> None:
-        async def slow() -> None:
-            raise Quits(FAILURE)
-
-        loop = asyncio.get_running_loop()
-        loop.slow_callback_duration, before = 0.0, loop.slow_callback_duration
-        loop.set_debug(True)
-        try:
-            await asyncio.gather(asyncio.create_task(slow()), return_exceptions=True)
-        finally:
-            loop.set_debug(False)
-            loop.slow_callback_duration = before
-
-    assert FAILURE in "".join((await hear(channel, None)).around)
 
 
 @WAYS

@@ -200,6 +200,12 @@ def test_where_the_members_abstain_it_says_so(data: Path, models: Models, capsys
         ("keywords-ptr", ["--epsilon", "0"], "epsilon"),
         ("keywords-ptr", ["--output-key", "absent"], "'absent'"),
         ("label", [], "--labels"),
+        ("keywords-ptr", ["--k=-3"], "--k"),
+        ("keywords-ptr", ["--k=5-"], "--k"),
+        ("keywords-joint", ["--k=2-3"], "--k"),
+        ("embedding", ["--k=3"], "--k"),
+        ("keywords-ptr", ["--domain", "words.txt"], "--domain"),
+        ("keywords-joint", ["--candidates", "lines.txt"], "--candidates"),
     ],
 )
 def test_bad_arguments_are_one_line_and_show_nothing_private(
@@ -213,12 +219,6 @@ def test_bad_arguments_are_one_line_and_show_nothing_private(
     assert err.count("\n") == 1
     assert says in err
     assert SECRET not in out + err
-
-
-def test_an_error_is_an_object_with_json(data: Path, models: Models, capsys: Any) -> None:
-    code, out, _ = run(capsys, *answer(data, "keywords-ptr", "--k", "x", "--json"))
-    assert code == 1
-    assert json.loads(out)["error"] == "InvalidParameter"
 
 
 def test_an_unknown_mode_is_a_matter_for_argparse(data: Path, models: Models, capsys: Any) -> None:
@@ -306,22 +306,3 @@ def test_keys_need_not_be_names_of_variables(tmp_path: Path, models: Models, cap
     code, out, err = run(capsys, *answer(path, "keywords-joint", *more))
     assert code == 0, err
     assert json.loads(out)["answers"][0]["private"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "more", "says"),
-    [
-        ("keywords-ptr", ["--k=-3"], "--k"),
-        ("keywords-ptr", ["--k=5-"], "--k"),
-        ("keywords-joint", ["--k=2-3"], "--k"),
-        ("embedding", ["--k=3"], "--k"),
-        ("keywords-ptr", ["--domain", "words.txt"], "--domain"),
-        ("keywords-joint", ["--candidates", "lines.txt"], "--candidates"),
-    ],
-)
-def test_options_of_another_mode_are_refused(
-    mode: str, more: list[str], says: str, data: Path, models: Models, capsys: Any
-) -> None:
-    code, _, err = run(capsys, *answer(data, mode, *more))
-    assert code == 1
-    assert says in err

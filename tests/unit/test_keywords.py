@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 import json
@@ -147,15 +146,6 @@ def test_a_ranking_has_the_law_of_sensitivity_two(k: int, divisor: int, seeded: 
     wins = releases(aggregator, outputs, eps0, seeded(4), runs)[tuple(words[:k])]
     assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 2 / divisor))).pvalue > FALSE_ALARM
     assert stats.binomtest(wins, runs, 1 / (1 + math.exp(-eps0 * 4 / divisor))).pvalue < 1e-40
-
-
-def test_equal_counts_release_every_sequence_alike(seeded: Callable[[int], Any]) -> None:
-    """Chi-square over the 12 sequences, false-alarm probability 1e-8: nobody, and everybody, says every word."""
-    aggregator = prepared(Keywords.joint_em(DOMAIN, 2))
-    for seed, texts in enumerate([[None] * 5, [" ".join(DOMAIN)] * 5]):
-        seen = releases(aggregator, read(aggregator, *texts), 80.0, seeded(seed), 2400)
-        assert len(seen) == 12
-        assert stats.chisquare(list(seen.values())).pvalue > FALSE_ALARM
 
 
 # -- PTR: its whole law ------------------------------------------------------------------------------------------------
@@ -506,17 +496,3 @@ def test_what_is_left_of_the_private_side_is_nothing(seeded: Callable[[int], Any
         before = dict(vars(aggregator))
         aggregator.aggregate(read(aggregator, canary, f"{canary} cough", None), 1.0, seeded(1))
         assert vars(aggregator) == before
-
-
-def test_many_requests_at_once_keep_apart(seeded: Callable[[int], Any]) -> None:
-    shared = Keywords.joint_em("query", 1)
-
-    async def ask(i: int) -> list[str]:
-        bound = await asyncio.to_thread(shared.prepare, {"input": f"word{i} other{i}"}, {})
-        outputs = [await bound.aencode(f"word{i} word{i + 1}") for _ in range(3)]
-        return list(await asyncio.to_thread(bound.aggregate, outputs, 90.0, seeded(i)))
-
-    async def all_of_them() -> list[list[str]]:
-        return await asyncio.gather(*(ask(i) for i in range(40)))
-
-    assert asyncio.run(all_of_them()) == [[f"word{i}"] for i in range(40)]

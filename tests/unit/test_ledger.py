@@ -247,50 +247,17 @@ def test_a_truncated_ledger_is_a_ledger_error(ledger: Ledger, ledger_url: str) -
         Ledger(ledger_url).spent(plan)["vote"]
 
 
-def test_a_ledger_of_a_later_version_is_refused(ledger: Ledger, ledger_url: str) -> None:
-    ledger.close()
-    with sqlite3.connect(path_of(ledger_url)) as connection:
-        connection.execute("UPDATE dpicl_meta SET value = '8' WHERE key = 'schema_version'")
-    connection.close()
-    with pytest.raises(LedgerError, match="version 8"):
-        Ledger(ledger_url)
-
-
-def test_a_ledger_without_its_meta_table_is_not_silently_made_new(ledger: Ledger, ledger_url: str) -> None:
-    """Marked as ours, but part of it is gone: going on would start the count again."""
-    plan = planned(ledger, 5)
-    charged(ledger, plan, "vote", 5)
-    ledger.close()
-    with sqlite3.connect(path_of(ledger_url)) as connection:
-        connection.execute("DROP TABLE dpicl_meta")
-        connection.execute("DROP TABLE dpicl_counters")
-    connection.close()
-    with pytest.raises(LedgerError):
-        Ledger(ledger_url)
-
-
-@pytest.mark.parametrize("url", ["sqlite:////no/such/folder/b.db", "sqlite:////proc/b.db", "sqlite:////dev/null/b.db"])
-def test_a_path_that_cannot_be_a_ledger_is_a_ledger_error(url: str) -> None:
+@pytest.mark.parametrize("path", ["/no/such/folder/b.db", "/proc/b.db", "/dev/null/b.db", "/tmp"])
+def test_a_path_that_cannot_be_a_ledger_is_a_ledger_error(path: str) -> None:
     with pytest.raises(LedgerError, match="cannot be used"):
+        Ledger(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("url", ["postgresql+nosuch://u:hunter2@h/d", "nosuch://u:hunter2@h/d", "oracle://u@h/d"])
+def test_an_unknown_driver_is_a_typed_error_that_shows_no_password(url: str) -> None:
+    with pytest.raises((LedgerError, InvalidParameter)) as caught:
         Ledger(url)
-
-
-def test_a_folder_is_not_a_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError):
-        Ledger(f"sqlite:///{tmp_path}")
-
-
-@pytest.mark.parametrize("url", ["postgresql+nosuch://u@h/d", "nosuch://h", "oracle://u@h/d"])
-def test_an_unknown_driver_is_a_typed_error(url: str) -> None:
-    with pytest.raises((LedgerError, InvalidParameter)):
-        Ledger(url)
-
-
-def test_no_message_shows_a_password() -> None:
-    for url in ("nosuch://user:hunter2@host/db", "postgresql+nosuch://user:hunter2@host/db"):
-        with pytest.raises((LedgerError, InvalidParameter)) as caught:
-            Ledger(url)
-        assert "hunter2" not in f"{caught.value} {caught.value.args}"
+    assert "hunter2" not in f"{caught.value} {caught.value.args}"
 
 
 # -- disks that do not take a charge -----------------------------------------------------------------------------------
@@ -435,19 +402,6 @@ def test_a_ledger_error_holds_no_statement(ledger: Ledger, ledger_url: str, cana
 
 
 # -- busy, forked, in memory -------------------------------------------------------------------------------------------
-
-
-def test_a_busy_ledger_is_waited_for(ledger: Ledger, ledger_url: str) -> None:
-    plan = planned(ledger, 10)
-    blocker = sqlite3.connect(path_of(ledger_url), isolation_level=None, check_same_thread=False)
-    blocker.execute("BEGIN IMMEDIATE")
-    timer = threading.Timer(0.3, lambda: blocker.execute("COMMIT"))
-    start = time.monotonic()
-    timer.start()
-    assert len(charged(ledger, plan, "vote", 1)) == 1
-    assert time.monotonic() - start > 0.2
-    timer.join()
-    blocker.close()
 
 
 def test_a_new_ledger_waits_for_whoever_is_making_it(ledger_url: str) -> None:

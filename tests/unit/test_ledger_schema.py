@@ -31,14 +31,14 @@ def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str
         Ledger(ledger_url)
 
 
-@pytest.mark.parametrize("version", ["0", "1", "2", "3", "6", "", "two", "-1"])
+@pytest.mark.parametrize("version", ["0", "1", "2", "3", "6", "8", "", "two", "-1"])
 def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
     Ledger(ledger_url).close()
     path = ledger_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
     connection.close()
-    with pytest.raises(LedgerError, match="reads version 7 alone"):
+    with pytest.raises(LedgerError, match=f"schema version {version}; this release reads version 7 alone"):
         Ledger(ledger_url)
     assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
 

@@ -110,28 +110,6 @@ def numbers(entries: list[Charge | Replayed]) -> list[int]:
     return [entry.number for entry in entries if isinstance(entry, Charge)]
 
 
-def test_an_answered_query_comes_back_byte_for_byte_and_costs_nothing(line: BudgetLine) -> None:
-    (charge,) = ask(line, "x")
-    assert isinstance(charge, Charge)
-    receipt = line.record(charge, answer=ANSWER)
-    for _ in range(3):
-        (again,) = ask(line, "x")
-        assert isinstance(again, Replayed)
-        assert again.answer == ANSWER
-        assert again.receipt == {**receipt, "replayed": True}
-    assert line.spent() == 1
-    assert not receipt["replayed"]
-
-
-def test_a_spent_budget_still_replays(budget_of: Make) -> None:
-    line = budget_of(3.0, releases=1).line("vote", 0.2)
-    (charge,) = ask(line, "x")
-    line.record(charge, answer=ANSWER)  # type: ignore[arg-type]
-    assert isinstance(ask(line, "x")[0], Replayed)
-    with pytest.raises(PrivacyBudgetExceeded):
-        ask(line, "x", "y")
-
-
 def test_other_processes_and_later_ones_replay_too(ledger_url: str) -> None:
     first = PrivacyBudget(3.0, 1e-5, 10, ledger_url)
     line = first.line("vote", 0.2)
@@ -140,13 +118,6 @@ def test_other_processes_and_later_ones_replay_too(ledger_url: str) -> None:
     (again,) = ask(PrivacyBudget.open(ledger=ledger_url).line("vote", 0.2), "x")
     assert isinstance(again, Replayed)
     assert again.answer == ANSWER
-
-
-def test_equal_queries_of_one_call_share_one_charge(line: BudgetLine) -> None:
-    entries = ask(line, "x", "y", "x", "x")
-    assert entries[0] is entries[2] is entries[3]
-    assert entries[1] is not entries[0]
-    assert line.spent() == 2
 
 
 def test_new_ones_are_charged_together_or_not_at_all(budget_of: Make) -> None:
@@ -196,48 +167,12 @@ def test_lines_and_principals_do_not_see_each_other_s_answers(budget_of: Make) -
     assert isinstance(b.charge(queries=[same], principal="alice")[0], Charge), "the counter decides, not the hash alone"
 
 
-def test_no_query_charges_nothing(line: BudgetLine) -> None:
-    assert line.charge(queries=[]) == []
-    assert line.spent() == 0
-
-
 # -- equal queries at once ---------------------------------------------------------------------------------------------
 
 
 def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(count) as pool:
         return [future.result(30) for future in [pool.submit(work) for _ in range(count)]]
-
-
-def test_equal_queries_of_many_threads_charge_once(line: BudgetLine) -> None:
-    barrier = threading.Barrier(8)
-
-    def one() -> str:
-        barrier.wait()
-        (entry,) = ask(line, "x")
-        if isinstance(entry, Replayed):
-            return entry.answer
-        time.sleep(0.05)
-        line.record(entry, answer=ANSWER)
-        return ANSWER
-
-    assert in_threads(8, one) == [ANSWER] * 8
-    assert line.spent() == 1
-
-
-async def test_equal_queries_of_many_tasks_charge_once(line: BudgetLine) -> None:
-    query = line.query_id({"input": "x"})
-
-    async def one() -> str:
-        (entry,) = await line.acharge(queries=[query])
-        if isinstance(entry, Replayed):
-            return entry.answer
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(line.record, entry, answer=ANSWER)
-        return ANSWER
-
-    assert await asyncio.gather(*(one() for _ in range(20))) == [ANSWER] * 20
-    assert line.spent() == 1
 
 
 def test_who_waits_goes_on_when_the_other_gives_up(line: BudgetLine) -> None:
@@ -305,31 +240,6 @@ async def test_a_cancelled_task_stops_waiting_and_leaves_no_claim(line: BudgetLi
     line.give_up(charge)  # type: ignore[arg-type]
     assert numbers(await line.acharge(queries=[line.query_id({"input": "y"})])) == [2]
     assert line.spent() == 2
-
-
-async def test_a_task_cancelled_while_it_is_charged_gives_its_claim_up(
-    line: BudgetLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread is in the middle of its transaction when the task goes: the charge stands, and nobody waits for it."""
-    real, entered, leave = line._ledger.charge, threading.Event(), threading.Event()
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        answer = real(*arguments, **options)
-        entered.set()
-        leave.wait(10)
-        return answer
-
-    monkeypatch.setattr(line._ledger, "charge", slow)
-    task = asyncio.create_task(line.acharge(queries=[line.query_id({"input": "x"})]))
-    await asyncio.to_thread(entered.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    monkeypatch.setattr(line._ledger, "charge", real)
-    leave.set()
-    (entry,) = await line.acharge(queries=[line.query_id({"input": "x"})])
-    assert isinstance(entry, Charge)
-    assert (entry.number, line.spent()) == (2, 2)
 
 
 def test_no_query_and_no_answer_lies_in_the_ledger_unless_asked(budget_of: Make, tmp_path: Path) -> None:

@@ -74,15 +74,6 @@ def test_given_vectors_are_taken_in_place_of_embedding() -> None:
     assert np.array_equal(store._held.vectors[:DIMENSION], np.eye(DIMENSION))
 
 
-def test_a_taken_over_store_saves_loads_and_forgets(tmp_path: Any) -> None:
-    store = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient")
-    store.save(tmp_path / "notes.npz")
-    again = ExemplarStore.load(tmp_path / "notes.npz", Counted())
-    assert held(again) == held(store)
-    assert again.forget("patient-1") == 2
-    assert b"note 5" not in (tmp_path / "notes.npz").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("metadata", "problem"),
     [

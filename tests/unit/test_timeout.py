@@ -443,6 +443,7 @@ async def test_a_caller_that_is_cancelled_waits_for_no_clock(sealed_of: Any) -> 
             await sealed.ainvoke(QUESTION)
     assert time.monotonic() - start < 5
     assert asyncio.all_tasks() == before
+    assert sealed.budget.spent() == 1
 
 
 # -- public calls ------------------------------------------------------------------------------------------------------

@@ -148,17 +148,6 @@ def test_a_store_remembers_its_budgets_when_all_its_records_are_exchanged(
     assert total["epsilon"] > second.epsilon_spent()
 
 
-def test_a_budget_whose_ledger_is_gone_counts_with_all_that_it_promised(tmp_path: Path, store_of: StoreOf) -> None:
-    store = store_with(store_of, range(3))
-    use(budget_on(f"sqlite:///{tmp_path}/one.db", "first"), store)
-    (tmp_path / "one.db").rename(tmp_path / "elsewhere.db")
-    second = budget_on(f"sqlite:///{tmp_path}/other.db", "second")
-    with pytest.warns(PrivacyWarning, match="'first' in sqlite"):
-        use(second, store)
-    assert second.total()["epsilon"] == pytest.approx(second.epsilon_spent() + 2.0, rel=0.02)
-    assert 4.0 <= second.total()["promised_epsilon"] < 4.0 + 1e-12
-
-
 def test_a_budget_with_nothing_spent_does_not_warn_and_can_be_removed(tmp_path: Path, store_of: StoreOf) -> None:
     store = store_with(store_of, range(3))
     trial = budget_on(f"sqlite:///{tmp_path}/one.db", "trial")
@@ -215,8 +204,10 @@ def test_a_link_to_the_data_of_the_month_has_notes_of_its_own(tmp_path: Path) ->
     assert DataNotes.beside(tmp_path / "jan.csv")[0].budgets() == (opened,)
 
 
-@pytest.mark.parametrize("loss", ["an older copy", "the plan"])
-def test_a_ledger_that_was_set_back_counts_with_its_promise(loss: str, tmp_path: Path, store_of: StoreOf) -> None:
+@pytest.mark.parametrize("loss", ["an older copy", "the plan", "the file"])
+def test_a_ledger_that_was_set_back_or_is_gone_counts_with_its_promise(
+    loss: str, tmp_path: Path, store_of: StoreOf
+) -> None:
     """The witness beside it knows more."""
     store, path = store_with(store_of, range(3)), tmp_path / "one.db"
     other = budget_on(f"sqlite:///{path}", "other")
@@ -232,11 +223,12 @@ def test_a_ledger_that_was_set_back_counts_with_its_promise(loss: str, tmp_path:
     first.close()
     for left in (path.with_name("one.db-wal"), path.with_name("one.db-shm")):
         left.unlink(missing_ok=True)
-    path.write_bytes(copy)
+    path.unlink() if loss == "the file" else path.write_bytes(copy)
     second = budget_on(f"sqlite:///{tmp_path}/two.db", "second")
     with pytest.warns(PrivacyWarning, match="'first' in"):
         use(second, store)
     assert second.total()["epsilon"] == pytest.approx(second.epsilon_spent() + 2.0, rel=0.02)
+    assert 4.0 <= second.total()["promised_epsilon"] < 4.0 + 1e-12
 
 
 def test_an_idle_worker_cannot_charge_the_plan_that_takes_a_removed_ones_place(ledger_url: str) -> None:
