@@ -162,6 +162,8 @@ class Structured(Aggregator[M], Generic[M]):
 
     def _codes(self, output: object) -> Flow[tuple[int | None, ...]]:
         given, by_name = _mapping(output, self.model)
+        if given and not by_name and given.keys().isdisjoint(key for part in self.parts for key in part.keys):
+            raise ValueError("it has no field of the model")
         codes: list[Any] = []
         for part in self.parts:
             code = None

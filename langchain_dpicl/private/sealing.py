@@ -23,6 +23,7 @@ from langchain_core.callbacks import (
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from pydantic import BaseModel
@@ -58,9 +59,9 @@ _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.Circuit
 def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     """A copy of a chain in which ``finish`` has been applied to every Runnable, the innermost first.
 
-    ``finish`` gets a Runnable whose own parts are finished, and returns it or another. Follows the fields of Runnables,
-    their lists and mappings; it does not look into functions (`reach` does). What nothing changed stays the same
-    object, and the caller's chain stays as it was.
+    ``finish`` gets a Runnable whose own parts are finished, and returns it or another. Follows the fields of Runnables
+    and messages' templates, their lists and mappings; it does not look into functions (`reach` does). What nothing
+    changed stays the same object, and the caller's chain stays as it was.
     """
     seen: dict[int, Any] = {}
 
@@ -70,10 +71,11 @@ def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     def of(value: Any) -> Any:
         if id(value) in seen:
             return seen[id(value)]
-        if isinstance(value, Runnable):
+        if isinstance(value, (Runnable, BaseMessagePromptTemplate)):
             seen[id(value)] = value  # a chain may refer to itself
             fields = type(value).model_fields if isinstance(value, BaseModel) else getattr(value, "__dict__", {})
-            seen[id(value)] = finish(_changed(value, changes({name: getattr(value, name) for name in list(fields)})))
+            made = _changed(value, changes({name: getattr(value, name) for name in list(fields)}))
+            seen[id(value)] = finish(made) if isinstance(made, Runnable) else made
             return seen[id(value)]
         if type(value) is dict:
             return {**value, **changed} if (changed := changes(value)) else value

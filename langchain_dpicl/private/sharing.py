@@ -49,6 +49,9 @@ _WRITES = {"setattr", "delattr", "vars", "__dict__", "__setattr__", "__setstate_
 _MADE_UP = "a made-up "
 """How the texts of an example begin that no record has a part in."""
 
+_OTHER_WORDS = " (in other words, "
+"""How they go on, if they begin with a question's own words."""
+
 _TELLING = 12
 """A question's shorter texts may lie in any other text by chance."""
 
@@ -235,16 +238,23 @@ def _held(item: Any) -> list[Any]:
 
 
 class MadeUp(dict[str, Any]):
-    """An example that no record has a part in: it has a text under every key."""
+    """An example that no record has a part in: it has a text under every key, with ``marks`` at its end."""
+
+    def __init__(self, items: dict[str, Any], marks: str = "") -> None:
+        super().__init__(items)
+        self._marks = marks
 
     def __missing__(self, key: str) -> str:
-        return f"{_MADE_UP}{key}"
+        return f"{_MADE_UP}{key}{self._marks}"
+
+    def __copy__(self) -> MadeUp:
+        return MadeUp(dict(self), self._marks)
 
 
 def other_words(values: Any) -> Any:
     """A request's values with every text in them made another, which no earlier call was asked."""
     if isinstance(values, str):
-        return f"{values} (in other words, {os.urandom(4).hex()})"
+        return f"{values}{_OTHER_WORDS}{os.urandom(4).hex()})"
     if type(values) is dict:
         return {key: other_words(value) for key, value in values.items()}
     if type(values) in (list, tuple):
@@ -295,7 +305,7 @@ def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
 
     So a first call may set up a model, and may not keep a prompt that it built of its examples.
     """
-    signs = [_MADE_UP, *(text.casefold() for text in _texts(given) if len(text) >= _TELLING)]
+    signs = [_MADE_UP, _OTHER_WORDS, *(text.casefold() for text in _texts(given) if len(text) >= _TELLING)]
     for key, place in after.places.items():
         known = before.places.get(key)
         if (known is None or known.mark != place.mark) and _holds(place.values, signs):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
@@ -37,6 +39,12 @@ R = TypeVar("R")
 
 _TRYING = 0.01
 """Seconds between two looks at whether another request's public question has its answer."""
+
+_PATIENCE = 5.0
+"""Seconds that a request waits for another one's public question, before it asks its own."""
+
+_ASKED = 200
+"""Characters of a question that made-up examples repeat."""
 
 PublicChain = tuple[Runnable[Any, Any], int, float | None]
 """A chain that is asked before the charge, on public values: how often, and each call's seconds."""
@@ -131,8 +139,10 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     """Whether the member could share state between its calls, and has not shown yet that it does not."""
     _tried: frozenset[bool] = frozenset()
     """Where the member has answered on made-up examples: False for threads, True for event loops."""
-    _answered: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]
-    """By aggregator: a question of a rehearsal that passed, and public examples."""
+    _failed = False
+    """Whether a first question was asked in vain, so that nobody waits for another request's."""
+    _answered: dict[str, _Answered]
+    """By aggregator: a public question that was answered."""
     _named: frozenset[str] = frozenset()
 
     def __init__(
@@ -179,7 +189,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         # Another copy, for public calls: private calls write nothing into it.
         self.public_member, self._allowed = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
-        self._answered = dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]()
+        self._answered = dict[str, _Answered]()
         self.unproven = bool(Snapshot(self._member, self.allow_state).places)
         self.unread = not watched.names_examples(self._member)
         first = self._member
@@ -233,27 +243,35 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
 
     def check_member(
-        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str = ""
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str = "", tells: bool = True
     ) -> Flow[None]:
         """Before the first charge, once for threads and once for event loops: ask the member on made-up examples.
 
         Their texts hold braces, quotes and line breaks. If the member's functions reach anything that can be written,
         two more calls show whether they leave something behind. Costs nothing. Raises `InvalidParameter` for a member
         that fails on such texts and no others, `UnsafeConfigurationError` if one call wrote something that another one
-        reads, and `ModelUnavailable` if the member fails.
+        reads, and `ModelUnavailable` if the member fails; where releases would not tell (``tells``), also if the
+        aggregator can read nothing in what it answers.
         """
         in_loop = yield Either(lambda: False, awaitable(lambda: True))
         if not self.unproven and in_loop in self._tried:
             return
-        while not self._trying.acquire(blocking=False):  # the first request tries, the others wait for it
-            yield pause(_TRYING)
+        is_first, until = False, time.monotonic() + _PATIENCE
+        while not (self._failed or is_first) and time.monotonic() < until:  # one request asks for those that wait
+            is_first = self._trying.acquire(blocking=False)
+            if not is_first:
+                yield pause(_TRYING)
         try:
             yield from self._trial(values, aggregator)
             if in_loop not in self._tried:
-                yield from self._try(values, aggregator, caller)
+                yield from self._try(values, aggregator, caller, tells)
                 self._tried |= {in_loop}
+        except BaseException:
+            self._failed = True
+            raise
         finally:
-            self._trying.release()
+            if is_first:
+                self._trying.release()
 
     def _made_up(
         self, number: int, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, marks: str = ""
@@ -264,55 +282,82 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         """
         store, made = self.selector.store, list[dict[str, Any]]()
         samples = Aggregator.SAMPLES if aggregator is None else aggregator.samples
-        asked = " ".join(value for value in values.values() if isinstance(value, str))
+        asked = " ".join(value for value in values.values() if isinstance(value, str))[:_ASKED]
         for i in range(number):
             answer = samples[(number + i) % len(samples)]
             text = other_words(asked or "a made-up example") + marks
             if store.output_key is None:
                 text += f"\n{answer}"
-            made.append(MadeUp({store.input_key: text}))
+            made.append(MadeUp({store.input_key: text}, marks))
             if store.output_key is not None:
                 made[i][store.output_key] = answer
         return WatchedExamples(made, store.input_key, store.output_key)
 
-    def _try(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str) -> Flow[None]:
-        """A call on made-up examples with `watched.MARKS`. If it fails, others find out why."""
-        said = _Reading(aggregator)
-        failure = yield from self._probe(values, self._made_up(2, values, aggregator, watched.MARKS), said)
-        if failure is None and aggregator is not None:
+    def _try(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str, tells: bool
+    ) -> Flow[None]:
+        """A call on made-up examples with `watched.MARKS`. If nothing can be read there, another one without."""
+        marked = self._made_up(2, values, aggregator, watched.MARKS)
+        seen = yield from self._probe(values, marked, aggregator)
+        if seen.failure is not None:
+            again = yield from self._answers(values, aggregator)
+            if again.failure is not None:
+                yield from self._judge_unread(values, again, tells)
+                return
+            if not seen.anything and self._known(aggregator) is None:
+                bound = (
+                    "a chain that takes braces, quotes and line breaks in examples: fill a template with them, and "
+                    f"never make them a part of the template's own text ({_name(seen.failure)}); `rehearse` shows the "
+                    "whole error"
+                )
+                raise InvalidParameter("member", type(self.public_member).__name__, bound)
+        if aggregator is not None:
+            self._answered.setdefault(repr(aggregator), _Answered(dict(values), self._made_up(2, values, aggregator)))
             self.doubts.of(caller).judge(True)
-        if failure is None or said.anything:  # what cannot be read is for `check_health`
+
+    def _judge_unread(self, values: Mapping[str, Any], seen: _Seen, tells: bool) -> Flow[None]:
+        """Nothing could be read in answers to made-up examples. Raises `ModelUnavailable`, unless releases tell so."""
+        if not tells:
+            raise seen.error()
+        if seen.anything:
             return
-        if failure is TimeoutError or (yield from self.ask(values)) is not None:
-            raise _unavailable("the member fails", failure)
-        if (yield from self._probe(values, self._made_up(2, values, aggregator))) is None:
-            bound = (
-                "a chain that takes braces, quotes and line breaks in examples: fill a template with them, and never "
-                f"make them a part of the template's own text ({_name(failure)}); `rehearse` shows the whole error"
-            )
-            raise InvalidParameter("member", type(self.public_member).__name__, bound)
+        if seen.failure is TimeoutError or (yield from self.ask(values)) is not None:
+            raise seen.error()
         warnings.warn(
-            f"the member fails on made-up examples ({_name(failure)}), so nothing shows yet that it can answer on real "
-            "ones: `rehearse` it with public examples of your records' form",
+            f"the member fails on made-up examples ({_name(seen.failure)}), so nothing shows yet that it can answer on "
+            "real ones: `rehearse` it with public examples of your records' form",
             PrivacyWarning,
             stacklevel=2,
         )
 
+    def _known(self, aggregator: Aggregator[Any] | None) -> _Answered | None:
+        return self._answered.get(repr(aggregator))
+
+    def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
+        """The question with made-up examples, or with a rehearsal's; else the question that was answered before."""
+        known = self._known(aggregator)
+        examples = self._made_up(2, values, aggregator) if known is None else known.again()
+        seen = yield from self._probe(values, examples, aggregator)
+        if seen.failure is not None and known is not None:
+            seen = yield from self._probe(known.values, known.again(), known.reader or aggregator)
+        return seen
+
     def _probe(
-        self, values: Mapping[str, Any], made: WatchedExamples, read: Callable[[object], None] = lambda output: None
-    ) -> Flow[type[BaseException] | None]:
-        failure = yield from boundary.probe(self.public_member, (values, made), self.timeout, read)
+        self, values: Mapping[str, Any], made: WatchedExamples, aggregator: Aggregator[Any] | None
+    ) -> Flow[_Seen]:
+        seen = _Seen(aggregator)
+        seen.failure = yield from boundary.probe(self.public_member, (values, made), self.timeout, seen.read)
         self.unread = self.unread and not made.read
-        return failure
+        return seen
 
     def note_rehearsal(
-        self, values: Mapping[str, Any], bucket: Examples, aggregator: Aggregator[Any] | None
+        self, values: Mapping[str, Any], bucket: WatchedExamples, aggregator: Aggregator[Any] | None
     ) -> Flow[None]:
         """A rehearsal has passed: the member is known to answer this question, with these public examples."""
         self._tried |= {(yield Either(lambda: False, awaitable(lambda: True)))}
         self.unread = False
         if aggregator is not None:
-            self._answered[repr(aggregator)] = dict(values), [dict(each) for each in list.__iter__(bucket)]
+            self._answered[repr(aggregator)] = _Answered(dict(values), bucket, aggregator)
             self.doubts.asked("").judge(True)  # the public question of a caller in doubt, if all callers are one
 
     def check_reading(self) -> None:
@@ -362,33 +407,22 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         """Call the member on a query without examples, and ``read`` its answer. The class of what either raised."""
         return (yield from boundary.probe(self.public_member, self.public_request(values), self.timeout, read))
 
-    def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
-        """Ask the member a public question, before charging a caller who has doubt about it.
+    def check_health(
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "", tells: bool = True
+    ) -> Flow[None]:
+        """Ask the member a public question with examples, before charging a caller who has doubt about it.
 
-        The question is the query without examples. If the aggregator cannot read its answer, the query with made-up
-        examples is asked, or what a rehearsal has shown to be answered. Both the doubt and the calls (no private
-        example) are public to the caller (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no such answer.
+        The examples are made up, or those of a rehearsal that has passed. If the aggregator cannot read the answer, the
+        question is asked that was answered before; where releases tell whether members answer (``tells``), one without
+        examples will do as well. Both the doubt and the calls (no private example) are public to the caller
+        (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no such answer.
         """
-        said = _Reading(aggregator)
-        failure = yield from self.ask(values, said)
-        if failure is not None and said.anything:
-            asked: Mapping[str, Any] = values
-            made = self._made_up(2, values, aggregator)
-            if (known := self._answered.get(repr(aggregator))) is not None:
-                asked = known[0]
-                made = WatchedExamples(map(dict, known[1]), made.input_key, made.output_key)
-            if (yield from self._probe(asked, made, said)) is None:
-                failure = None
-        self.doubts.of(caller).judge(failure is None)
-        if failure is None:
-            return
-        if said.anything:
-            raise ModelUnavailable(
-                f"the member answers, but {type(aggregator).__name__} can read nothing in it{said.reason}, neither "
-                "without examples nor with made-up ones; nothing was charged. `rehearse` shows the answers; after a "
-                "rehearsal that passed, its own question is asked instead"
-            )
-        raise _unavailable("the member, or the reading of its answer, fails", failure)
+        seen = yield from self._answers(values, aggregator)
+        if seen.failure is not None and tells and (yield from self.ask(values, aggregator.check_kind)) is None:
+            seen.failure = None
+        self.doubts.of(caller).judge(seen.failure is None)
+        if seen.failure is not None:
+            raise seen.error()
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
@@ -469,30 +503,58 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
 
 
-class _Reading:
-    """Reads a public answer as an aggregator would, and notices whether there was one at all."""
+@dataclass(frozen=True)
+class _Answered:
+    """A public question whose answer could be read, with the aggregator that a rehearsal read it by."""
+
+    values: dict[str, Any]
+    examples: WatchedExamples
+    reader: Aggregator[Any] | None = None
+
+    def again(self) -> WatchedExamples:
+        """The examples, for another call."""
+        made = (copy.copy(each) for each in list.__iter__(self.examples))
+        return WatchedExamples(made, self.examples.input_key, self.examples.output_key)
+
+
+class _Seen:
+    """What a public answer showed. ``read`` reads it as an aggregator would, and notices whether there was one at all.
+
+    Attributes
+    ----------
+    failure
+        The class of what the call or the reading raised; None if the answer could be read.
+    anything
+        Whether the member answered at all.
+    """
 
     def __init__(self, aggregator: Aggregator[Any] | None) -> None:
-        self._aggregator, self.anything, self.reason = aggregator, False, ""
+        self._aggregator, self._reason = aggregator, ""
+        self.anything, self.failure = False, cast("type[BaseException] | None", None)
 
-    def __call__(self, output: object) -> None:
+    def read(self, output: object) -> None:
         self.anything = True
         try:
             if self._aggregator is not None:
                 self._aggregator.check_encoded(self._aggregator.encode(output))
         except ValueError as error:
-            self.reason = f" ({error})" if str(error) else ""
+            self._reason = f" ({error})" if str(error) else ""
             raise
 
+    def error(self) -> ModelUnavailable:
+        """The error of a release whose member was asked in vain."""
+        assert self.failure is not None
+        what = f"fails on a public question with examples ({_name(self.failure)})"
+        if self.anything:
+            what = f"answers, but {type(self._aggregator).__name__} can read nothing in it{self._reason}"
+        return ModelUnavailable(
+            f"the member {what}; nothing was charged. `rehearse` shows answers and errors. If the member needs "
+            "examples of your records' form, let a rehearsal on public ones pass: they are asked from then on"
+        )
 
-def _name(failure: type[BaseException]) -> str:
-    return f"{failure.__module__}.{failure.__qualname__}"
 
-
-def _unavailable(fails: str, failure: type[BaseException]) -> ModelUnavailable:
-    return ModelUnavailable(
-        f"{fails} on a public question ({_name(failure)}); nothing was charged. `rehearse` shows the whole error"
-    )
+def _name(failure: type[BaseException] | None) -> str:
+    return "" if failure is None else f"{failure.__module__}.{failure.__qualname__}"
 
 
 def _own_outputs(

@@ -13,7 +13,7 @@ import time
 import traceback
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from langchain_dpicl.private import boundary
 from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts, releases_in
 from langchain_dpicl.release.watched import WatchedExamples
-from langchain_dpicl.selection import Examples, PoissonExampleSelector
+from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import text_searched
 
 _LINE = 300
@@ -66,6 +66,9 @@ class RehearsedCall:
         "input" and "output", as far as the models say.
     read_examples
         Whether it looked at its examples.
+    counts
+        Whether a rehearsal fails if this call abstains. One without examples does not count, unless ``count_empty``:
+        no more does one with braces if the member fails on any texts but those of its records' form.
     """
 
     name: str
@@ -77,6 +80,7 @@ class RehearsedCall:
     seconds: float
     tokens: dict[str, int]
     read_examples: bool
+    counts: bool = True
 
     def __str__(self) -> str:
         used = ", ".join(f"{number} {name} tokens" for name, number in self.tokens.items())
@@ -90,7 +94,7 @@ class RehearsedCall:
         if self.parsed is not None:
             lines.append(f"  read as: {self.parsed}")
         if self.error:
-            lines.append(f"  ABSTAINS: {self.error}")
+            lines.append(f"  ABSTAINS{'' if self.counts else ' (which does not count)'}: {self.error}")
         if self.traceback:
             lines.append(_indented(_last_frames(self.traceback)))
         return "\n".join(lines)
@@ -106,8 +110,7 @@ class Rehearsal:
         The request.
     calls
         One `RehearsedCall` for each bucket that the public examples fill; one with the first of these with braces,
-        quotes and line breaks in its texts, unless they have braces themselves; and the one without examples, which an
-        empty bucket makes.
+        quotes and line breaks in its texts; and the one without examples, which an empty bucket makes.
     findings
         What else is wrong: a name in a template that nobody fills, a member that fails on made-up examples.
     """
@@ -119,7 +122,11 @@ class Rehearsal:
     @property
     def passed(self) -> bool:
         """Whether no call would abstain and nothing else was found."""
-        return not self.findings and not any(call.error for call in self.calls)
+        return not self.findings and not self._failed
+
+    @property
+    def _failed(self) -> int:
+        return sum(bool(call.error) and call.counts for call in self.calls)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -133,8 +140,7 @@ class Rehearsal:
         }
 
     def __str__(self) -> str:
-        failed = sum(bool(call.error) for call in self.calls)
-        said = "passed" if self.passed else f"FAILED: {failed} of {len(self.calls)} calls abstain"
+        said = "passed" if self.passed else f"FAILED: {self._failed} of {len(self.calls)} calls abstain"
         lines = [f"rehearsal {said}; nothing was charged, no private record was read"]
         return "\n".join([*lines, *(f"! {finding}" for finding in self.findings), *map(str, self.calls)])
 
@@ -269,6 +275,7 @@ class Rehearsing:
 
     selector: PoissonExampleSelector
     has_member = True
+    count_empty: bool
     public_member: Runnable[Any, Any]
     """The copy of the member that public calls use."""
     timeout: float | None
@@ -289,8 +296,13 @@ class Rehearsing:
 
     @abstractmethod
     def note_rehearsal(
-        self, values: Mapping[str, Any], bucket: Examples, aggregator: Aggregator[Any] | None
+        self, values: Mapping[str, Any], bucket: WatchedExamples, aggregator: Aggregator[Any] | None
     ) -> Flow[None]: ...
+
+    @abstractmethod
+    def _made_up(
+        self, number: int, values: Mapping[str, Any], aggregator: Aggregator[Any] | None
+    ) -> WatchedExamples: ...
 
     @abstractmethod
     def public_chain(
@@ -387,15 +399,21 @@ class Rehearsing:
             )
             refused.add_note(str(Rehearsal(values, tuple(calls), (str(refused),))))
             raise refused
-        more = {"without examples": nothing}
-        if not calls[-1].error and (marked := watched.marked(buckets[0])) is not None:
-            more = {"with braces, quotes and line breaks": marked, **more}
-        for name, bucket in more.items():
-            call, _ = yield from hear(chain, (values, bucket), self.timeout, name, aggregator, must_count=False)
+        if not calls[-1].error:
+            name, with_marks = "with braces, quotes and line breaks", watched.marked(buckets[0])
+            call, _ = yield from hear(chain, (values, with_marks), self.timeout, name, aggregator, must_count=False)
+            if call.error:  # only texts of the records' form may do
+                plain = self._made_up(2, values, aggregator)
+                other, _ = yield from hear(chain, (values, plain), self.timeout, name, aggregator, must_count=False)
+                call = replace(call, counts=not other.error)
             calls.append(call)
+        call, _ = yield from hear(
+            chain, (values, nothing), self.timeout, "without examples", aggregator, must_count=False
+        )
+        calls.append(replace(call, counts=self.count_empty))
         if any("KeyError" in call.error for call in calls):
             found += watched.slips_in(chain, {*values, "examples"})
-        if not found and not any(call.error for call in calls):
+        if not found and not any(call.error and call.counts for call in calls):
             try:
                 yield from self.note_rehearsal(values, buckets[0], aggregator)
                 yield from self.check_member(values, aggregator)

@@ -228,8 +228,12 @@ class SealedRelease(AnyRelease[T]):
         """Whether the caller has doubt about the members: from a release or, if releases do not tell, from time."""
         if not self.ensemble.has_member:
             return False
-        tells = self._bound_to(request.line).tells(self.ensemble.members, request.line.parameter)
-        return self.ensemble.doubts.of(request.caller).is_due(math.inf if tells else _PROOF_SECONDS)
+        seconds = math.inf if self._tells(request) else _PROOF_SECONDS
+        return self.ensemble.doubts.of(request.caller).is_due(seconds)
+
+    def _tells(self, request: Request) -> bool:
+        """Whether a release shows that the members fail."""
+        return self._bound_to(request.line).tells(self.ensemble.members, request.line.parameter)
 
     def calls_public(self, request: Request) -> bool:
         """Whether a query asks for calls, of a model or of an embedding, before its charge."""
@@ -245,11 +249,12 @@ class SealedRelease(AnyRelease[T]):
             chain, count, timeout = self._candidates
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
+        tells = self._tells(request)
         if self.ensemble.has_member:
-            yield from self.ensemble.check_member(values, aggregator, request.caller)
+            yield from self.ensemble.check_member(values, aggregator, request.caller, tells)
         self.ensemble.check_reading()
         if self._doubtful(request):
-            yield from self.ensemble.check_health(values, aggregator, request.caller)
+            yield from self.ensemble.check_health(values, aggregator, request.caller, tells)
         return aggregator, query
 
     def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:

@@ -32,7 +32,8 @@ from langchain_dpicl.selection import Examples, PoissonExampleSelector
 _NEAR = 0.8
 """How alike two names are of which one may be a slip of the other."""
 
-MARKS = """ {"a": [1, {b}]} {{c}} {d! '%s' $e \\ "f"
+MARKS = """ {"a": [1, {b}]} {{c}}
+{d! '%s' $e \\ "f" {{#g}} {% h %}
 """
 """What a text may hold that breaks a template, a format or a line: braces, quotes, percent signs, a line break."""
 
@@ -102,13 +103,12 @@ def public_buckets(given: object, selector: PoissonExampleSelector) -> list[Watc
     return [WatchedExamples(made[i : i + size], store.input_key, store.output_key) for i in range(0, len(made), size)]
 
 
-def marked(bucket: WatchedExamples) -> WatchedExamples | None:
-    """The same examples with `MARKS` in their texts; None if these have braces already, which may be their form."""
+def marked(bucket: WatchedExamples) -> WatchedExamples:
+    """The same examples with `MARKS` in their texts; outputs stay, which may have to be labels or numbers."""
     made = [dict(each) for each in list.__iter__(bucket)]
-    if any("{" in each[bucket.input_key] or "}" in each[bucket.input_key] for each in made):
-        return None
     for each in made:
-        each[bucket.input_key] += MARKS
+        texts = {key: value for key, value in each.items() if type(value) is str and key != bucket.output_key}
+        each |= {key: text + MARKS for key, text in texts.items()}
     return WatchedExamples(made, bucket.input_key, bucket.output_key)
 
 
