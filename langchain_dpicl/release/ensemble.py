@@ -407,22 +407,19 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         """Call the member on a query without examples, and ``read`` its answer. The class of what either raised."""
         return (yield from boundary.probe(self.public_member, self.public_request(values), self.timeout, read))
 
-    def check_health(
-        self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "", tells: bool = True
-    ) -> Flow[None]:
-        """Ask the member a public question with examples, before charging a caller who has doubt about it.
+    def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
+        """Ask the member a public question, before charging a caller who has doubt about it.
 
-        The examples are made up, or those of a rehearsal that has passed. If the aggregator cannot read the answer, the
-        question is asked that was answered before; where releases tell whether members answer (``tells``), one without
-        examples will do as well. Both the doubt and the calls (no private example) are public to the caller
-        (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no such answer.
+        It is the query without examples; a member that needs some is asked with made-up ones, or those of a rehearsal,
+        if it has answered so before. Both the doubt and the calls (no private example) are public to the caller
+        (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no answer that could be used.
         """
-        seen = yield from self._answers(values, aggregator)
-        if seen.failure is not None and tells and (yield from self.ask(values, aggregator.check_kind)) is None:
-            seen.failure = None
-        self.doubts.of(caller).judge(seen.failure is None)
-        if seen.failure is not None:
-            raise seen.error()
+        failure = yield from self.ask(values, aggregator.check_kind)
+        if failure is not None and self._known(aggregator) is not None:
+            failure = (yield from self._answers(values, aggregator)).failure
+        self.doubts.of(caller).judge(failure is None)
+        if failure is not None:
+            raise _unavailable("the member, or the reading of its answer, fails on a public question", failure)
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
@@ -544,13 +541,17 @@ class _Seen:
     def error(self) -> ModelUnavailable:
         """The error of a release whose member was asked in vain."""
         assert self.failure is not None
-        what = f"fails on a public question with examples ({_name(self.failure)})"
+        fails = "the member fails on a public question with examples"
         if self.anything:
-            what = f"answers, but {type(self._aggregator).__name__} can read nothing in it{self._reason}"
-        return ModelUnavailable(
-            f"the member {what}; nothing was charged. `rehearse` shows answers and errors. If the member needs "
-            "examples of your records' form, let a rehearsal on public ones pass: they are asked from then on"
-        )
+            fails = f"the member answers, but {type(self._aggregator).__name__} can read nothing in it{self._reason}"
+        return _unavailable(fails, self.failure)
+
+
+def _unavailable(fails: str, failure: type[BaseException]) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{fails} ({_name(failure)}); nothing was charged. `rehearse` shows answers and errors. If the member needs "
+        "examples of your records' form, let a rehearsal on public ones pass: they are asked from then on"
+    )
 
 
 def _name(failure: type[BaseException] | None) -> str:

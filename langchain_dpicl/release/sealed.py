@@ -254,7 +254,7 @@ class SealedRelease(AnyRelease[T]):
             yield from self.ensemble.check_member(values, aggregator, request.caller, tells)
         self.ensemble.check_reading()
         if self._doubtful(request):
-            yield from self.ensemble.check_health(values, aggregator, request.caller, tells)
+            yield from self.ensemble.check_health(values, aggregator, request.caller)
         return aggregator, query
 
     def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:
