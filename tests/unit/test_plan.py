@@ -100,7 +100,8 @@ def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     quieter = family.at_coordinate(family.coordinate(line.parameter) + 1.1e-5)
     at_the_end = line.parameter == quieter == family.at_coordinate(family.coordinates[1])
     # at the latest a change in the sixth digit breaks the promise (where delta is near q * count, epsilon jumps)
-    assert certified >= 0.995 * epsilon or at_the_end or PLD.epsilon([line.line(quieter)], delta) > epsilon
+    breaks = PLD.epsilon([line.line(quieter)], delta) > epsilon
+    assert certified >= 0.995 * epsilon or at_the_end or breaks or rate * count <= delta  # then any noise will do
 
 
 def test_where_nothing_costs_anything_a_plan_has_the_least_noise() -> None:
