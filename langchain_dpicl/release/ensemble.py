@@ -9,7 +9,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -504,7 +504,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
 class _Answered:
     """A public question whose answer could be read, with the aggregator that a rehearsal read it by."""
 
-    values: dict[str, Any]
+    values: dict[str, Any] = field(repr=False)
     examples: WatchedExamples
     reader: Aggregator[Any] | None = None
 
