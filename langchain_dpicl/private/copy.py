@@ -1,0 +1,623 @@
+"""A copy of a chain for each call: nothing that one call writes can be read by another.
+
+A chain is pickled once, by cloudpickle with reducers of our own, and each call, private or public, loads a copy. A copy
+has its own objects, functions, closures, defaults, classes and modules of the user's code (see `origins`), and its own
+``builtins``. So what a call writes into any of them ends with it: there is no form to look for.
+
+Shared by all copies, and that is all (`Pristine.shared` lists it):
+
+* what cannot be written: code, long texts, read-only arrays, type variables;
+* models and embeddings whose class comes from an installed library, weights, HTTP clients, compiled templates, loggers;
+* public collections, what stands in for a member's own bucket, what is released, and what ``share`` names;
+* installed libraries' modules, with their classes and functions, and what C extensions and the system keep.
+
+Refused, with the part's name: what cannot be pickled (locks, files, sockets, generators, connections), and code of an
+installed distribution that the user has neither shared nor isolated.
+
+cloudpickle itself keeps the classes that it loads by value, so that two loads of one pickle, and the original, share a
+class and what is written on it. Here every copy makes its own. What leaves a call is made anew with the caller's
+classes, none of whose code runs for that (`Copy.returned`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import contextvars
+import dataclasses
+import enum
+import functools
+import gc
+import io
+import operator
+import pickle
+import sys
+import threading
+import typing
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import resolve_name
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from cloudpickle import cloudpickle as reducers
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import Runnable
+from pydantic import BaseModel
+
+from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.private import Closed, OwnBucket, Released
+from langchain_dpicl.private.origins import Origins, home, top
+from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
+from langchain_dpicl.private.sources import COLLECTIONS, searches_others
+
+_LONG = 65_536
+"""From this size on texts, bytes and read-only arrays are shared, in bytes."""
+
+_LARGE = 1 << 22
+"""From this size of a pickle on a warning says that each call copies so much, in bytes."""
+
+_PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
+_TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
+_HEAP = 1 << 9
+"""Of a class: made by a ``class`` statement, so that it can be written."""
+_CACHED = type(functools.cache(lambda: None))
+
+_SHARED_NAMES = (
+    "anthropic._base_client.BaseClient",
+    "google.genai.client.Client",
+    "httpx._client.BaseClient",
+    "jinja2.environment.Template",
+    "llama_cpp.llama.Llama",
+    "logging.Logger",
+    "openai._base_client.BaseClient",
+    "requests.sessions.Session",
+    "spacy.language.Language",
+    "tokenizers.Tokenizer",
+    "torch.nn.modules.module.Module",
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "xllamacpp.Server",
+)
+"""Libraries' weights, compiled templates and clients of model servers, by name. A name that becomes outdated fails
+closed: such an object is copied, or refused if it cannot be."""
+
+_KEEPERS = (
+    threading.local,
+    weakref.ref,
+    weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary,
+    contextvars.ContextVar,
+)
+
+
+class Copy:
+    """One call's copy of a chain."""
+
+    def __init__(self, shared: Sequence[Any], originals: Sequence[type]) -> None:
+        self.chain: Any = None
+        self._shared, self._originals = shared, originals
+        self._original: dict[type, type] = {}
+        self._modules: dict[str, ModuleType] = {}
+        self._builtins = ModuleType("builtins", builtins.__doc__)
+        vars(self._builtins).update(vars(builtins), __import__=self._import)
+
+    def module(self, name: str, package: str | None, file: str | None) -> ModuleType:
+        """This copy's module of that name, with its own builtins."""
+        made = ModuleType(name)
+        vars(made).update(__builtins__=vars(self._builtins), __package__=package, __file__=file)
+        self._modules.setdefault(name, made)
+        return made
+
+    def adopt(self, made: type, index: int) -> type:
+        """Keep in mind which class a class of this copy stands for."""
+        self._original[made] = self._originals[index]
+        return made
+
+    def own(self, name: str) -> Any:
+        """This copy itself, or its builtins."""
+        return self if name == "copy" else self._builtins
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+    ) -> Any:
+        """``import`` in this copy's code: the user's own modules are this copy's."""
+        path = resolve_name("." * level + name, (globals or {}).get("__package__") or "") if level else name
+        if path == "builtins":
+            return self._builtins
+        if path in self._modules or top(path) in self._modules:
+            if path not in self._modules:
+                raise ImportError(f"{path} is not in this call's copy of the chain: import it where the chain is made")
+            return self._modules[path if fromlist else top(path)]
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    def returned(self, value: Any) -> Any:
+        """What a call gives, made anew with the caller's classes. Raises `TypeError` for what cannot be."""
+        kind = type(value)
+        original = self._original.get(kind)
+        if original is not None:
+            return self._made(value, original)
+        if kind in (list, tuple, set, frozenset):
+            return kind(map(self.returned, value))
+        if kind is dict:
+            return {self.returned(key): self.returned(each) for key, each in value.items()}
+        return value
+
+    def _made(self, value: Any, original: Any) -> Any:
+        """The same of the caller's class. None of that class's code runs."""
+        if isinstance(value, enum.Enum):
+            return original._member_map_[value.name]
+        made = object.__new__(original)
+        if isinstance(value, BaseModel):
+            fields = {name: self.returned(each) for name, each in vars(value).items()}
+            object.__setattr__(made, "__dict__", fields)
+            object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+            object.__setattr__(made, "__pydantic_extra__", self.returned(value.__pydantic_extra__))
+            object.__setattr__(made, "__pydantic_private__", None)
+        elif dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                object.__setattr__(made, field.name, self.returned(getattr(value, field.name)))
+        else:
+            raise TypeError("an object of a class of the chain's own")
+        return made
+
+
+class Pristine:
+    """A chain as it was when it was given, of which every call has a copy.
+
+    Parameters
+    ----------
+    chain
+        A Runnable, or a tuple of objects that belong together.
+    share
+        Objects that all copies share, and names of installed packages whose code they share.
+    isolate
+        Names of installed packages whose code every copy has of its own.
+
+    Raises `UnsafeConfigurationError` for what cannot be copied.
+    """
+
+    __slots__ = ("_classes", "_data", "_modules", "_origins", "_share", "chain", "items")
+
+    def __init__(self, chain: Any, *, share: Iterable[object] = (), isolate: Iterable[str] = ()) -> None:
+        share = tuple(share)
+        names = [each for each in share if isinstance(each, str)]
+        self._origins = Origins(names, isolate, _own_modules(chain))
+        self._share = [each for each in share if not isinstance(each, str)]
+        attributes: set[str] = set()
+        imports: set[str] = set()
+        while True:  # until no more names of modules' attributes are found in functions that are in the copy
+            pickler = _Pickler(self._origins, self._share, attributes)
+            data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
+            if pickler.attributes <= attributes and pickler.imports <= imports:
+                break
+            attributes |= pickler.attributes
+            imports |= pickler.imports
+        self.chain = chain
+        """As it was given. Nothing calls it."""
+        self._data, self.items, self._classes = data, pickler.shared, pickler.classes
+        self._modules = sorted(pickler.modules)
+        if len(data) > _LARGE:
+            warnings.warn(
+                f"each call has its own copy of the chain, and of {len(data) >> 20} MB that it holds: large tables "
+                "that no call writes into can be shared, share=[table]",
+                stacklevel=2,
+            )
+        try:
+            self.copy()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return
+        raise UnsafeConfigurationError(f"no call can have a copy of the chain of its own: loading one raises {reason}")
+
+    def copy(self) -> Copy:
+        """A copy that shares nothing with another but what `shared` lists."""
+        made = Copy(self.items, self._classes)
+        made.chain, _ = _Unpickler(io.BytesIO(self._data), made, self._origins).load()
+        return made
+
+    @property
+    def size(self) -> int:
+        """Of the pickle, in bytes."""
+        return len(self._data)
+
+    def shared(self) -> Isolation:
+        """What copies share, and of what code they have their own."""
+        marks = (CodeType, str, bytes, type, *_TYPES)
+        objects = {_name(each) for each in self.items if type(each) is not object and not isinstance(each, marks)}
+        return Isolation(tuple(self._modules), tuple(sorted(objects)), tuple(self._origins.shared))
+
+
+@dataclasses.dataclass(frozen=True)
+class Isolation:
+    """What copies of a chain have of their own, and what they share. ``print`` it.
+
+    Attributes
+    ----------
+    copied
+        The modules of whose code every call has its own, as far as the chain names it.
+    objects
+        The classes of the objects that all calls share: models, embeddings, clients, public collections, what
+        ``share`` names.
+    packages
+        The installed packages whose modules and classes all calls share.
+    """
+
+    copied: tuple[str, ...]
+    objects: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = (
+            ("every call has its own", self.copied),
+            ("all calls share", self.objects),
+            ("all calls share what these keep in modules and classes", self.packages),
+        )
+        return "\n".join(f"{title}: {', '.join(names) or 'nothing'}" for title, names in rows)
+
+
+def _name(item: Any) -> str:
+    return f"{type(item).__module__}.{type(item).__qualname__}"
+
+
+def _own_modules(chain: Any) -> Iterator[str]:
+    """The modules in which a chain's own functions and classes are defined: those in its fields, not deeper."""
+    waiting, seen = [chain], dict[int, Any]()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, FunctionType):
+            yield home(item)
+        elif isinstance(item, functools.partial):
+            waiting += [item.func, *item.args, *item.keywords.values()]
+        elif hasattr(item, "__func__"):
+            waiting += [item.__func__, item.__self__]
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+        elif type(item) is dict:
+            waiting += item.values()
+        elif isinstance(item, (Runnable, BaseModel)):
+            yield type(item).__module__
+            waiting += vars(item).values()
+        elif not isinstance(item, type):
+            yield type(item).__module__
+
+
+class Same(Pristine):
+    """For a trial of what calls leave behind in a chain: every call is made on this chain itself."""
+
+    __slots__ = ()
+
+    def __init__(self, chain: Any) -> None:
+        self.chain, self.items, self._classes = chain, [], []
+
+    def copy(self) -> Copy:
+        made = Copy((), ())
+        made.chain = self.chain
+        return made
+
+
+class _Space:
+    """In a pickle: the globals of the user's functions, by their own dictionary."""
+
+    def __init__(self, around: dict[str, Any]) -> None:
+        self.around = around
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
+    def __init__(self, origins: Origins, share: Sequence[object], attributes: set[str]) -> None:
+        self._file = io.BytesIO()
+        super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._origins = origins
+        self._user = {id(each) for each in share}
+        self._wanted = attributes
+        self.attributes: set[str] = set()
+        """Names that functions in the pickle ask modules for."""
+        self.imports: set[str] = set()
+        self.modules: set[str] = set()
+        self.shared: list[Any] = []
+        self.classes: list[type] = []
+        self._index: dict[int, int] = {}
+        self._spaces: dict[int, _Space] = {}
+        self._kept: list[Any] = []
+        self._last: Any = None
+
+    def of(self, item: Any) -> bytes:
+        """The pickle. Raises `UnsafeConfigurationError`, which names the part that cannot be in it."""
+        try:
+            self.dump(item)
+        except UnsafeConfigurationError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return self._file.getvalue()
+        raise UnsafeConfigurationError(self._refusal(reason))
+
+    def _refusal(self, reason: str) -> str:
+        failed = self._last
+        holder = next((each for each in reversed(self._kept) if each is not failed and _holds(each, failed)), None)
+        where = "" if holder is None else f" of {getattr(holder, '__qualname__', None) or _name(holder)}"
+        return (
+            f"the chain reaches a {_name(failed)}{where}, of which no call can have a copy of its own ({reason}): make "
+            "it within the call, put a model's client into a LangChain model, or, if it holds nothing of questions, "
+            "examples and answers, let all calls share it: share=[...]"
+        )
+
+    # -- by identity ---------------------------------------------------------------------------------------------------
+
+    def persistent_id(self, obj: Any) -> Any:
+        """An index into what is shared, the name of what a copy has by itself, or None."""
+        kind = type(obj)
+        if kind in _PLAIN:
+            return self._put(obj) if id(obj) in self._user else None
+        if kind is str or kind is bytes:
+            return self._put(obj) if len(obj) > _LONG else None
+        if id(obj) in self._index:
+            return self._index[id(obj)]
+        if obj is builtins:
+            return "builtins"
+        if kind is _Own:
+            return "copy"
+        if kind is type and not obj.__flags__ & _HEAP:
+            return None if reducers._lookup_module_and_qualname(obj) else self._put(obj)
+        if issubclass(kind, type) or kind is FunctionType or kind is ModuleType:
+            return self._put(obj) if id(obj) in self._user else None
+        return self._put(obj) if id(obj) in self._user or self._is_shared(obj, kind) else None
+
+    def _put(self, obj: Any) -> int:
+        found = self._index.get(id(obj))
+        if found is None:
+            found = self._index[id(obj)] = len(self.shared)
+            self.shared.append(obj)
+        return found
+
+    def _is_shared(self, obj: Any, kind: type) -> bool:
+        if kind is CodeType or kind is object or issubclass(kind, _TYPES):
+            return True
+        if kind is _CACHED:
+            wrapped = obj.__wrapped__
+            return isinstance(wrapped, FunctionType) and not self.is_own(home(wrapped))
+        if kind is np.ndarray:
+            return obj.nbytes > _LONG and not obj.flags.writeable and not obj.dtype.hasobject and obj.base is None
+        if is_one(obj, (Closed, OwnBucket, Released)):
+            return True
+        if not self._origins.by_reference(kind.__module__):
+            return False
+        if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, _SHARED_NAMES) or _is_mark(obj, kind):
+            return True
+        return is_one(obj, COLLECTIONS) and not searches_others(obj)
+
+    # -- by value ------------------------------------------------------------------------------------------------------
+
+    def is_own(self, module: object) -> bool:
+        """Whether a copy has its own of a module's code. Raises for code that is neither shared nor isolated."""
+        found = self._origins.by_reference(module)
+        if found is None:
+            package = top(module)
+            raise UnsafeConfigurationError(
+                f"the chain uses {package}, an installed package. Say whether calls may share what it keeps in its "
+                f'modules and classes, share=["{package}"], or have their own of it, isolate=["{package}"]'
+            )
+        return not found
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object is made again."""
+        kind = type(obj)
+        self._last = obj
+        self._kept.append(obj)
+        if issubclass(kind, type):
+            return self._class(obj)
+        if kind is FunctionType:
+            return self._function(obj)
+        if kind is _Space:
+            return self._space(obj)
+        if kind is ModuleType or issubclass(kind, ModuleType):
+            return self._module(obj)
+        if kind is _CACHED:
+            return self._cached(obj)
+        if issubclass(kind, _KEEPERS):
+            return self._keeper(obj, kind)
+        if issubclass(kind, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr, sys.stdin):
+            raise TypeError("an open file")
+        return NotImplemented
+
+    def _class(self, obj: Any) -> Any:
+        if obj in reducers._BUILTIN_TYPE_NAMES or obj in (type(None), type(...), type(NotImplemented)):
+            return reducers._class_reduce(obj)
+        if threaded := vars(obj).get("_dpicl_threaded"):
+            return threaded
+        generic = vars(obj).get("__pydantic_generic_metadata__")
+        if generic and generic["origin"] is not None:  # pydantic keeps one class for the same arguments
+            return operator.getitem, (generic["origin"], generic["args"])
+        if not self.is_own(obj.__module__):
+            if self._by_name(obj):
+                return NotImplemented
+        else:
+            self.modules.add(obj.__module__)
+        maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
+        arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
+        self.classes.append(obj)
+        return _made_class, (_OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
+
+    def _function(self, obj: FunctionType) -> Any:
+        is_own = self.is_own(home(obj))
+        if not is_own and self._by_name(obj):
+            return NotImplemented
+        state = {
+            "__name__": obj.__name__,
+            "__qualname__": obj.__qualname__,
+            "__module__": obj.__module__,
+            "__doc__": obj.__doc__,
+            "__defaults__": obj.__defaults__,
+            "__kwdefaults__": obj.__kwdefaults__,
+            "__annotations__": obj.__annotations__,
+        }
+        held: dict[str, Any] = {}
+        if is_own:
+            names = names_in(obj.__code__)
+            held = {name: obj.__globals__[name] for name in sorted(names.globals) if name in obj.__globals__}
+            held.pop("__builtins__", None)
+            self.attributes |= names.attributes
+            package = obj.__globals__.get("__package__") or ""
+            for path in names.modules:
+                self._imported(path, package)
+        around = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
+        arguments = (obj.__code__, around, obj.__name__, len(obj.__closure__ or ()))
+        cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
+        return _made_function, arguments, (state, dict(vars(obj)), held, cells), None, None, _fill_function
+
+    def _by_name(self, obj: Any) -> bool:
+        """Whether an object is found by its name in a module that copies share."""
+        found = reducers._lookup_module_and_qualname(obj)
+        return found is not None and self._origins.by_reference(found[0].__name__) is True
+
+    def _imported(self, path: str, package: str) -> None:
+        try:
+            name = resolve_name(path, package)
+        except ImportError:
+            return
+        while name:
+            if isinstance(sys.modules.get(name), ModuleType):
+                self.imports.add(name)
+            name = name.rpartition(".")[0]
+
+    def module(self, name: str) -> ModuleType:
+        """A module that the chain's functions import."""
+        return sys.modules[name]
+
+    def _space_of(self, around: dict[str, Any]) -> _Space:
+        if id(around) not in self._spaces:
+            self._spaces[id(around)] = _Space(around)
+        return self._spaces[id(around)]
+
+    def _space(self, obj: _Space) -> Any:
+        name = str(obj.around.get("__name__") or "")
+        self.modules.add(name)
+        return Copy.module, (_OWN, name, obj.around.get("__package__"), obj.around.get("__file__"))
+
+    def _module(self, obj: ModuleType) -> Any:
+        if not self.is_own(obj.__name__):
+            return reducers.subimport, (obj.__name__,)
+        around = vars(obj)
+        held = {name: around[name] for name in sorted(self._wanted & around.keys()) if not name.startswith("__")}
+        return _same, (self._space_of(around),), held, None, None, _fill_module
+
+    def _cached(self, obj: Any) -> Any:
+        if takes_nothing(obj):
+            with contextlib.suppress(Exception):  # else each call asks anew
+                return _made_constant, (obj(),)
+        return _made_cached, (obj.cache_parameters(), obj.__wrapped__)
+
+    def _keeper(self, obj: Any, kind: type) -> Any:
+        if kind is threading.local:
+            return threading.local, ()
+        if kind is contextvars.ContextVar:
+            return _made_variable, (obj.name, contextvars.Context().run(_default, obj))
+        if kind is weakref.ref:
+            return _made_reference, (obj(),)
+        if kind in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+            return kind, (dict(obj),)
+        return NotImplemented
+
+
+def _default(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
+    try:
+        return (variable.get(),)
+    except LookupError:
+        return ()
+
+
+class _Own:
+    """In a pickle: the copy that is being made."""
+
+
+_OWN = _Own()
+
+
+def _is_mark(obj: Any, kind: type) -> bool:
+    """Whether an object is a mark of its library's, which holds nothing and is compared by identity."""
+    if getattr(obj, "__dict__", None) or getattr(kind, "__slots__", None):
+        return False
+    return any(each is obj for each in vars(sys.modules.get(kind.__module__, builtins)).values())
+
+
+def _holds(holder: Any, item: Any) -> bool:
+    held = [*gc.get_referents(holder), *getattr(holder, "__dict__", {}).values()]
+    if isinstance(holder, FunctionType):
+        named = names_in(holder.__code__).globals
+        held += [value for name, value in holder.__globals__.items() if name in named]
+        held += [each for cell in holder.__closure__ or () for each in gc.get_referents(cell)]
+    return any(each is item for each in held)
+
+
+# -- how a copy is made ------------------------------------------------------------------------------------------------
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, copy: Copy, origins: Origins) -> None:
+        super().__init__(file)
+        self._copy, self._origins = copy, origins
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """What a pickle takes by its name, as a ``__reduce__`` of the user's may say: nothing of the user's own."""
+        if not self._origins.by_reference(module):
+            raise pickle.UnpicklingError(f"{module}.{name} would be shared by all copies")
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What is shared, by its index, or what the copy has by itself."""
+        return self._copy._shared[pid] if type(pid) is int else self._copy.own(pid)
+
+
+def _made_class(copy: Copy, index: int, maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    return copy.adopt(maker(*arguments), index)
+
+
+def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) -> FunctionType:
+    return FunctionType(code, vars(around), name, None, tuple(CellType() for _ in range(cells)) or None)
+
+
+def _fill_function(function: FunctionType, state: Any) -> None:
+    attributes, own, held, cells = state
+    vars(function).update(own)
+    if held:
+        function.__globals__.update(held)
+    for cell, value in zip(function.__closure__ or (), cells, strict=True):
+        if value is not reducers._empty_cell_value:
+            cell.cell_contents = value
+    for name, value in attributes.items():
+        setattr(function, name, value)
+
+
+def _same(module: ModuleType) -> ModuleType:
+    return module
+
+
+def _fill_module(module: ModuleType, held: dict[str, Any]) -> None:
+    vars(module).update(held)
+
+
+def _made_reference(item: Any) -> Any:
+    return weakref.ref(item if item is not None else _Own())
+
+
+def _made_cached(parameters: dict[str, Any], wrapped: Any) -> Any:
+    return functools.lru_cache(**parameters)(wrapped)
+
+
+def _made_constant(value: Any) -> Any:
+    """What a cached function without arguments gives."""
+    constant = functools.cache(lambda: value)
+    constant()
+    return constant
+
+
+def _made_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
+    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)

@@ -1,0 +1,211 @@
+"""What a copy of a chain is beside its isolation: answers in the caller's classes, what is shared, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.runnables import Runnable, RunnableLambda
+from pydantic import BaseModel, Field, field_validator
+
+import langchain_dpicl as dp
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.private import origins
+from langchain_dpicl.private.copy import Pristine
+
+QUESTION = {"input": "how tall is it?"}
+SEEN: list[str] = []
+
+
+class Kind(enum.Enum):
+    OAK = "oak"
+    ELM = "elm"
+
+
+class Tree(BaseModel):
+    kind: Literal["oak", "elm"]
+    height: int = Field(ge=0, le=60)
+    like: Tree | None = None
+
+
+class Flat(BaseModel):
+    kind: Literal["oak", "elm"]
+    height: int = Field(ge=0, le=60)
+
+
+class Checked(BaseModel):
+    """Its validator writes where it is: on a copy's own list."""
+
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def kept(cls, text: str) -> str:
+        SEEN.append(text)
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    kind: Kind
+    trees: list[Tree]
+
+
+def returned(chain: Runnable[Any, Any], given: Any = "") -> Any:
+    copy = Pristine(chain).copy()
+    return copy.returned(copy.chain.invoke(given))
+
+
+def test_what_a_call_gives_is_of_the_callers_own_classes() -> None:
+    tree = Tree(kind="oak", height=3, like=Tree(kind="elm", height=2))
+    given = {"found": Found(Kind.ELM, [tree]), "pair": (Kind.OAK, {1})}
+    found = returned(
+        RunnableLambda(
+            lambda _: {
+                "found": Found(Kind.ELM, [Tree(kind="oak", height=3, like=Tree(kind="elm", height=2))]),
+                "pair": (Kind.OAK, {1}),
+            }
+        )
+    )
+    assert found == given
+    assert type(found["found"]) is Found
+    assert type(found["found"].trees[0].like) is Tree
+    assert found["pair"][0] is Kind.OAK
+
+
+def test_none_of_the_callers_code_runs_for_that() -> None:
+    found = returned(RunnableLambda(lambda _: Checked(text="a secret")))
+    assert (type(found), found.text) == (Checked, "a secret")
+    assert SEEN == []
+
+
+def test_an_object_of_another_class_of_the_chains_own_is_no_answer() -> None:
+    class Own:
+        pass
+
+    with pytest.raises(TypeError):
+        returned(RunnableLambda(lambda _: [Own()]))
+
+
+@pytest.mark.parametrize(
+    ("member", "aggregator"),
+    [
+        (RunnableLambda(lambda values: Flat(kind="oak", height=len(values["examples"]) and 9)), dp.Structured(Flat)),
+        (RunnableLambda(lambda _: '{"kind": "oak", "height": 9}') | PydanticOutputParser(pydantic_object=Flat), None),
+        (RunnableLambda(lambda _: Kind.OAK.value), dp.NoisyVote(["oak", "elm"], mechanism="vote")),
+    ],
+    ids=["an instance", "a parser", "an enumeration"],
+)
+def test_typed_answers_are_released(member: Any, aggregator: Any, sealed_of: Any) -> None:
+    released = sealed_of(member, vote=aggregator or dp.Structured(Flat), members=20).invoke(QUESTION)
+    assert released == "oak" or (type(released) is Flat and released.kind == "oak")
+
+
+def test_objects_and_packages_are_shared_by_name_and_models_as_they_are() -> None:
+    lock, llm = threading.Lock(), FakeListLLM(responses=["Positive"])
+    chain = RunnableLambda(lambda _: (lock, llm))
+    with pytest.raises(UnsafeConfigurationError, match=r"_thread\.lock of .*share="):
+        Pristine(chain)
+    copies = Pristine(chain, share=[lock])
+    assert copies.copy().chain.invoke("") == (lock, llm)
+    assert copies.copy().chain.invoke("")[1] is llm
+    shown = copies.shared()
+    assert shown.copied == (__name__,)
+    assert set(shown.objects) >= {"_thread.lock", "langchain_core.language_models.fake.FakeListLLM"}
+    assert "langchain_core" in shown.packages
+    assert f"every call has its own: {__name__}" in str(shown)
+
+
+def test_what_makes_copies_slow_is_said() -> None:
+    table = {number: str(number) for number in range(500_000)}
+    with pytest.warns(UserWarning, match=r"MB that it holds.*share="):
+        Pristine(RunnableLambda(lambda _: table[0]))
+    assert Pristine(RunnableLambda(lambda _: table[0]), share=[table]).copy().chain.invoke("") == "0"
+
+
+def test_code_of_a_package_that_langchain_does_not_need_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import xdist
+
+    monkeypatch.setattr(origins, "_closure", lambda: frozenset({"langchain-core", "pydantic", "cloudpickle"}))
+    chain = RunnableLambda(lambda _: xdist.__name__)
+    with pytest.raises(UnsafeConfigurationError, match=r'share=\["xdist"\], .* isolate=\["xdist"\]'):
+        Pristine(chain)
+    assert Pristine(chain, share=["xdist"]).copy().chain.invoke("") == "xdist"
+    assert Pristine(chain, isolate=["xdist"]).copy().chain.invoke("") == "xdist"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("share", "x"), ("isolate", {"x"}), ("isolate", [1]), ("allow_state", [1])]
+)
+def test_bad_arguments_are_named(name: str, given: Any, store_of: Any, records: Any) -> None:
+    selector = dp.PoissonExampleSelector(store_of(records(8)), 2, rate=1.0, max_exemplars=8)
+    with pytest.raises(InvalidParameter) as caught:
+        dp.PrivateEnsemble(selector, lambda _: "Positive", **{name: given})
+    assert caught.value.parameter == name
+
+
+LAMBDA = "from langchain_core.runnables import RunnableLambda"
+APP = f"""
+import json
+{LAMBDA}
+{{imported}}
+
+def member(text):
+    before = kept.setdefault("text", text)
+    helper.last = getattr(helper, "last", "") + text
+    return [before, helper.last]
+"""
+HELPER = "kept = {}\n\nclass helper:\n    pass\n"
+RUN = """
+from langchain_dpicl.private.copy import Pristine
+copies = Pristine(RunnableLambda(member))
+print(json.dumps([copies.copy().chain.invoke(text) for text in ("one", "two")]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["__main__", "a notebook", "a file beside it", "a package", "an installed package"])
+def test_the_same_app_has_the_same_copies_wherever_it_stands(kind: str, tmp_path: Path) -> None:
+    run, is_package = tmp_path / "run.py", "package" in kind
+    site = tmp_path / "site"
+    package = (site if kind == "an installed package" else tmp_path) / "myapp"
+    if is_package:
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "helpers.py").write_text(HELPER)
+        (package / "app.py").write_text(APP.format(imported="from .helpers import helper, kept"))
+        run.write_text(f"import json\n{LAMBDA}\nfrom myapp.app import member\n{RUN}")
+    elif kind == "a file beside it":
+        (tmp_path / "helpers.py").write_text(HELPER)
+        run.write_text(APP.format(imported="from helpers import helper, kept") + RUN)
+    elif kind == "a notebook":  # its cells are executed one after another as parts of __main__
+        cells = [HELPER, APP.format(imported=""), RUN]
+        run.write_text(f"for cell in {cells!r}:\n    exec(compile(cell, '<cell>', 'exec'), globals())\n")
+    else:
+        run.write_text(APP.format(imported=HELPER) + RUN)
+    if kind == "an installed package":
+        about = site / "myapp-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: myapp\nVersion: 1.0\n")
+        (about / "top_level.txt").write_text("myapp\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [["one", "one"], ["two", "two"]]
