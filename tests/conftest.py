@@ -19,8 +19,7 @@ from typing import Any
 import by_hand  # noqa: F401
 import numpy as np
 import pytest
-from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_core.language_models import BaseLanguageModel
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
@@ -32,7 +31,6 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.private import copy
 
 os.environ["PYTHONPATH"] = os.pathsep.join(  # scripts that tests start find the helpers, `by_hand` above all
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -198,18 +196,6 @@ def ledger_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def fakes_are_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake models and embeddings stand for a library's, which all calls share; but not in tests that are marked
-    ``own_models``, which see what becomes of a class of the user's own."""
-    if "own_models" not in request.keywords:
-        honest = copy._Pickler._is_shared
-        shared = (BaseLanguageModel, Embeddings)
-        monkeypatch.setattr(
-            copy._Pickler, "_is_shared", lambda self, obj, kind: isinstance(obj, shared) or honest(self, obj, kind)
-        )
-
-
-@pytest.fixture(autouse=True)
 def known_to_answer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member counts as rehearsed, so that tests see the calls of releases alone; but not those that are marked
     ``asks_first``, which see the public question before a first charge, too."""
@@ -258,7 +244,7 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
         max_concurrency: int | None = None,
         timeout: Any = "auto",
         public: Any = (),
-        share: Any = (),
+        allow_state: Any = (),
         **budget_options: Any,
     ) -> Any:
         owners = 20 * members if owners is None else owners
@@ -269,7 +255,7 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
             "max_concurrency": max_concurrency,
             "timeout": timeout,
             "public": public,
-            "share": share,
+            "allow_state": allow_state,
         }
         ensemble = PrivateEnsemble(selector, member, **settings)
         vote = NoisyVote(LABELS, mechanism="vote") if vote is None else vote  # else the plan chooses by a hair here

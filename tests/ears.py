@@ -7,10 +7,8 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.private import Closed
 
-
-class Spy(Closed, Embeddings):
+class Spy(Embeddings):
     """An object that passes for a model, which every copy of a chain shares."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -12,8 +12,6 @@ from pydantic import Field, PrivateAttr
 from langchain_dpicl.private import copy
 from langchain_dpicl.private.copy import Pristine
 
-pytestmark = pytest.mark.own_models
-
 
 class Remembering(FakeListLLM):
     """A model of the user's own, which keeps what it is asked."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import extract_study
 import pytest
-from ears import Ears
 from extract_study import ALL, CALLS, FIELDS, FORM, OWN, Record, prompt
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
@@ -31,7 +30,7 @@ class ByFood(Embeddings):
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that a model got which answers with its last example's JSON, and without examples with nonsense."""
-    asked = Ears()
+    asked: list[str] = []
 
     def model(text: str, **_: Any) -> str:
         asked.append(text)
