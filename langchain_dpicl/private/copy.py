@@ -23,6 +23,7 @@ need.
 """
 
 from __future__ import annotations
+import __future__
 
 import builtins
 import contextlib
@@ -31,9 +32,12 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import io
 import operator
 import pickle
+import random
+import re
 import sys
 import threading
 import typing
@@ -41,11 +45,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
-import numpy as np
 from cloudpickle import cloudpickle as reducers
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
@@ -59,12 +62,15 @@ from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_noth
 from langchain_dpicl.private.sources import COLLECTIONS, searches_others
 
 _LONG = 65_536
-"""From this size on texts, bytes and read-only arrays are shared, in bytes."""
+"""From this size on texts are shared. No bytes and no arrays: numpy writes into the bytes of a pickle."""
 
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
 
+_ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
+_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
+_OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
 _TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 _HEAP = 1 << 9
 """Of a class: made by a ``class`` statement, so that it can be written."""
@@ -100,13 +106,13 @@ _KEEPERS = (
 class Copy:
     """One call's copy of a chain."""
 
-    def __init__(self, shared: Sequence[Any], originals: Sequence[type]) -> None:
+    def __init__(self, shared: Sequence[Any], originals: Sequence[type], origins: Origins) -> None:
         self.chain: Any = None
         self._shared, self._originals = shared, originals
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
         self._builtins = ModuleType("builtins", builtins.__doc__)
-        vars(self._builtins).update(vars(builtins), __import__=self._import)
+        vars(self._builtins).update(vars(builtins), __import__=_importing(self._modules, self._builtins, origins))
 
     def module(self, name: str, package: str | None, file: str | None) -> ModuleType:
         """This copy's module of that name, with its own builtins."""
@@ -123,19 +129,6 @@ class Copy:
     def own(self, name: str) -> Any:
         """This copy itself, or its builtins."""
         return self if name == "copy" else self._builtins
-
-    def _import(
-        self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
-    ) -> Any:
-        """``import`` in this copy's code: the user's own modules are this copy's."""
-        path = resolve_name("." * level + name, (globals or {}).get("__package__") or "") if level else name
-        if path == "builtins":
-            return self._builtins
-        if path in self._modules or top(path) in self._modules:
-            if path not in self._modules:
-                raise ImportError(f"{path} is not in this call's copy of the chain: import it where the chain is made")
-            return self._modules[path if fromlist else top(path)]
-        return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def returned(self, value: Any) -> Any:
         """What a call gives, made anew with the caller's classes. Raises `TypeError` for what cannot be."""
@@ -159,13 +152,37 @@ class Copy:
             object.__setattr__(made, "__dict__", fields)
             object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
             object.__setattr__(made, "__pydantic_extra__", self.returned(value.__pydantic_extra__))
-            object.__setattr__(made, "__pydantic_private__", None)
+            object.__setattr__(made, "__pydantic_private__", self.returned(value.__pydantic_private__))
         elif dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 object.__setattr__(made, field.name, self.returned(getattr(value, field.name)))
         else:
             raise TypeError("an object of a class of the chain's own")
         return made
+
+
+def _importing(modules: dict[str, ModuleType], own: ModuleType, origins: Origins) -> Callable[..., Any]:
+    """``import`` in a copy's code: the user's own modules are this copy's, or are not there."""
+
+    def import_(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+    ) -> Any:
+        path = resolve_name("." * level + name, (globals or {}).get("__package__") or "") if level else name
+        if path == "builtins":
+            return own
+        if path in modules:
+            for each in fromlist or ():
+                inner = modules.get(f"{path}.{each}")
+                if inner is not None:
+                    vars(modules[path]).setdefault(each, inner)
+                elif not hasattr(modules[path], each):
+                    raise ImportError(f"{path}.{each} is not in this call's copy of the chain")
+            return modules[path if fromlist else top(path)]
+        if not origins.by_reference(path):
+            raise ImportError(f"{path} is not in this call's copy of the chain: import it where the chain is made")
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    return import_
 
 
 class Pristine:
@@ -219,7 +236,7 @@ class Pristine:
 
     def copy(self) -> Copy:
         """A copy that shares nothing with another but what `shared` lists."""
-        made = Copy(self.items, self._classes)
+        made = Copy(self.items, self._classes, self._origins)
         made.chain, _ = _Unpickler(io.BytesIO(self._data), made, self._origins).load()
         return made
 
@@ -298,10 +315,10 @@ class Same(Pristine):
     __slots__ = ()
 
     def __init__(self, chain: Any) -> None:
-        self.chain, self.items, self._classes = chain, [], []
+        self.chain, self.items, self._classes, self._origins = chain, [], [], Origins()
 
     def copy(self) -> Copy:
-        made = Copy((), ())
+        made = Copy((), (), self._origins)
         made.chain = self.chain
         return made
 
@@ -330,6 +347,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._spaces: dict[int, _Space] = {}
         self._kept: list[Any] = []
         self._last: Any = None
+        self._nowhere = ModuleType("nowhere")
 
     def of(self, item: Any) -> bytes:
         """The pickle. Raises `UnsafeConfigurationError`, which names the part that cannot be in it."""
@@ -360,7 +378,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         kind = type(obj)
         if kind in _PLAIN:
             return self._put(obj) if id(obj) in self._user else None
-        if kind is str or kind is bytes:
+        if kind is str:
             return self._put(obj) if len(obj) > _LONG else None
         if id(obj) in self._index:
             return self._index[id(obj)]
@@ -382,20 +400,29 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         return found
 
     def _is_shared(self, obj: Any, kind: type) -> bool:
-        if kind is CodeType or kind is object or issubclass(kind, _TYPES):
+        if kind is CodeType:
+            return _is_plain(obj)
+        if kind is object:
             return True
-        if kind is _CACHED:
-            wrapped = obj.__wrapped__
-            return isinstance(wrapped, FunctionType) and not self.is_own(home(wrapped))
-        if kind is np.ndarray:
-            return obj.nbytes > _LONG and not obj.flags.writeable and not obj.dtype.hasobject and obj.base is None
+        if issubclass(kind, _TYPES) or kind is _CACHED:
+            return self._by_name(obj)
         if is_one(obj, (Closed, OwnBucket, Released)):
             return True
-        if not self._origins.by_reference(kind.__module__):
+        if not (self._origins.by_reference(kind.__module__) and self._by_name(kind)) or self._holds_own(obj):
             return False
         if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, _SHARED_NAMES) or _is_mark(obj, kind):
             return True
         return is_one(obj, COLLECTIONS) and not searches_others(obj)
+
+    def _holds_own(self, obj: Any) -> bool:
+        """Whether a library's object has the user's own code in its fields, which would run on what all calls share."""
+        held = [*getattr(obj, "__dict__", {}).values()]
+        held += [each for some in held if type(some) in (list, tuple) for each in some]
+        held += [each for some in held if type(some) is dict for each in some.values()]
+        functions = [getattr(each, "__func__", each) for each in held]
+        if any(isinstance(each, FunctionType) and self.is_own(home(each)) for each in functions):
+            return True
+        return any(is_one(each, Runnable) and self.is_own(type(each).__module__) for each in held)
 
     # -- by value ------------------------------------------------------------------------------------------------------
 
@@ -427,6 +454,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return self._cached(obj)
         if issubclass(kind, _KEEPERS):
             return self._keeper(obj, kind)
+        if kind is functools.cached_property:
+            return _made_property, (obj.func, obj.attrname)
+        if kind is typing.NewType:
+            return _made_type, (obj.__name__, obj.__module__, obj.__supertype__)
+        if issubclass(kind, _TYPES):
+            return self._variable(obj, kind)
+        if kind is random.SystemRandom:
+            return random.SystemRandom, ()
+        if issubclass(kind, (MethodType, BuiltinMethodType)) and (found := self._library_method(obj)) is not None:
+            return getattr, found
         if issubclass(kind, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr, sys.stdin):
             raise TypeError("an open file")
         return NotImplemented
@@ -447,10 +484,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         self.classes.append(obj)
+        if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
+            arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
+            for name in obj.__members__:
+                state[0].pop(name, None)
+            own = {
+                name: {k: v for k, v in vars(each).items() if k not in _OF_MEMBERS}
+                for name, each in obj.__members__.items()
+            }
+            state, setter = (state, own), _fill_enum
         return _made_class, (_OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
 
     def _function(self, obj: FunctionType) -> Any:
-        is_own = self.is_own(home(obj))
+        around = vars(sys.modules.get(home(obj), self._nowhere))
+        is_own = obj.__globals__ is not around or self.is_own(home(obj))
         if not is_own and self._by_name(obj):
             return NotImplemented
         state = {
@@ -465,14 +512,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         held: dict[str, Any] = {}
         if is_own:
             names = names_in(obj.__code__)
-            held = {name: obj.__globals__[name] for name in sorted(names.globals) if name in obj.__globals__}
+            asked = names.globals | _annotated(obj)
+            held = {name: obj.__globals__[name] for name in sorted(asked) if name in obj.__globals__}
             held.pop("__builtins__", None)
             self.attributes |= names.attributes
             package = obj.__globals__.get("__package__") or ""
             for path in names.modules:
                 self._imported(path, package)
-        around = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
-        arguments = (obj.__code__, around, obj.__name__, len(obj.__closure__ or ()))
+        space = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
+        arguments = (obj.__code__, space, obj.__name__, len(obj.__closure__ or ()))
         cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
         return _made_function, arguments, (state, dict(vars(obj)), held, cells), None, None, _fill_function
 
@@ -486,6 +534,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             name = resolve_name(path, package)
         except ImportError:
             return
+        if self._origins.by_reference(name):
+            return
+        with contextlib.suppress(Exception):  # a name of a module, not a module; or one that is not there
+            importlib.import_module(name)
         while name:
             if isinstance(sys.modules.get(name), ModuleType):
                 self.imports.add(name)
@@ -506,10 +558,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         return Copy.module, (_OWN, name, obj.around.get("__package__"), obj.around.get("__file__"))
 
     def _module(self, obj: ModuleType) -> Any:
-        if not self.is_own(obj.__name__):
+        if sys.modules.get(obj.__name__) is obj and not self.is_own(obj.__name__):
             return reducers.subimport, (obj.__name__,)
         around = vars(obj)
-        held = {name: around[name] for name in sorted(self._wanted & around.keys()) if not name.startswith("__")}
+        wanted = (self._wanted | {"__getattr__"}) & around.keys() - _OF_MODULES
+        held = {name: around[name] for name in sorted(wanted)}
         return _same, (self._space_of(around),), held, None, None, _fill_module
 
     def _cached(self, obj: Any) -> Any:
@@ -517,6 +570,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             with contextlib.suppress(Exception):  # else each call asks anew
                 return _made_constant, (obj(),)
         return _made_cached, (obj.cache_parameters(), obj.__wrapped__)
+
+    def _variable(self, obj: Any, kind: type) -> Any:
+        if kind is not typing.TypeVar:
+            return kind, (obj.__name__,)
+        how = {"covariant": obj.__covariant__, "contravariant": obj.__contravariant__, "bound": obj.__bound__}
+        return _made_type_variable, (obj.__name__, obj.__constraints__, how)
+
+    def _library_method(self, obj: Any) -> tuple[ModuleType, str] | None:
+        """A method of an object that a library keeps, as ``random.random``: its module and name there."""
+        module = sys.modules.get(str(type(obj.__self__).__module__))
+        if (
+            module is None
+            or isinstance(obj.__self__, (ModuleType, type))
+            or vars(module).get(obj.__name__) is not obj
+            or self.is_own(module.__name__)
+        ):
+            return None
+        return module, obj.__name__
 
     def _keeper(self, obj: Any, kind: type) -> Any:
         if kind is threading.local:
@@ -549,6 +620,18 @@ def _is_mark(obj: Any, kind: type) -> bool:
     if getattr(obj, "__dict__", None) or getattr(kind, "__slots__", None):
         return False
     return any(each is obj for each in vars(sys.modules.get(kind.__module__, builtins)).values())
+
+
+def _annotated(function: FunctionType) -> set[str]:
+    """The names in annotations that are texts: a function's own, and those of what is written within it."""
+    texts = [each for each in function.__annotations__.values() if isinstance(each, str)]
+    if function.__code__.co_flags & __future__.annotations.compiler_flag:
+        waiting: list[Any] = [*function.__code__.co_consts]
+        while waiting:
+            each = waiting.pop()
+            waiting += each if type(each) is tuple else each.co_consts if type(each) is CodeType else ()
+            texts += [each] if type(each) is str else []
+    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
 
 
 def _holds(holder: Any, item: Any) -> bool:
@@ -587,6 +670,13 @@ def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) ->
     return FunctionType(code, vars(around), name, None, tuple(CellType() for _ in range(cells)) or None)
 
 
+def _fill_enum(made: Any, state: Any) -> None:
+    attributes, own = state
+    reducers._class_setstate(made, attributes)
+    for name, held in own.items():
+        vars(made._member_map_[name]).update(held)
+
+
 def _fill_function(function: FunctionType, state: Any) -> None:
     attributes, own, held, cells = state
     vars(function).update(own)
@@ -620,6 +710,36 @@ def _made_constant(value: Any) -> Any:
     constant = functools.cache(lambda: value)
     constant()
     return constant
+
+
+def _made_property(function: Any, name: str | None) -> Any:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def _made_type(name: str, module: str, of: Any) -> Any:
+    made = typing.NewType(name, of)
+    made.__module__ = module
+    return made
+
+
+def _made_type_variable(name: str, constraints: tuple[Any, ...], how: dict[str, Any]) -> Any:
+    return typing.TypeVar(name, *constraints, **how)
+
+
+def _is_plain(code: CodeType) -> bool:
+    """Whether nothing can be written through a code's constants."""
+    waiting: list[Any] = [*code.co_consts]
+    while waiting:
+        each = waiting.pop()
+        if type(each) in (tuple, frozenset):
+            waiting += each
+        elif type(each) is CodeType:
+            waiting += each.co_consts
+        elif type(each) not in _ATOMS:
+            return False
+    return True
 
 
 def _made_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable
 from types import FunctionType
 
@@ -33,6 +34,22 @@ def home(function: FunctionType) -> str:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+
+
+def _places(names: Iterable[str]) -> tuple[str, ...]:
+    """The folders in which distributions are installed, an editable one's sources included."""
+    found = [importlib.metadata.distribution(name) for name in names]
+    editable = any('"editable": true' in (each.read_text("direct_url.json") or "") for each in found)
+    return ("",) if editable else tuple(str(each.locate_file("")) for each in found)
+
+
+def _stands_in(package: str, places: tuple[str, ...]) -> bool:
+    """Whether a package's module is the one that stands there, and no file of the user's with its name."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or file.startswith(places)
 
 
 @functools.cache
@@ -99,9 +116,11 @@ class Origins:
     def _find(self, package: str) -> bool | None:
         if package in self._isolate or package in ("", "__main__", "__mp_main__"):
             return False
-        if package in self._share or package in sys.stdlib_module_names or package == "langchain_dpicl":
+        if package in self._share or package == "langchain_dpicl":
             return True
+        if package in sys.stdlib_module_names:
+            return _stands_in(package, _PYTHONS)
         names = _distributions().get(package, frozenset())
-        if not names or names & self._own:
+        if not names or names & self._own or not _stands_in(package, _places(names)):
             return False
         return True if names & _closure() else None

@@ -13,6 +13,7 @@ import enum
 import functools
 import io
 import itertools
+import json
 import logging
 import os
 import queue
@@ -24,14 +25,15 @@ import types
 import weakref
 from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from langchain_core.documents import Document
+from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import StructuredTool
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 Step = Callable[[str], Any]
 Form = Callable[[], Any]
@@ -815,9 +817,6 @@ def a_graph_s_node() -> Any:
     return RunnableLambda(lambda text: {"text": text}) | graph | (lambda state: state.get("found"))
 
 
-from typing import TypedDict  # noqa: E402
-
-
 class State(TypedDict, total=False):
     text: str
     found: Any
@@ -876,4 +875,114 @@ def listed_loaded_modules() -> Step:
         held.by_sys = text  # type: ignore[attr-defined]
         return before
 
+    return step
+
+
+# -- what a reader found who looked for more ---------------------------------------------------------------------------
+
+Tall = TypeVar("Tall", bound=Plain)
+attribute_form("a type variable", lambda: Tall)
+attribute_form("a type variable's bound", lambda: Tall.__bound__)
+attribute_form("a cache around a library's function", lambda: functools.lru_cache(json.loads))
+
+
+@form
+def a_view_of_a_large_array() -> Step:
+    held = np.zeros((400, 400))[:, ::2]
+
+    def step(text: str) -> Any:
+        before, held[0, 0] = float(held[0, 0]), len(text)
+        return before or None
+
+    return step
+
+
+@form
+def a_read_only_array_that_is_opened() -> Step:
+    held = np.zeros(20_000)
+    held.flags.writeable = False
+
+    def step(text: str) -> Any:
+        held.setflags(write=True)
+        before, held[0] = float(held[0]), len(text)
+        return before or None
+
+    return step
+
+
+@form
+def what_a_cache_around_a_library_s_function_keeps() -> Step:
+    load = functools.lru_cache(json.loads)
+
+    def step(text: str) -> Any:
+        found = load("[]")
+        before = list(found)
+        found.append(text)
+        return before or None
+
+    return step
+
+
+@form
+def a_function_whose_module_claims_to_be_a_library() -> Step:
+    around: dict[str, Any] = {"__name__": "json"}
+    exec("last = None\ndef step(text):\n    global last\n    before, last = last, text\n    return before", around)
+    return around["step"]  # type: ignore[no-any-return]
+
+
+@form
+def a_module_made_by_hand_with_a_library_s_name() -> Step:
+    held = types.ModuleType("json")
+
+    def step(text: str) -> Any:
+        before = getattr(held, "kept", None)
+        held.kept = text  # type: ignore[attr-defined]
+        return before
+
+    return step
+
+
+class Mangled(FakeListLLM):
+    """A model of the user's own that says that it is a library's."""
+
+    kept: list[Any] = Field(default_factory=list)
+
+
+Mangled.__module__ = "langchain_core.language_models.fake"
+
+
+@form
+def a_model_that_says_it_is_a_library_s() -> Step:
+    held = Mangled(responses=["a"])
+
+    def step(text: str) -> Any:
+        before = list(held.kept)
+        held.kept.append(text)
+        return before or None
+
+    return step
+
+
+@form
+def a_function_in_a_field_of_a_library_s_object() -> Any:
+    kept: list[Any] = []
+
+    def counted(text: str) -> list[int]:
+        kept.append(text)
+        return [len(kept)]
+
+    llm = FakeListLLM(responses=["a"], custom_get_token_ids=counted)
+    return RunnableLambda(lambda text: llm.get_token_ids(text)) | (lambda found: found if found != [1] else None)
+
+
+@form
+def constants_of_a_code() -> Step:
+    def step(text: str) -> Any:
+        held = "here"
+        before = getattr(held, "kept", None)
+        held.kept = text  # type: ignore[attr-defined]
+        return before
+
+    constants = tuple(Plain() if each == "here" else each for each in step.__code__.co_consts)
+    step.__code__ = step.__code__.replace(co_consts=constants)
     return step

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Literal
+from random import random
+from typing import Any, Literal, NewType
 
 import pytest
 from langchain_core.language_models.fake import FakeListLLM
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.tools import tool
 from pydantic import BaseModel, Field, field_validator
 
 from langchain_dpicl.errors import UnsafeConfigurationError
@@ -183,3 +186,70 @@ def test_the_same_app_has_the_same_copies_wherever_it_stands(kind: str, tmp_path
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [["one", "one"], ["two", "two"]]
+
+
+class Planet(enum.Enum):
+    """Members with attributes, and an alias."""
+
+    EARTH = ("earth", 1.0)
+    TERRA = ("earth", 1.0)
+    MARS = ("mars", 0.4)
+
+    def __init__(self, title: str, size: float) -> None:
+        self.title, self.size = title, size
+
+
+class Lazy:
+    @functools.cached_property
+    def made(self) -> list[str]:
+        return ["made"]
+
+
+Number = NewType("Number", int)
+
+
+def test_ordinary_code_works_in_a_copy() -> None:
+    def answer(_: Any) -> Any:
+        drawn = random()
+        return Planet.MARS.size, Planet["TERRA"] is Planet.EARTH, Lazy().made, Number(3), Planet.EARTH.title, drawn
+
+    copies = Pristine(RunnableLambda(answer))
+    (*first, one), (*second, two) = (copies.copy().chain.invoke("") for _ in range(2))
+    assert first == second == [0.4, True, ["made"], 3, "earth"]
+    assert one != two, "Python's own generator is shared: copies of one would draw the same"
+
+
+def test_a_tool_s_annotations_are_found_though_they_are_texts() -> None:
+    @tool
+    def search(text: str, config: RunnableConfig) -> str:
+        """Search."""
+        return f"{text} {'callbacks' in config}"
+
+    assert Pristine(search).copy().chain.invoke({"text": "a"}) == "a True"
+
+
+MODULE = "kept = []\n\ndef step(text):\n    import late\n    late.kept.append(text)\n    return [*kept, *late.kept]\n"
+NAMES = """
+import sys
+from langchain_core.runnables import RunnableLambda
+import code, tree
+from langchain_dpicl.private.copy import Pristine
+
+def member(text):
+    code.kept.append(text)
+    tree.kept.append(text)
+    return [*code.step(text), *tree.kept]
+
+copies = Pristine(RunnableLambda(member))
+print([copies.copy().chain.invoke(text) for text in ("one", "two")])
+"""
+
+
+def test_files_with_the_names_of_libraries_and_late_imports_are_a_copys_own(tmp_path: Path) -> None:
+    for name, text in {"code": MODULE, "tree": "kept = []\n", "late": "kept = []\n", "run": NAMES}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "[['one', 'one', 'one'], ['two', 'two', 'two']]\n"

@@ -44,6 +44,10 @@ def test_no_form_carries_anything_to_another_member_a_public_chain_or_the_next_r
             Pristine(chain_of(step))
         return
     member = Pristine(chain_of(step))
+    if name == "a read only array that is opened":  # in a copy it stays closed
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            member.copy().chain.invoke("a secret")
+        return
     public = Pristine(chain_of(step) | RunnableLambda(lambda found: found))  # with the same helper
     nothing = member.copy().chain.invoke("a secret")
     readers = [member.copy().chain, public.copy().chain, Pristine(chain_of(step)).copy().chain]
