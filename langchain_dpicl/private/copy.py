@@ -579,15 +579,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
 
     def _library_method(self, obj: Any) -> tuple[ModuleType, str] | None:
         """A method of an object that a library keeps, as ``random.random``: its module and name there."""
-        module = sys.modules.get(str(type(obj.__self__).__module__))
-        if (
-            module is None
-            or isinstance(obj.__self__, (ModuleType, type))
-            or vars(module).get(obj.__name__) is not obj
-            or self.is_own(module.__name__)
-        ):
+        home = str(type(obj.__self__).__module__)
+        if isinstance(obj.__self__, (ModuleType, type)) or home not in sys.modules or self.is_own(home):
             return None
-        return module, obj.__name__
+        module: ModuleType = sys.modules[home]
+        return (module, obj.__name__) if vars(module).get(obj.__name__) is obj else None
 
     def _keeper(self, obj: Any, kind: type) -> Any:
         if kind is threading.local:
@@ -719,7 +715,8 @@ def _made_property(function: Any, name: str | None) -> Any:
 
 
 def _made_type(name: str, module: str, of: Any) -> Any:
-    made = typing.NewType(name, of)
+    new: Any = typing.NewType
+    made = new(name, of)
     made.__module__ = module
     return made
 
