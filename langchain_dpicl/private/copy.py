@@ -582,8 +582,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         home = str(type(obj.__self__).__module__)
         if isinstance(obj.__self__, (ModuleType, type)) or home not in sys.modules or self.is_own(home):
             return None
-        module: ModuleType = sys.modules[home]
-        return (module, obj.__name__) if vars(module).get(obj.__name__) is obj else None
+        module, name = sys.modules[home], str(obj.__name__)
+        return (module, name) if vars(module).get(name) is obj else None
 
     def _keeper(self, obj: Any, kind: type) -> Any:
         if kind is threading.local:
