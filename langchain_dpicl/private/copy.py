@@ -40,6 +40,7 @@ import random
 import re
 import sys
 import threading
+import types
 import typing
 import warnings
 import weakref
@@ -69,6 +70,7 @@ _LARGE = 1 << 22
 
 _ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
+_HOOKS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
 _TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
@@ -111,6 +113,8 @@ class Copy:
         self._shared, self._originals = shared, originals
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
+        self.late: list[tuple[type, str, Any]] = []
+        """Hooks of the user's classes, which are set when all classes are made: none of them runs for a copy."""
         self._builtins = ModuleType("builtins", builtins.__doc__)
         vars(self._builtins).update(vars(builtins), __import__=_importing(self._modules, self._builtins, origins))
 
@@ -126,36 +130,56 @@ class Copy:
         self._original[made] = self._originals[index]
         return made
 
+    def has_made(self, kind: type) -> bool:
+        """Whether a class is one of this copy's own."""
+        return kind in self._original
+
     def own(self, name: str) -> Any:
         """This copy itself, or its builtins."""
         return self if name == "copy" else self._builtins
 
+    def given(self, value: Any) -> Any:
+        """What a call is given, with this copy's classes in the place of the caller's."""
+        return self._mapped(value, {original: made for made, original in self._original.items()})
+
     def returned(self, value: Any) -> Any:
         """What a call gives, made anew with the caller's classes. Raises `TypeError` for what cannot be."""
+        return self._mapped(value, self._original)
+
+    def _mapped(self, value: Any, to: dict[type, type]) -> Any:
+        """The same with other classes. None of these classes' code runs."""
         kind = type(value)
-        original = self._original.get(kind)
-        if original is not None:
-            return self._made(value, original)
-        if kind in (list, tuple, set, frozenset):
-            return kind(map(self.returned, value))
+        if kind in to:
+            return self._made(value, to[kind], to)
+        if kind in (list, set, frozenset):
+            return kind(self._mapped(each, to) for each in value)
+        if isinstance(value, tuple):
+            return tuple.__new__(kind, [self._mapped(each, to) for each in value])
         if kind is dict:
-            return {self.returned(key): self.returned(each) for key, each in value.items()}
+            return {self._mapped(key, to): self._mapped(each, to) for key, each in value.items()}
+        generic = getattr(kind, "__pydantic_generic_metadata__", None) or {}
+        if generic.get("origin") in to:
+            arguments = tuple(to.get(each, each) for each in generic["args"])
+            return self._made(value, operator.getitem(to[generic["origin"]], arguments), to)  # type: ignore[call-overload]
+        if to is self._original and kind.__module__ in self._modules:
+            raise TypeError("an object of a class that was made within the call")
         return value
 
-    def _made(self, value: Any, original: Any) -> Any:
-        """The same of the caller's class. None of that class's code runs."""
+    def _made(self, value: Any, kind: Any, to: dict[type, type]) -> Any:
         if isinstance(value, enum.Enum):
-            return original._member_map_[value.name]
-        made = object.__new__(original)
+            if value.name not in kind._member_map_:
+                raise TypeError("a combination of flags")
+            return kind._member_map_[value.name]
+        if isinstance(value, tuple):
+            return tuple.__new__(kind, [self._mapped(each, to) for each in value])
+        made = object.__new__(kind)
         if isinstance(value, BaseModel):
-            fields = {name: self.returned(each) for name, each in vars(value).items()}
-            object.__setattr__(made, "__dict__", fields)
+            for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
+                object.__setattr__(made, name, self._mapped(getattr(value, name), to))
             object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
-            object.__setattr__(made, "__pydantic_extra__", self.returned(value.__pydantic_extra__))
-            object.__setattr__(made, "__pydantic_private__", self.returned(value.__pydantic_private__))
         elif dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
-                object.__setattr__(made, field.name, self.returned(getattr(value, field.name)))
+                object.__setattr__(made, field.name, self._mapped(getattr(value, field.name), to))
         else:
             raise TypeError("an object of a class of the chain's own")
         return made
@@ -238,6 +262,8 @@ class Pristine:
         """A copy that shares nothing with another but what `shared` lists."""
         made = Copy(self.items, self._classes, self._origins)
         made.chain, _ = _Unpickler(io.BytesIO(self._data), made, self._origins).load()
+        for kind, name, hook in made.late:
+            type.__setattr__(kind, name, hook)
         return made
 
     @property
@@ -483,6 +509,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             self.modules.add(obj.__module__)
         maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
+        if maker is reducers._make_skeleton_class:
+            maker, state, setter = _skeleton, (_OWN, state), _fill_class
         self.classes.append(obj)
         if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
             arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
@@ -659,7 +687,23 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _made_class(copy: Copy, index: int, maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    return copy.adopt(maker(*arguments), index)
+    return copy.adopt(maker(copy, *arguments) if maker is _skeleton else maker(*arguments), index)
+
+
+def _skeleton(copy: Copy, metaclass: Any, name: str, bases: tuple[Any, ...], given: dict[str, Any], *_: None) -> type:
+    """A class without its attributes. No metaclass of the user's own is asked."""
+    resolved = types.resolve_bases(bases)
+    namespace = given if resolved is bases else {**given, "__orig_bases__": bases}
+    maker = next(kind for kind in metaclass.__mro__ if not copy.has_made(kind))
+    made: type = maker.__new__(metaclass, name, resolved, namespace)
+    return made
+
+
+def _fill_class(made: type, state: Any) -> None:
+    copy, (attributes, slots) = state
+    for name in _HOOKS & attributes.keys():
+        copy.late.append((made, name, attributes.pop(name)))
+    reducers._class_setstate(made, (attributes, slots))
 
 
 def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) -> FunctionType:

@@ -12,13 +12,13 @@ import sys
 import threading
 from pathlib import Path
 from random import random
-from typing import Any, Literal, NewType
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import pytest
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import origins
@@ -188,6 +188,9 @@ def test_the_same_app_has_the_same_copies_wherever_it_stands(kind: str, tmp_path
     assert json.loads(done.stdout.splitlines()[-1]) == [["one", "one"], ["two", "two"]]
 
 
+Content = TypeVar("Content")
+
+
 class Planet(enum.Enum):
     """Members with attributes, and an alias."""
 
@@ -217,6 +220,77 @@ def test_ordinary_code_works_in_a_copy() -> None:
     (*first, one), (*second, two) = (copies.copy().chain.invoke("") for _ in range(2))
     assert first == second == [0.4, True, ["made"], 3, "earth"]
     assert one != two, "Python's own generator is shared: copies of one would draw the same"
+
+
+class Registered:
+    """A class whose subclasses have to say a key, and are counted."""
+
+    known: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, key: str, **named: Any) -> None:
+        if key in Registered.known:
+            raise ValueError(key)
+        Registered.known.append(key)
+
+
+class Strict(type):
+    """Its classes have a title."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any], **named: Any) -> Any:
+        if "title" not in space:
+            raise TypeError(name)
+        return super().__new__(cls, name, bases, space)
+
+
+class First(Registered, key="first"):
+    pass
+
+
+class Titled(metaclass=Strict):
+    title = "a title"
+
+
+def test_no_hook_of_a_class_runs_when_it_is_copied() -> None:
+    def answer(_: Any) -> Any:
+        class Second(Registered, key="second"):
+            pass
+
+        return First.__name__, Titled.title, list(Registered.known)
+
+    copies = Pristine(RunnableLambda(answer))
+    for _ in range(2):
+        assert copies.copy().chain.invoke("") == ("First", "a title", ["first", "second"])
+    assert Registered.known == ["first"]
+
+
+def test_what_a_call_is_given_is_of_the_copys_classes() -> None:
+    chain = RunnableLambda(
+        lambda given: (given["kind"] is Kind.OAK, isinstance(given["tree"], Tree), given["pair"].first)
+    )
+    copy = Pristine(chain).copy()
+    given = {"kind": Kind.OAK, "tree": Tree(kind="oak", height=1), "pair": Pair(Kind.ELM, 2)}
+    assert copy.chain.invoke(given)[:2] == (False, False)
+    found = copy.returned(copy.chain.invoke(copy.given(given)))
+    assert found == (True, True, Kind.ELM)
+    assert found[2] is Kind.ELM
+
+
+class Pair(NamedTuple):
+    first: Kind
+    second: int
+
+
+class Box(BaseModel, Generic[Content]):
+    held: Content
+    _hidden: int = PrivateAttr(7)
+
+
+def test_generic_models_and_private_attributes_come_back_whole() -> None:
+    found = returned(RunnableLambda(lambda _: (Box[int](held=1), Pair(Kind.OAK, 1))))
+    assert type(found[0]) is Box[int]
+    assert (found[0].held, found[0]._hidden) == (1, 7)
+    assert found[1] == Pair(Kind.OAK, 1)
+    assert type(found[1]) is Pair
 
 
 def test_a_tool_s_annotations_are_found_though_they_are_texts() -> None:
