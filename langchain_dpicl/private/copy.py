@@ -6,10 +6,12 @@ has its own objects, functions, closures, defaults, classes and modules of the u
 
 Shared by all copies, and that is all (`Pristine.shared` lists it):
 
-* what cannot be written: code, long texts, read-only arrays, type variables;
-* models and embeddings whose class comes from an installed library, weights, HTTP clients, compiled templates, loggers;
+* what cannot be written: code, long texts, ``object()``;
+* models and embeddings whose class comes from an installed library, weights, HTTP clients, compiled templates, loggers,
+  unless they hold functions or chains of the user's own: then these have a copy, too;
 * public collections, what stands in for a member's own bucket, what is released, and what ``share`` names;
-* installed libraries' modules, with their classes and functions, and what C extensions and the system keep.
+* installed libraries' modules, with their classes, functions and type variables and what code finds through them (by
+  ``sys.modules``, ``typing.get_type_hints``, ``copyreg``), and what C extensions and the system keep.
 
 Refused, with the part's name: what cannot be pickled (locks, files, sockets, generators, connections), and code of an
 installed distribution that the user has neither shared nor isolated.
@@ -44,6 +46,7 @@ import types
 import typing
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -224,7 +227,7 @@ class Pristine:
     Raises `UnsafeConfigurationError` for what cannot be copied.
     """
 
-    __slots__ = ("_classes", "_data", "_modules", "_origins", "_share", "chain", "items")
+    __slots__ = ("_classes", "_data", "_modules", "_origins", "_records", "_share", "chain", "items")
 
     def __init__(self, chain: Any, *, share: Iterable[object] = (), isolate: Iterable[str] = ()) -> None:
         share = tuple(share)
@@ -243,7 +246,7 @@ class Pristine:
         self.chain = chain
         """As it was given. Nothing calls it."""
         self._data, self.items, self._classes = data, pickler.shared, pickler.classes
-        self._modules = sorted(pickler.modules)
+        self._modules, self._records = sorted(pickler.modules), pickler.records
         if len(data) > _LARGE:
             warnings.warn(
                 f"each call has its own copy of the chain, and of {len(data) >> 20} MB that it holds: large tables "
@@ -261,7 +264,11 @@ class Pristine:
     def copy(self) -> Copy:
         """A copy that shares nothing with another but what `shared` lists."""
         made = Copy(self.items, self._classes, self._origins)
-        made.chain, _ = _Unpickler(io.BytesIO(self._data), made, self._origins).load()
+        unpickler = _Unpickler(io.BytesIO(self._data), made, self._origins)
+        made.chain, _ = unpickler.load()
+        for _ in range(self._records):
+            module, held = unpickler.load()
+            vars(module).update(held)
         for kind, name, hook in made.late:
             type.__setattr__(kind, name, hook)
         return made
@@ -373,12 +380,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._spaces: dict[int, _Space] = {}
         self._kept: list[Any] = []
         self._last: Any = None
+        self._held: set[tuple[int, str]] = set()
+        self._waiting: deque[tuple[_Space, dict[str, Any]]] = deque()
+        self.records = 0
+        """How many pickles follow the first: of what modules hold, one after another, lest the stack grow with them."""
         self._nowhere = ModuleType("nowhere")
 
     def of(self, item: Any) -> bytes:
         """The pickle. Raises `UnsafeConfigurationError`, which names the part that cannot be in it."""
         try:
             self.dump(item)
+            while self._waiting:
+                self.dump(self._waiting.popleft())
+                self.records += 1
         except UnsafeConfigurationError:
             raise
         except Exception as error:
@@ -537,12 +551,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             "__kwdefaults__": obj.__kwdefaults__,
             "__annotations__": obj.__annotations__,
         }
-        held: dict[str, Any] = {}
         if is_own:
             names = names_in(obj.__code__)
             asked = names.globals | _annotated(obj)
-            held = {name: obj.__globals__[name] for name in sorted(asked) if name in obj.__globals__}
-            held.pop("__builtins__", None)
+            self._hold(obj.__globals__, asked)
             self.attributes |= names.attributes
             package = obj.__globals__.get("__package__") or ""
             for path in names.modules:
@@ -550,7 +562,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         space = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
         arguments = (obj.__code__, space, obj.__name__, len(obj.__closure__ or ()))
         cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
-        return _made_function, arguments, (state, dict(vars(obj)), held, cells), None, None, _fill_function
+        return _made_function, arguments, (state, dict(vars(obj)), cells), None, None, _fill_function
 
     def _by_name(self, obj: Any) -> bool:
         """Whether an object is found by its name in a module that copies share."""
@@ -575,6 +587,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         """A module that the chain's functions import."""
         return sys.modules[name]
 
+    def _hold(self, around: dict[str, Any], names: Iterable[str]) -> None:
+        """Have these names of a module's in the copy."""
+        fresh = [name for name in sorted(names) if name in around and (id(around), name) not in self._held]
+        self._held |= {(id(around), name) for name in fresh}
+        if held := {name: around[name] for name in fresh if name != "__builtins__"}:
+            self._waiting.append((self._space_of(around), held))
+
     def _space_of(self, around: dict[str, Any]) -> _Space:
         if id(around) not in self._spaces:
             self._spaces[id(around)] = _Space(around)
@@ -590,8 +609,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return reducers.subimport, (obj.__name__,)
         around = vars(obj)
         wanted = (self._wanted | {"__getattr__"}) & around.keys() - _OF_MODULES
-        held = {name: around[name] for name in sorted(wanted)}
-        return _same, (self._space_of(around),), held, None, None, _fill_module
+        self._hold(around, wanted)
+        return _same, (self._space_of(around),)
 
     def _cached(self, obj: Any) -> Any:
         if takes_nothing(obj):
@@ -718,10 +737,8 @@ def _fill_enum(made: Any, state: Any) -> None:
 
 
 def _fill_function(function: FunctionType, state: Any) -> None:
-    attributes, own, held, cells = state
+    attributes, own, cells = state
     vars(function).update(own)
-    if held:
-        function.__globals__.update(held)
     for cell, value in zip(function.__closure__ or (), cells, strict=True):
         if value is not reducers._empty_cell_value:
             cell.cell_contents = value
@@ -731,10 +748,6 @@ def _fill_function(function: FunctionType, state: Any) -> None:
 
 def _same(module: ModuleType) -> ModuleType:
     return module
-
-
-def _fill_module(module: ModuleType, held: dict[str, Any]) -> None:
-    vars(module).update(held)
 
 
 def _made_reference(item: Any) -> Any:

@@ -293,6 +293,16 @@ def test_generic_models_and_private_attributes_come_back_whole() -> None:
     assert type(found[1]) is Pair
 
 
+def test_code_may_be_long() -> None:
+    """Thousands of functions that name each other, each the next one."""
+    around: dict[str, Any] = {"__name__": "long"}
+    exec(
+        "def f0(n): return n\n" + "\n".join(f"def f{i}(n): return f{i - 1}(n) if n else {i}" for i in range(1, 3000)),
+        around,
+    )
+    assert Pristine(RunnableLambda(lambda n: around["f2999"](n))).copy().chain.invoke(0) == 2999
+
+
 def test_a_tool_s_annotations_are_found_though_they_are_texts() -> None:
     @tool
     def search(text: str, config: RunnableConfig) -> str:
