@@ -25,87 +25,28 @@ need.
 """
 
 from __future__ import annotations
-import __future__
 
 import builtins
-import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
-import gc
-import importlib
 import io
 import operator
-import pickle
-import random
-import re
-import sys
-import threading
-import types
-import typing
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
-from cloudpickle import cloudpickle as reducers
-from langchain_core.embeddings import Embeddings
-from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import Closed, OwnBucket, Released
 from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
-from langchain_dpicl.private.sources import COLLECTIONS, searches_others
-
-_LONG = 65_536
-"""From this size on texts are shared. No bytes and no arrays: numpy writes into the bytes of a pickle."""
+from langchain_dpicl.private.pickling import TYPES, Pickler, Unpickler, name_of
 
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
-
-_ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
-_PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
-_HOOKS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
-_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
-_OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
-_TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
-_HEAP = 1 << 9
-"""Of a class: made by a ``class`` statement, so that it can be written."""
-_CACHED = type(functools.cache(lambda: None))
-
-_SHARED_NAMES = (
-    "anthropic._base_client.BaseClient",
-    "google.genai.client.Client",
-    "httpx._client.BaseClient",
-    "jinja2.environment.Template",
-    "llama_cpp.llama.Llama",
-    "logging.Logger",
-    "openai._base_client.BaseClient",
-    "requests.sessions.Session",
-    "spacy.language.Language",
-    "tokenizers.Tokenizer",
-    "torch.nn.modules.module.Module",
-    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
-    "xllamacpp.Server",
-)
-"""Libraries' weights, compiled templates and clients of model servers, by name. A name that becomes outdated fails
-closed: such an object is copied, or refused if it cannot be."""
-
-_KEEPERS = (
-    threading.local,
-    weakref.ref,
-    weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary,
-    contextvars.ContextVar,
-)
 
 
 class Copy:
@@ -237,7 +178,7 @@ class Pristine:
         attributes: set[str] = set()
         imports: set[str] = set()
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
-            pickler = _Pickler(self._origins, self._share, attributes)
+            pickler = Pickler(self._origins, self._share, attributes)
             data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
             if pickler.attributes <= attributes and pickler.imports <= imports:
                 break
@@ -264,7 +205,7 @@ class Pristine:
     def copy(self) -> Copy:
         """A copy that shares nothing with another but what `shared` lists."""
         made = Copy(self.items, self._classes, self._origins)
-        unpickler = _Unpickler(io.BytesIO(self._data), made, self._origins)
+        unpickler = Unpickler(io.BytesIO(self._data), made, self._origins)
         made.chain, _ = unpickler.load()
         for _ in range(self._records):
             module, held = unpickler.load()
@@ -280,8 +221,8 @@ class Pristine:
 
     def shared(self) -> Isolation:
         """What copies share, and of what code they have their own."""
-        marks = (CodeType, str, bytes, type, *_TYPES)
-        objects = {_name(each) for each in self.items if type(each) is not object and not isinstance(each, marks)}
+        marks = (CodeType, str, bytes, type, *TYPES)
+        objects = {name_of(each) for each in self.items if type(each) is not object and not isinstance(each, marks)}
         return Isolation(tuple(self._modules), tuple(sorted(objects)), tuple(self._origins.shared))
 
 
@@ -311,10 +252,6 @@ class Isolation:
             ("all calls share what these keep in modules and classes", self.packages),
         )
         return "\n".join(f"{title}: {', '.join(names) or 'nothing'}" for title, names in rows)
-
-
-def _name(item: Any) -> str:
-    return f"{type(item).__module__}.{type(item).__qualname__}"
 
 
 def _own_modules(chain: Any) -> Iterator[str]:
@@ -354,447 +291,3 @@ class Same(Pristine):
         made = Copy((), (), self._origins)
         made.chain = self.chain
         return made
-
-
-class _Space:
-    """In a pickle: the globals of the user's functions, by their own dictionary."""
-
-    def __init__(self, around: dict[str, Any]) -> None:
-        self.around = around
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
-    def __init__(self, origins: Origins, share: Sequence[object], attributes: set[str]) -> None:
-        self._file = io.BytesIO()
-        super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._origins = origins
-        self._user = {id(each) for each in share}
-        self._wanted = attributes
-        self.attributes: set[str] = set()
-        """Names that functions in the pickle ask modules for."""
-        self.imports: set[str] = set()
-        self.modules: set[str] = set()
-        self.shared: list[Any] = []
-        self.classes: list[type] = []
-        self._index: dict[int, int] = {}
-        self._spaces: dict[int, _Space] = {}
-        self._kept: list[Any] = []
-        self._last: Any = None
-        self._held: set[tuple[int, str]] = set()
-        self._waiting: deque[tuple[_Space, dict[str, Any]]] = deque()
-        self.records = 0
-        """How many pickles follow the first: of what modules hold, one after another, lest the stack grow with them."""
-        self._nowhere = ModuleType("nowhere")
-
-    def of(self, item: Any) -> bytes:
-        """The pickle. Raises `UnsafeConfigurationError`, which names the part that cannot be in it."""
-        try:
-            self.dump(item)
-            while self._waiting:
-                self.dump(self._waiting.popleft())
-                self.records += 1
-        except UnsafeConfigurationError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            return self._file.getvalue()
-        raise UnsafeConfigurationError(self._refusal(reason))
-
-    def _refusal(self, reason: str) -> str:
-        failed = self._last
-        holder = next((each for each in reversed(self._kept) if each is not failed and _holds(each, failed)), None)
-        where = "" if holder is None else f" of {getattr(holder, '__qualname__', None) or _name(holder)}"
-        return (
-            f"the chain reaches a {_name(failed)}{where}, of which no call can have a copy of its own ({reason}): make "
-            "it within the call, put a model's client into a LangChain model, or, if it holds nothing of questions, "
-            "examples and answers, let all calls share it: share=[...]"
-        )
-
-    # -- by identity ---------------------------------------------------------------------------------------------------
-
-    def persistent_id(self, obj: Any) -> Any:
-        """An index into what is shared, the name of what a copy has by itself, or None."""
-        kind = type(obj)
-        if kind in _PLAIN:
-            return self._put(obj) if id(obj) in self._user else None
-        if kind is str:
-            return self._put(obj) if len(obj) > _LONG else None
-        if id(obj) in self._index:
-            return self._index[id(obj)]
-        if obj is builtins:
-            return "builtins"
-        if kind is _Own:
-            return "copy"
-        if kind is type and not obj.__flags__ & _HEAP:
-            return None if reducers._lookup_module_and_qualname(obj) else self._put(obj)
-        if issubclass(kind, type) or kind is FunctionType or kind is ModuleType:
-            return self._put(obj) if id(obj) in self._user else None
-        return self._put(obj) if id(obj) in self._user or self._is_shared(obj, kind) else None
-
-    def _put(self, obj: Any) -> int:
-        found = self._index.get(id(obj))
-        if found is None:
-            found = self._index[id(obj)] = len(self.shared)
-            self.shared.append(obj)
-        return found
-
-    def _is_shared(self, obj: Any, kind: type) -> bool:
-        if kind is CodeType:
-            return _is_plain(obj)
-        if kind is object:
-            return True
-        if issubclass(kind, _TYPES) or kind is _CACHED:
-            return self._by_name(obj)
-        if is_one(obj, (Closed, OwnBucket, Released)):
-            return True
-        if not (self._origins.by_reference(kind.__module__) and self._by_name(kind)) or self._holds_own(obj):
-            return False
-        if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, _SHARED_NAMES) or _is_mark(obj, kind):
-            return True
-        return is_one(obj, COLLECTIONS) and not searches_others(obj)
-
-    def _holds_own(self, obj: Any) -> bool:
-        """Whether a library's object has the user's own code in its fields, which would run on what all calls share."""
-        held = [*getattr(obj, "__dict__", {}).values()]
-        held += [each for some in held if type(some) in (list, tuple) for each in some]
-        held += [each for some in held if type(some) is dict for each in some.values()]
-        functions = [getattr(each, "__func__", each) for each in held]
-        if any(isinstance(each, FunctionType) and self.is_own(home(each)) for each in functions):
-            return True
-        return any(is_one(each, Runnable) and self.is_own(type(each).__module__) for each in held)
-
-    # -- by value ------------------------------------------------------------------------------------------------------
-
-    def is_own(self, module: object) -> bool:
-        """Whether a copy has its own of a module's code. Raises for code that is neither shared nor isolated."""
-        found = self._origins.by_reference(module)
-        if found is None:
-            package = top(module)
-            raise UnsafeConfigurationError(
-                f"the chain uses {package}, an installed package. Say whether calls may share what it keeps in its "
-                f'modules and classes, share=["{package}"], or have their own of it, isolate=["{package}"]'
-            )
-        return not found
-
-    def reducer_override(self, obj: Any) -> Any:
-        """How an object is made again."""
-        kind = type(obj)
-        self._last = obj
-        self._kept.append(obj)
-        if issubclass(kind, type):
-            return self._class(obj)
-        if kind is FunctionType:
-            return self._function(obj)
-        if kind is _Space:
-            return self._space(obj)
-        if kind is ModuleType or issubclass(kind, ModuleType):
-            return self._module(obj)
-        if kind is _CACHED:
-            return self._cached(obj)
-        if issubclass(kind, _KEEPERS):
-            return self._keeper(obj, kind)
-        if kind is functools.cached_property:
-            return _made_property, (obj.func, obj.attrname)
-        if kind is typing.NewType:
-            return _made_type, (obj.__name__, obj.__module__, obj.__supertype__)
-        if issubclass(kind, _TYPES):
-            return self._variable(obj, kind)
-        if kind is random.SystemRandom:
-            return random.SystemRandom, ()
-        if issubclass(kind, (MethodType, BuiltinMethodType)) and (found := self._library_method(obj)) is not None:
-            return getattr, found
-        if issubclass(kind, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr, sys.stdin):
-            raise TypeError("an open file")
-        return NotImplemented
-
-    def _class(self, obj: Any) -> Any:
-        if obj in reducers._BUILTIN_TYPE_NAMES or obj in (type(None), type(...), type(NotImplemented)):
-            return reducers._class_reduce(obj)
-        if threaded := vars(obj).get("_dpicl_threaded"):
-            return threaded
-        generic = vars(obj).get("__pydantic_generic_metadata__")
-        if generic and generic["origin"] is not None:  # pydantic keeps one class for the same arguments
-            return operator.getitem, (generic["origin"], generic["args"])
-        if not self.is_own(obj.__module__):
-            if self._by_name(obj):
-                return NotImplemented
-        else:
-            self.modules.add(obj.__module__)
-        maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
-        arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
-        if maker is reducers._make_skeleton_class:
-            maker, state, setter = _skeleton, (_OWN, state), _fill_class
-        self.classes.append(obj)
-        if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
-            arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
-            for name in obj.__members__:
-                state[0].pop(name, None)
-            own = {
-                name: {k: v for k, v in vars(each).items() if k not in _OF_MEMBERS}
-                for name, each in obj.__members__.items()
-            }
-            state, setter = (state, own), _fill_enum
-        return _made_class, (_OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
-
-    def _function(self, obj: FunctionType) -> Any:
-        around = vars(sys.modules.get(home(obj), self._nowhere))
-        is_own = obj.__globals__ is not around or self.is_own(home(obj))
-        if not is_own and self._by_name(obj):
-            return NotImplemented
-        state = {
-            "__name__": obj.__name__,
-            "__qualname__": obj.__qualname__,
-            "__module__": obj.__module__,
-            "__doc__": obj.__doc__,
-            "__defaults__": obj.__defaults__,
-            "__kwdefaults__": obj.__kwdefaults__,
-            "__annotations__": obj.__annotations__,
-        }
-        if is_own:
-            names = names_in(obj.__code__)
-            asked = names.globals | _annotated(obj)
-            self._hold(obj.__globals__, asked)
-            self.attributes |= names.attributes
-            package = obj.__globals__.get("__package__") or ""
-            for path in names.modules:
-                self._imported(path, package)
-        space = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
-        arguments = (obj.__code__, space, obj.__name__, len(obj.__closure__ or ()))
-        cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
-        return _made_function, arguments, (state, dict(vars(obj)), cells), None, None, _fill_function
-
-    def _by_name(self, obj: Any) -> bool:
-        """Whether an object is found by its name in a module that copies share."""
-        found = reducers._lookup_module_and_qualname(obj)
-        return found is not None and self._origins.by_reference(found[0].__name__) is True
-
-    def _imported(self, path: str, package: str) -> None:
-        try:
-            name = resolve_name(path, package)
-        except ImportError:
-            return
-        if self._origins.by_reference(name):
-            return
-        with contextlib.suppress(Exception):  # a name of a module, not a module; or one that is not there
-            importlib.import_module(name)
-        while name:
-            if isinstance(sys.modules.get(name), ModuleType):
-                self.imports.add(name)
-            name = name.rpartition(".")[0]
-
-    def module(self, name: str) -> ModuleType:
-        """A module that the chain's functions import."""
-        return sys.modules[name]
-
-    def _hold(self, around: dict[str, Any], names: Iterable[str]) -> None:
-        """Have these names of a module's in the copy."""
-        fresh = [name for name in sorted(names) if name in around and (id(around), name) not in self._held]
-        self._held |= {(id(around), name) for name in fresh}
-        if held := {name: around[name] for name in fresh if name != "__builtins__"}:
-            self._waiting.append((self._space_of(around), held))
-
-    def _space_of(self, around: dict[str, Any]) -> _Space:
-        if id(around) not in self._spaces:
-            self._spaces[id(around)] = _Space(around)
-        return self._spaces[id(around)]
-
-    def _space(self, obj: _Space) -> Any:
-        name = str(obj.around.get("__name__") or "")
-        self.modules.add(name)
-        return Copy.module, (_OWN, name, obj.around.get("__package__"), obj.around.get("__file__"))
-
-    def _module(self, obj: ModuleType) -> Any:
-        if sys.modules.get(obj.__name__) is obj and not self.is_own(obj.__name__):
-            return reducers.subimport, (obj.__name__,)
-        around = vars(obj)
-        wanted = (self._wanted | {"__getattr__"}) & around.keys() - _OF_MODULES
-        self._hold(around, wanted)
-        return _same, (self._space_of(around),)
-
-    def _cached(self, obj: Any) -> Any:
-        if takes_nothing(obj):
-            with contextlib.suppress(Exception):  # else each call asks anew
-                return _made_constant, (obj(),)
-        return _made_cached, (obj.cache_parameters(), obj.__wrapped__)
-
-    def _variable(self, obj: Any, kind: type) -> Any:
-        if kind is not typing.TypeVar:
-            return kind, (obj.__name__,)
-        how = {"covariant": obj.__covariant__, "contravariant": obj.__contravariant__, "bound": obj.__bound__}
-        return _made_type_variable, (obj.__name__, obj.__constraints__, how)
-
-    def _library_method(self, obj: Any) -> tuple[ModuleType, str] | None:
-        """A method of an object that a library keeps, as ``random.random``: its module and name there."""
-        home = str(type(obj.__self__).__module__)
-        if isinstance(obj.__self__, (ModuleType, type)) or home not in sys.modules or self.is_own(home):
-            return None
-        module, name = sys.modules[home], str(obj.__name__)
-        return (module, name) if vars(module).get(name) is obj else None
-
-    def _keeper(self, obj: Any, kind: type) -> Any:
-        if kind is threading.local:
-            return threading.local, ()
-        if kind is contextvars.ContextVar:
-            return _made_variable, (obj.name, contextvars.Context().run(_default, obj))
-        if kind is weakref.ref:
-            return _made_reference, (obj(),)
-        if kind in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-            return kind, (dict(obj),)
-        return NotImplemented
-
-
-def _default(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
-    try:
-        return (variable.get(),)
-    except LookupError:
-        return ()
-
-
-class _Own:
-    """In a pickle: the copy that is being made."""
-
-
-_OWN = _Own()
-
-
-def _is_mark(obj: Any, kind: type) -> bool:
-    """Whether an object is a mark of its library's, which holds nothing and is compared by identity."""
-    if getattr(obj, "__dict__", None) or getattr(kind, "__slots__", None):
-        return False
-    return any(each is obj for each in vars(sys.modules.get(kind.__module__, builtins)).values())
-
-
-def _annotated(function: FunctionType) -> set[str]:
-    """The names in annotations that are texts: a function's own, and those of what is written within it."""
-    texts = [each for each in function.__annotations__.values() if isinstance(each, str)]
-    if function.__code__.co_flags & __future__.annotations.compiler_flag:
-        waiting: list[Any] = [*function.__code__.co_consts]
-        while waiting:
-            each = waiting.pop()
-            waiting += each if type(each) is tuple else each.co_consts if type(each) is CodeType else ()
-            texts += [each] if type(each) is str else []
-    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
-
-
-def _holds(holder: Any, item: Any) -> bool:
-    held = [*gc.get_referents(holder), *getattr(holder, "__dict__", {}).values()]
-    if isinstance(holder, FunctionType):
-        named = names_in(holder.__code__).globals
-        held += [value for name, value in holder.__globals__.items() if name in named]
-        held += [each for cell in holder.__closure__ or () for each in gc.get_referents(cell)]
-    return any(each is item for each in held)
-
-
-# -- how a copy is made ------------------------------------------------------------------------------------------------
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, copy: Copy, origins: Origins) -> None:
-        super().__init__(file)
-        self._copy, self._origins = copy, origins
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        """What a pickle takes by its name, as a ``__reduce__`` of the user's may say: nothing of the user's own."""
-        if not self._origins.by_reference(module):
-            raise pickle.UnpicklingError(f"{module}.{name} would be shared by all copies")
-        return super().find_class(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        """What is shared, by its index, or what the copy has by itself."""
-        return self._copy._shared[pid] if type(pid) is int else self._copy.own(pid)
-
-
-def _made_class(copy: Copy, index: int, maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    return copy.adopt(maker(copy, *arguments) if maker is _skeleton else maker(*arguments), index)
-
-
-def _skeleton(copy: Copy, metaclass: Any, name: str, bases: tuple[Any, ...], given: dict[str, Any], *_: None) -> type:
-    """A class without its attributes. No metaclass of the user's own is asked."""
-    resolved = types.resolve_bases(bases)
-    namespace = given if resolved is bases else {**given, "__orig_bases__": bases}
-    maker = next(kind for kind in metaclass.__mro__ if not copy.has_made(kind))
-    made: type = maker.__new__(metaclass, name, resolved, namespace)
-    return made
-
-
-def _fill_class(made: type, state: Any) -> None:
-    copy, (attributes, slots) = state
-    for name in _HOOKS & attributes.keys():
-        copy.late.append((made, name, attributes.pop(name)))
-    reducers._class_setstate(made, (attributes, slots))
-
-
-def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) -> FunctionType:
-    return FunctionType(code, vars(around), name, None, tuple(CellType() for _ in range(cells)) or None)
-
-
-def _fill_enum(made: Any, state: Any) -> None:
-    attributes, own = state
-    reducers._class_setstate(made, attributes)
-    for name, held in own.items():
-        vars(made._member_map_[name]).update(held)
-
-
-def _fill_function(function: FunctionType, state: Any) -> None:
-    attributes, own, cells = state
-    vars(function).update(own)
-    for cell, value in zip(function.__closure__ or (), cells, strict=True):
-        if value is not reducers._empty_cell_value:
-            cell.cell_contents = value
-    for name, value in attributes.items():
-        setattr(function, name, value)
-
-
-def _same(module: ModuleType) -> ModuleType:
-    return module
-
-
-def _made_reference(item: Any) -> Any:
-    return weakref.ref(item if item is not None else _Own())
-
-
-def _made_cached(parameters: dict[str, Any], wrapped: Any) -> Any:
-    return functools.lru_cache(**parameters)(wrapped)
-
-
-def _made_constant(value: Any) -> Any:
-    """What a cached function without arguments gives."""
-    constant = functools.cache(lambda: value)
-    constant()
-    return constant
-
-
-def _made_property(function: Any, name: str | None) -> Any:
-    made = functools.cached_property(function)
-    made.attrname = name
-    return made
-
-
-def _made_type(name: str, module: str, of: Any) -> Any:
-    new: Any = typing.NewType
-    made = new(name, of)
-    made.__module__ = module
-    return made
-
-
-def _made_type_variable(name: str, constraints: tuple[Any, ...], how: dict[str, Any]) -> Any:
-    return typing.TypeVar(name, *constraints, **how)
-
-
-def _is_plain(code: CodeType) -> bool:
-    """Whether nothing can be written through a code's constants."""
-    waiting: list[Any] = [*code.co_consts]
-    while waiting:
-        each = waiting.pop()
-        if type(each) in (tuple, frozenset):
-            waiting += each
-        elif type(each) is CodeType:
-            waiting += each.co_consts
-        elif type(each) not in _ATOMS:
-            return False
-    return True
-
-
-def _made_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
-    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)

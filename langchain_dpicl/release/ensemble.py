@@ -334,12 +334,12 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         return self._answered.get(repr(aggregator))
 
     def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
-        """The question with made-up examples, or with a rehearsal's; else the question that was answered before."""
+        """The question with made-up examples, or with a rehearsal's; else the rehearsal's own question."""
         known = self._known(aggregator)
         examples = self._made_up(2, values, aggregator) if known is None else known.again()
         seen = yield from self._probe(values, examples, aggregator)
-        if seen.failure is not None and known is not None:
-            seen = yield from self._probe(known.values, known.again(), known.reader or aggregator)
+        if seen.failure is not None and known is not None and known.reader is not None:
+            seen = yield from self._probe(known.values, known.again(), known.reader)
         return seen
 
     def _probe(

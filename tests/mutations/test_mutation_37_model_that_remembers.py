@@ -9,7 +9,7 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.prompts import PromptTemplate
 from pydantic import Field, PrivateAttr
 
-from langchain_dpicl.private import copy
+from langchain_dpicl.private import pickling
 from langchain_dpicl.private.copy import Pristine
 
 
@@ -32,8 +32,8 @@ def found_by_another_call(canary: str) -> str:
 
 def test_37_a_model_s_subclass_that_remembers_is_caught(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_by_another_call(canary) == "Positive"
-    honest = copy._Pickler._is_shared
+    honest = pickling.Pickler._is_shared
     monkeypatch.setattr(
-        copy._Pickler, "_is_shared", lambda self, obj, kind: issubclass(kind, FakeListLLM) or honest(self, obj, kind)
+        pickling.Pickler, "_is_shared", lambda self, obj, kind: issubclass(kind, FakeListLLM) or honest(self, obj, kind)
     )
     assert canary in found_by_another_call(canary), "the mutant's copies share the model"

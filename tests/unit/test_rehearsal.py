@@ -199,7 +199,8 @@ def test_a_prompt_with_the_selector_shows_the_public_examples(store_of: Any, rec
 def test_a_member_that_asks_the_selector_outside_of_its_call_gets_no_private_record(
     store_of: Any, records: Any, canary: str, way: str
 ) -> None:
-    selector = PoissonExampleSelector(store_of(records(20, secret=canary)), 4, rate=1.0, max_exemplars=9)
+    # A bucket drawn in the open is empty with a probability of (3/4)^80, 1e-10.
+    selector = PoissonExampleSelector(store_of(records(80, secret=canary)), 4, rate=1.0, max_exemplars=80)
 
     def reached() -> Any:
         if way == "the sample":
