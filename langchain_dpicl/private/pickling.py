@@ -131,9 +131,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         holder = next((each for each in reversed(self._kept) if each is not failed and _holds(each, failed)), None)
         where = "" if holder is None else f" of {getattr(holder, '__qualname__', None) or name_of(holder)}"
         return (
-            f"the chain reaches a {name_of(failed)}{where}, of which no call can have a copy of its own ({reason}): "
-            "make it within the call, put a model's client into a LangChain model, or, if it holds nothing of questions, "
-            "examples and answers, let all calls share it: share=[...]"
+            f"the chain reaches a {name_of(failed)}{where}, of which no call can have a copy of its own ({reason}). "
+            "Make it within the call, put a model's client into a LangChain model, or, if it holds nothing of "
+            "questions, examples and answers, let all calls share it: share=[...]"
         )
 
     # -- by identity ---------------------------------------------------------------------------------------------------
