@@ -128,6 +128,12 @@ class Embedded(Aggregator[T]):
     def read(self, rows: Sequence[Sequence[float]]) -> Any:
         """What one output adds to a release, from its embedding, the only row. Raises for what is not a vector."""
 
+    def check_kind(self, output: object) -> None:
+        """Embed a text, too: a model that fails on it would fail on all."""
+        super().check_kind(output)
+        if text := (answer_of(output) or "").strip():
+            self.encode(text)
+
     @property
     def samples(self) -> Sequence[str]:
         return self.texts or super().samples

@@ -406,6 +406,15 @@ async def test_every_charge_of_a_batch_calls_its_members_and_is_told(mode: str, 
     assert member.calls == 24
 
 
+async def test_a_member_that_answers_no_label_abstains(sealed_of: Any) -> None:
+    sealed = sealed_of(lambda _: "I would rather not say", members=10)
+    with pytest.raises(MembersAbstained):
+        sealed.invoke(QUESTION)
+    with pytest.raises(MembersAbstained):  # it answers the public question, so the next request is charged again
+        await sealed.ainvoke(QUESTION)
+    assert sealed.budget.spent() == 2
+
+
 async def test_a_member_that_cancels_itself_on_a_public_question_does_not_cancel_the_caller(sealed_of: Any) -> None:
     def member(values: dict[str, Any]) -> str:
         raise asyncio.CancelledError

@@ -466,7 +466,7 @@ def test_words_of_private_answers_alone_are_never_released(kind: str, release_of
     aggregator = Keywords.joint_em(
         "query" if kind == "joint query" else ["rash", "fever"], 5 if kind == "joint query" else 2
     )
-    sealed = release_of(aggregator, lambda v: "gout gout secretword" if v["examples"] else "movie rash", releases=8)
+    sealed = release_of(aggregator, lambda v: "gout gout secretword", releases=8)
     domain = {"witty", "seductive", "movie"} if kind == "joint query" else {"rash", "fever"}
     for release in sealed.batch([QUESTION] * 8):
         assert set(release) == domain
@@ -537,7 +537,7 @@ async def test_requests_at_once_keep_their_candidates_and_queries_apart(release_
         return f"{values['input']} {next(turn) % 2}"
 
     texts = release_of(EmbeddingMean(Model(), RunnableLambda(write), 2), releases=16, members=2)
-    words = release_of(Keywords.joint_em("query", 3), lambda v: v["input"], releases=16, members=2)
+    words = release_of(Keywords.joint_em("query", 3), releases=16, members=2)
     questions = [{"input": f"word{i}"} for i in range(8)]
     for sealed in (texts, words):
         answers = [*sealed.batch(questions), *await sealed.abatch(questions)]

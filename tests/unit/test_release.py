@@ -95,7 +95,7 @@ async def test_replay_can_be_switched_off(seal: Seal) -> None:
     assert sealed.budget.spent() == len(WAYS)
 
 
-@pytest.mark.parametrize("aggregator", [NoisyVote(LABELS, scores=True), Keywords.joint_em(LABELS, 2)])
+@pytest.mark.parametrize("aggregator", [NoisyVote(LABELS, scores=True), Keywords.joint_em(["alpha", "beta"], 2)])
 def test_every_kind_of_release_is_replayed_as_it_was(aggregator: Any, seal: Seal) -> None:
     sealed = seal(aggregator)
     first, again = sealed.invoke({"input": "q"}), sealed.invoke({"input": "q"})

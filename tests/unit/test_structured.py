@@ -189,6 +189,11 @@ async def test_a_release_is_one_charge_and_is_replayed_as_it_was(kind: str, way:
     assert sealed.with_receipt().get_output_jsonschema()["$defs"]["Seen"]["required"] == ["sick"]
 
 
+def test_members_that_say_nothing_of_the_model_are_no_error(sealed_of: Any) -> None:
+    sealed = sealed_of(lambda values: "I do not know", vote=Structured(Seen), members=6, owners=200)
+    assert isinstance(sealed.invoke(QUESTION), Seen)
+
+
 def test_another_model_on_the_line_and_a_plan_that_is_all_noise_are_refused(sealed_of: Any) -> None:
     first = sealed_of(MEMBERS["json"], vote=Structured(Seen), members=6, owners=200)
     first.invoke(QUESTION)
