@@ -55,7 +55,7 @@ _EMPTY = object.__reduce_ex__(object(), 4)[0]
 """What makes an object that holds nothing again, from its class: `copyreg.__newobj__`."""
 
 _SHARED = (*reach.CLOSED, BaseLanguageModel)
-_SHARED_NAMES = (
+SHARED_NAMES = (
     "anthropic._base_client.BaseClient",
     "google.genai.client.Client",
     "httpx._client.BaseClient",
@@ -239,7 +239,7 @@ class _Copier:
         if id(item) in self._made:
             return self._made[id(item)]
         described = kind.__module__.partition(".")[0] in _DESCRIPTIONS
-        if described or is_one(item, _SHARED) or is_named(item, _SHARED_NAMES):
+        if described or is_one(item, _SHARED) or is_named(item, SHARED_NAMES):
             return item
         if is_one(item, COLLECTIONS) and not searches_others(item) and not self._leads(item):
             return item

@@ -36,6 +36,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import Closed, OwnBucket, Released
+from langchain_dpicl.private.copies import SHARED_NAMES
 from langchain_dpicl.private.origins import Origins, home, top
 from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
 from langchain_dpicl.private.sources import COLLECTIONS, searches_others
@@ -53,24 +54,6 @@ TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 _HEAP = 1 << 9
 """Of a class: made by a ``class`` statement, so that it can be written."""
 _CACHED = type(functools.cache(lambda: None))
-
-_SHARED_NAMES = (
-    "anthropic._base_client.BaseClient",
-    "google.genai.client.Client",
-    "httpx._client.BaseClient",
-    "jinja2.environment.Template",
-    "llama_cpp.llama.Llama",
-    "logging.Logger",
-    "openai._base_client.BaseClient",
-    "requests.sessions.Session",
-    "spacy.language.Language",
-    "tokenizers.Tokenizer",
-    "torch.nn.modules.module.Module",
-    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
-    "xllamacpp.Server",
-)
-"""Libraries' weights, compiled templates and clients of model servers, by name. A name that becomes outdated fails
-closed: such an object is copied, or refused if it cannot be."""
 
 _KEEPERS = (
     threading.local,
@@ -175,7 +158,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return True
         if not (self._origins.by_reference(kind.__module__) and self._by_name(kind)) or self._holds_own(obj):
             return False
-        if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, _SHARED_NAMES) or _is_mark(obj, kind):
+        if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, SHARED_NAMES) or _is_mark(obj, kind):
             return True
         return is_one(obj, COLLECTIONS) and not searches_others(obj)
 

@@ -285,12 +285,12 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         asked = " ".join(value for value in values.values() if isinstance(value, str))[:_ASKED]
         for i in range(number):
             answer = samples[(number + i) % len(samples)]
-            text = other_words(asked or "a made-up example") + marks
+            example = MadeUp({store.input_key: other_words(asked or "a made-up example") + marks}, marks)
             if store.output_key is None:
-                text += f"\n{answer}"
-            made.append(MadeUp({store.input_key: text}, marks))
-            if store.output_key is not None:
-                made[i][store.output_key] = answer
+                example[store.input_key] += f"\n{answer}"
+            else:
+                example[store.output_key] = answer
+            made.append(example)
         return WatchedExamples(made, store.input_key, store.output_key)
 
     def _try(
