@@ -46,6 +46,9 @@ _PATIENCE = 5.0
 _ASKED = 200
 """Characters of a question that made-up examples repeat."""
 
+Tells = Callable[[], bool]
+"""Whether a release shows that the members fail: asked for only where nothing can be read."""
+
 PublicChain = tuple[Runnable[Any, Any], int, float | None]
 """A chain that is asked before the charge, on public values: how often, and each call's seconds."""
 
@@ -243,7 +246,11 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
 
     def check_member(
-        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str = "", tells: bool = True
+        self,
+        values: Mapping[str, Any],
+        aggregator: Aggregator[Any] | None,
+        caller: str = "",
+        tells: Tells = lambda: True,
     ) -> Flow[None]:
         """Before the first charge, once for threads and once for event loops: ask the member on made-up examples.
 
@@ -294,7 +301,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         return WatchedExamples(made, store.input_key, store.output_key)
 
     def _try(
-        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str, tells: bool
+        self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str, tells: Tells
     ) -> Flow[None]:
         """A call on made-up examples with `watched.MARKS`. If nothing can be read there, another one without."""
         marked = self._made_up(2, values, aggregator, watched.MARKS)
@@ -315,9 +322,9 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             self._answered.setdefault(repr(aggregator), _Answered(dict(values), self._made_up(2, values, aggregator)))
             self.doubts.of(caller).judge(True)
 
-    def _judge_unread(self, values: Mapping[str, Any], seen: _Seen, tells: bool) -> Flow[None]:
+    def _judge_unread(self, values: Mapping[str, Any], seen: _Seen, tells: Tells) -> Flow[None]:
         """Nothing could be read in answers to made-up examples. Raises `ModelUnavailable`, unless releases tell so."""
-        if not tells:
+        if not tells():
             raise seen.error()
         if seen.anything:
             return
@@ -395,7 +402,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         if failure is not None:
             name = next((place.name for place in before.places.values()), "")
             raise ModelUnavailable(
-                f"the member fails on made-up examples ({failure.__module__}.{failure.__qualname__}), by which it has "
+                f"the member fails on made-up examples ({_name(failure)}), by which it has "
                 f"to show that its calls write nothing into {name}; nothing was charged. `rehearse` shows the "
                 f"whole error. Or allow what it shares: allow_state=[{name!r}]"
             )

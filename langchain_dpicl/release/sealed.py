@@ -249,9 +249,8 @@ class SealedRelease(AnyRelease[T]):
             chain, count, timeout = self._candidates
             answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
-        tells = self._tells(request)
         if self.ensemble.has_member:
-            yield from self.ensemble.check_member(values, aggregator, request.caller, tells)
+            yield from self.ensemble.check_member(values, aggregator, request.caller, partial(self._tells, request))
         self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)
