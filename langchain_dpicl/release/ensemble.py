@@ -144,8 +144,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     """Where the member has answered on made-up examples: False for threads, True for event loops."""
     _failed = False
     """Whether a first question was asked in vain, so that nobody waits for another request's."""
-    _answered: dict[str, _Answered]
-    """By aggregator: a public question that was answered."""
+    _answered: dict[str, _Rehearsed | None]
+    """By aggregator, if a public question with examples was answered: a rehearsal's, or None for made-up ones."""
     _named: frozenset[str] = frozenset()
 
     def __init__(
@@ -192,7 +192,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         # Another copy, for public calls: private calls write nothing into it.
         self.public_member, self._allowed = public_copy(self._member, self.allow_state)
         self._trying = threading.Lock()
-        self._answered = dict[str, _Answered]()
+        self._answered = dict[str, _Rehearsed | None]()
         self.unproven = bool(Snapshot(self._member, self.allow_state).places)
         self.unread = not watched.names_examples(self._member)
         first = self._member
@@ -319,7 +319,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
                 )
                 raise InvalidParameter("member", type(self.public_member).__name__, bound)
         if aggregator is not None:
-            self._answered.setdefault(repr(aggregator), _Answered(dict(values), self._made_up(2, values, aggregator)))
+            self._answered.setdefault(repr(aggregator))
             self.doubts.of(caller).judge(True)
 
     def _judge_unread(self, values: Mapping[str, Any], seen: _Seen, tells: Tells) -> Flow[None]:
@@ -337,7 +337,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             stacklevel=2,
         )
 
-    def _known(self, aggregator: Aggregator[Any] | None) -> _Answered | None:
+    def _known(self, aggregator: Aggregator[Any] | None) -> _Rehearsed | None:
         return self._answered.get(repr(aggregator))
 
     def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
@@ -345,7 +345,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         known = self._known(aggregator)
         examples = self._made_up(2, values, aggregator) if known is None else known.again()
         seen = yield from self._probe(values, examples, aggregator)
-        if seen.failure is not None and known is not None and known.reader is not None:
+        if seen.failure is not None and known is not None:
             seen = yield from self._probe(known.values, known.again(), known.reader)
         return seen
 
@@ -364,7 +364,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         self._tried |= {(yield Either(lambda: False, awaitable(lambda: True)))}
         self.unread = False
         if aggregator is not None:
-            self._answered[repr(aggregator)] = _Answered(dict(values), bucket, aggregator)
+            self._answered[repr(aggregator)] = _Rehearsed(dict(values), bucket, aggregator)
             self.doubts.asked("").judge(True)  # the public question of a caller in doubt, if all callers are one
 
     def check_reading(self) -> None:
@@ -422,7 +422,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no answer that could be used.
         """
         failure = yield from self.ask(values, aggregator.check_kind)
-        if failure is not None and self._known(aggregator) is not None:
+        if failure is not None and repr(aggregator) in self._answered:
             failure = (yield from self._answers(values, aggregator)).failure
         self.doubts.of(caller).judge(failure is None)
         if failure is not None:
@@ -508,12 +508,12 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
 
 
 @dataclass(frozen=True)
-class _Answered:
-    """A public question whose answer could be read, with the aggregator that a rehearsal read it by."""
+class _Rehearsed:
+    """The public question of a rehearsal that passed, and the aggregator that read its answer."""
 
     values: dict[str, Any] = field(repr=False)
     examples: WatchedExamples
-    reader: Aggregator[Any] | None = None
+    reader: Aggregator[Any]
 
     def again(self) -> WatchedExamples:
         """The examples, for another call."""
