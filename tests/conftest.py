@@ -19,7 +19,8 @@ from typing import Any
 import by_hand  # noqa: F401
 import numpy as np
 import pytest
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
+from langchain_dpicl.private.pickling import Pickler
 
 os.environ["PYTHONPATH"] = os.pathsep.join(  # scripts that tests start find the helpers, `by_hand` above all
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -196,6 +198,18 @@ def ledger_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
+def fakes_are_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake models and embeddings stand for a library's, which all calls share; but not in tests that are marked
+    ``own_models``, which see what becomes of a class of the user's own."""
+    if "own_models" not in request.keywords:
+        honest = Pickler._is_shared
+        shared = (BaseLanguageModel, Embeddings)
+        monkeypatch.setattr(
+            Pickler, "_is_shared", lambda self, obj, kind: isinstance(obj, shared) or honest(self, obj, kind)
+        )
+
+
+@pytest.fixture(autouse=True)
 def known_to_answer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member counts as rehearsed, so that tests see the calls of releases alone; but not those that are marked
     ``asks_first``, which see the public question before a first charge, too."""
@@ -244,7 +258,7 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
         max_concurrency: int | None = None,
         timeout: Any = "auto",
         public: Any = (),
-        allow_state: Any = (),
+        share: Any = (),
         **budget_options: Any,
     ) -> Any:
         owners = 20 * members if owners is None else owners
@@ -255,7 +269,7 @@ def sealed_of(budget_of: Callable[..., PrivacyBudget]) -> Callable[..., Any]:
             "max_concurrency": max_concurrency,
             "timeout": timeout,
             "public": public,
-            "allow_state": allow_state,
+            "share": share,
         }
         ensemble = PrivateEnsemble(selector, member, **settings)
         vote = NoisyVote(LABELS, mechanism="vote") if vote is None else vote  # else the plan chooses by a hair here

@@ -7,8 +7,10 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
+from langchain_dpicl.private import Closed
 
-class Spy(Embeddings):
+
+class Spy(Closed, Embeddings):
     """An object that passes for a model, which every copy of a chain shares."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -264,7 +264,7 @@ def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:
     answers = {**_released(release), "receipt": receipt, "ensemble_not_private": majority}
     if ensemble.has_member:
         question = ensemble.public_request(ensemble.check_request(values))
-        (output,) = run_private(ensemble.public_member, [question], max_concurrency=1)
+        (output,) = run_private(ensemble.copies, [question], max_concurrency=1)
         index = vote.parse(output)
         answers["zero_shot"] = None if index is None else vote.labels[index]
     return answers

@@ -26,6 +26,7 @@ from langchain_dpicl.privacy.mechanisms import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import boundary
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.store import ExemplarStore
 
@@ -127,7 +128,7 @@ def ask_members(member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str
     requests = [
         ({"input": query}, [{"input": asked, "output": answer} for asked, answer in pairs]) for pairs in prompts
     ]
-    found = boundary.run_private(member, requests, max_concurrency=8)
+    found = boundary.run_private(Pristine(member), requests, max_concurrency=8)
     return [None if each is boundary.ABSTAIN else each for each in found]
 
 

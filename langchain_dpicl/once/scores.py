@@ -61,7 +61,7 @@ from langchain_dpicl.once.steps import UNIT, Whole, bounded
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.copies import TimeLimit
-from langchain_dpicl.private.sharing import public_copy
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.store.base import embedder_of
 
 ScoreRow = list[float]
@@ -186,7 +186,7 @@ class LabelScores:
             return self.row(values["text"], config)
 
         limit = TimeLimit(boundary.seal(RunnableLambda(row)), "auto")
-        member, _ = public_copy(limit.prepared)
+        member = Pristine(limit.prepared)
 
         def ask(text: str, patience: float | None = None) -> Flow[Any]:
             how: dict[str, Any] = {"timeout": limit.seconds, "patience": patience, "failed": type}

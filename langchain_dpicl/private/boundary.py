@@ -26,25 +26,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import copy
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call, Calls, current
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private import notes
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.own_loop import on_own_loop
 from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
@@ -104,8 +105,8 @@ class OutputReader(Protocol):
 # -- the calls of one release ------------------------------------------------------------------------------------------
 
 
-def run_private(member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any) -> list[object | Abstention]:
-    """Call a sealed member once per request, in parallel threads, and read each output in its own call.
+def run_private(member: Pristine, requests: Sequence[MemberRequest], **how: Any) -> list[object | Abstention]:
+    """Call a copy of a sealed member per request, in parallel threads, and read each output in its own call.
 
     ``how`` are the further fields of `_Round`. Failures become `ABSTAIN`, and so does a call whose own work takes more
     than ``timeout`` seconds. What hangs is left behind in its thread. If the caller is interrupted, no further call
@@ -116,9 +117,7 @@ def run_private(member: Runnable[Any, Any], requests: Sequence[MemberRequest], *
     return calls.result()
 
 
-async def arun_private(
-    member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any
-) -> list[object | Abstention]:
+async def arun_private(member: Pristine, requests: Sequence[MemberRequest], **how: Any) -> list[object | Abstention]:
     """The same with the member's ``ainvoke``, on an event loop of private calls alone (`own_loop`).
 
     If the caller is cancelled, every call is cancelled and awaited. No call begins in the place of another before that
@@ -129,13 +128,13 @@ async def arun_private(
     return calls.result()
 
 
-def private_calls(member: Runnable[Any, Any], requests: Sequence[MemberRequest], **how: Any) -> Either:
+def private_calls(member: Pristine, requests: Sequence[MemberRequest], **how: Any) -> Either:
     """`run_private` and `arun_private` as a flow's effect."""
     return Either(partial(run_private, member, requests, **how), partial(arun_private, member, requests, **how))
 
 
 def probe(
-    member: Runnable[Any, Any],
+    member: Pristine,
     request: MemberRequest,
     timeout: float | None = None,
     check: Callable[[object], None] = lambda output: None,
@@ -168,7 +167,7 @@ class _Round:
     an output if its call raised.
     """
 
-    member: Runnable[Any, Any]
+    member: Pristine
     requests: Sequence[MemberRequest]
     in_loop: bool
     max_concurrency: int
@@ -307,7 +306,7 @@ class _Round:
         _bucket.set(bucket)
         current.set(call)
         config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}
-        member, reader, in_loop = self.member, self.reader, self.in_loop
+        reader, in_loop = self.reader, self.in_loop
         wait: float | None = 0.0
         found: object = ABSTAIN
         while wait is not None and not call.overdue() and not self.calls.stopped.is_set():
@@ -315,9 +314,12 @@ class _Round:
                 if wait:
                     await call.pause(wait, in_loop)
                     call.restart()
-                given = {**copy.deepcopy(dict(values)), "examples": bucket}  # no other member has written into it
-                output = await member.ainvoke(given, config) if in_loop else member.invoke(given, config)
+                copy = self.member.copy()
+                chain = copy.chain
+                given = {**copy.given(deepcopy(dict(values))), "examples": bucket}  # nothing others write into
+                output = await chain.ainvoke(given, config) if in_loop else chain.invoke(given, config)
                 call.answered()
+                output = copy.returned(output)
                 if reader is not None:
                     output = await reader.aencode(output) if in_loop else reader.encode(output)
                 found, wait = output, None

@@ -11,6 +11,7 @@ collections, releases, selectors and stores stay the same objects, and so do cla
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
@@ -193,8 +194,9 @@ def _threaded(kind: type[Any]) -> Any:
         RunnableParallel: {"invoke": invoke_all},
     }
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    again = {"_dpicl_threaded": (_threaded, (kind,))}  # how it is pickled
     make: Any = type(kind)
-    return make(kind.__name__, (kind,), names | own.get(kind, {"ainvoke": ainvoke}))
+    return make(kind.__name__, (kind,), again | names | own.get(kind, {"ainvoke": ainvoke}))
 
 
 # -- for public calls --------------------------------------------------------------------------------------------------
@@ -290,9 +292,12 @@ class _Copier:
                 made.cell_contents = self.of(value)
             return made
         if reach.is_cached(item):
-            if not reach.takes_nothing(item):
-                return functools.lru_cache(**item.cache_parameters())(self.of(item.__wrapped__))
-            kept = self.of(item())
+            value = item.__wrapped__
+            with contextlib.suppress(Exception):  # one that raises is asked again
+                value = item() if reach.takes_nothing(item) else value
+            if value is item.__wrapped__:
+                return functools.lru_cache(**item.cache_parameters())(self.of(value))
+            kept = self.of(value)
             code, closure = (get := lambda: kept).__code__, get.__closure__
             return functools.cache(FunctionType(code, {"__name__": str(item.__module__)}, item.__name__, None, closure))
         if isinstance(item, ModuleType):

@@ -19,9 +19,6 @@ installed distribution that the user has neither shared nor isolated.
 cloudpickle itself keeps the classes that it loads by value, so that two loads of one pickle, and the original, share a
 class and what is written on it. Here every copy makes its own. What leaves a call is made anew with the caller's
 classes, none of whose code runs for that (`Copy.returned`).
-
-Releases do not call it yet: today's search for shared state (`sharing`) stands until copies do all that ordinary chains
-need.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ _ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
 _HOOKS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
 _STATELESS = ("random.SystemRandom",)
+_TEMPLATES = ("jinja2.environment.Template",)
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
 TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
@@ -168,7 +169,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         held += [each for some in held if type(some) in (list, tuple) for each in some]
         held += [each for some in held if type(some) is dict for each in some.values()]
         functions = [getattr(each, "__func__", each) for each in held]
-        if any(isinstance(each, FunctionType) and self.is_own(home(each)) for each in functions):
+        homes = {home(each) for each in functions if isinstance(each, FunctionType)}
+        if is_named(obj, _TEMPLATES):
+            homes.discard("")  # what a template is compiled to
+        if any(map(self.is_own, homes)):
             return True
         return any(is_one(each, Runnable) and self.is_own(type(each).__module__) for each in held)
 

@@ -31,7 +31,7 @@ from pydantic import BaseModel
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import OwnBucket, PrivateRecords
 from langchain_dpicl.private.prompts import literal_examples
-from langchain_dpicl.private.reach import is_cached, is_named, is_one, reachable, takes_nothing
+from langchain_dpicl.private.reach import is_named, is_one, reachable
 from langchain_dpicl.private.silence import in_private, keep_silent
 from langchain_dpicl.private.sources import check_collections, is_of, name_of
 
@@ -98,9 +98,7 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
     return copied
 
 
-def seal(
-    member: Runnable[Any, Any], *, public: Sequence[object] = (), allow_state: Sequence[object] = ()
-) -> Runnable[Any, Any]:
+def seal(member: Runnable[Any, Any], *, public: Sequence[object] = ()) -> Runnable[Any, Any]:
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
     Few-shot templates take what examples say for text (`prompts`). Follows the fields of Runnables, their lists and
@@ -109,8 +107,7 @@ def seal(
 
     Raises it too if the chain reaches (`reach`) what would show private text or carry it to another call: a callback
     handler, a cache, checkpoints, a memory, a chat history, a graph's store, an `ExemplarStore`; a retriever, a vector
-    store, an example selector or a document store that ``public`` does not name; a function under
-    ``functools.lru_cache`` that takes arguments and that ``allow_state`` does not name; and a class of any of these.
+    store, an example selector or a document store that ``public`` does not name; and a class of any of these.
     """
     found = list(reachable(member))
     check_collections(found, public)
@@ -142,26 +139,10 @@ def seal(
             )
         if why:
             raise UnsafeConfigurationError(f"the chain reaches a {name_of(part)}{why}")
-        if not is_cached(part):
-            continue
-        name = getattr(part, "__name__", None) or name_of(part)
-        if not any(each is part or each == name for each in allow_state):
-            if not takes_nothing(part):
-                raise UnsafeConfigurationError(
-                    f"the chain reaches {name}, a cached function with arguments: it keeps for every member what one "
-                    f"member asked it. Take functools.cache away, or allow it: allow_state=[{name}]"
-                )
-            if part.cache_info().maxsize != 0 and not part.cache_info().currsize:
-                raise UnsafeConfigurationError(
-                    f"the chain reaches {name}, a cached function that raises when it is called: what it would keep "
-                    "cannot be looked into"
-                )
     return sealed
 
 
-def seal_public(
-    chain: Runnable[Any, Any], *, public: Sequence[object] = (), allow_state: Sequence[object] = ()
-) -> Runnable[Any, Any]:
+def seal_public(chain: Runnable[Any, Any], *, public: Sequence[object] = ()) -> Runnable[Any, Any]:
     """`seal` for a chain whose answers are taken for public text: a selector may only be in its prompts.
 
     There it selects nothing, since a public call has no bucket.
@@ -174,7 +155,7 @@ def seal_public(
                 f"candidates must come from public text alone, and their chain reaches a {name_of(part)}: what it "
                 "finds would be published without noise; write them without private examples"
             )
-    return seal(chain, public=public, allow_state=allow_state)
+    return seal(chain, public=public)
 
 
 def _openings(part: Any) -> dict[str, Any]:

@@ -124,7 +124,9 @@ class Snapshot:
         elif issubclass(kind, type):
             self._class(item)
         elif reach.is_cached(item):
-            self._add([item.__wrapped__, item() if reach.takes_nothing(item) else None], found, name)
+            self._add([item.__wrapped__], found, name)
+            with contextlib.suppress(Exception):
+                self._add([item() if reach.takes_nothing(item) else None], found, name)
         elif issubclass(kind, _FIXED):
             self._add(gc.get_referents(item), found, name)
         elif issubclass(kind, _BUFFERS) or not reach.is_library(package) or package in sys.stdlib_module_names:
@@ -262,31 +264,20 @@ def other_words(values: Any) -> Any:
     return values
 
 
-def public_copy(
-    chain: Any, allow_state: Sequence[object] = (), instead: Sequence[tuple[object, object]] = ()
-) -> tuple[Any, Sequence[object]]:
-    """A copy of a sealed chain for public calls, and what of ``allow_state`` is in it.
+def public_copy(chain: Any, share: Sequence[object] = (), instead: Sequence[tuple[object, object]] = ()) -> Any:
+    """A copy of a sealed chain, to be called in public. The objects in ``share`` stay the same.
 
     ``instead`` are pairs: an object of the chain, and what the copy has in its place.
     If a chain cannot be copied and holds nothing of the user's own that can be written, it may be the same one. Raises
-    `UnsafeConfigurationError` if something else cannot be copied, or stays what private calls may write.
+    `UnsafeConfigurationError` if something else cannot be copied.
     """
+    same = [(each, each) for each in share if not isinstance(each, str)]
     try:
-        copy, allowed = copied((chain, tuple(allow_state)), instead)
+        return copied(chain, [*same, *instead])
     except UnsafeConfigurationError:
-        if Snapshot(chain).places:
+        if Snapshot(chain, share).places:
             raise
-        return chain, allow_state
-    if allow_state:
-        may = Snapshot(chain).places.keys() - Snapshot(chain, allow_state).places.keys()
-        for key, place in Snapshot(copy).places.items():
-            if key in may:
-                raise UnsafeConfigurationError(
-                    f"members may write {place.name} ({place.kind}, allow_state), and public calls would read it "
-                    f"there: a class, and what its methods name, cannot be copied. Give it to {place.found} as an "
-                    "attribute or a closure"
-                )
-    return copy, allowed
+        return chain
 
 
 def refuse_changes(before: Snapshot, after: Snapshot) -> None:
@@ -296,7 +287,7 @@ def refuse_changes(before: Snapshot, after: Snapshot) -> None:
             raise UnsafeConfigurationError(
                 f"{place.found} changes {place.name} ({place.kind}) from one call to the next: members would read "
                 "there what other members wrote. Keep it within the call. If it holds nothing of questions, examples "
-                f"and answers, as a rate limiter does, allow it: allow_state=[{place.name!r}]"
+                "and answers, as a rate limiter does, name the object in share=[...]"
             )
 
 
@@ -312,7 +303,7 @@ def refuse_kept(before: Snapshot, after: Snapshot, given: Any) -> None:
             raise UnsafeConfigurationError(
                 f"{place.found} changes {place.name} ({place.kind}) in its first call, and keeps there what "
                 "that call was given: every later member would read it. Build it within each call, or before "
-                f"sealing. If no question, example or answer is in it, allow it: allow_state=[{place.name!r}]"
+                "sealing. If no question, example or answer is in it, name the object in share=[...]"
             )
 
 

@@ -23,6 +23,7 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWa
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
 from langchain_dpicl.private.copies import TimeLimit, Timeout
+from langchain_dpicl.private.copy import Isolation, Pristine, Same
 from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
 from langchain_dpicl.release import watched
@@ -49,7 +50,7 @@ _ASKED = 200
 Tells = Callable[[], bool]
 """Whether a release shows that the members fail: asked for only where nothing can be read."""
 
-PublicChain = tuple[Runnable[Any, Any], int, float | None]
+PublicChain = tuple[Pristine, int, float | None]
 """A chain that is asked before the charge, on public values: how often, and each call's seconds."""
 
 
@@ -103,23 +104,27 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     public
         The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
         private text is in them. Any other is refused: every member would find the same owners' documents there.
-    allow_state
-        What members may share although they change it, such as a rate limiter: objects, or names as the refusal shows
-        them. A chain that reads there what another call wrote voids the guarantee; name nothing that holds prompts,
-        examples, answers or facts about them.
+    share
+        What all calls share, private and public ones: objects, such as a client or a rate limiter, and names of
+        installed packages whose code they share. A chain that reads there what another call wrote voids the guarantee:
+        name nothing that holds prompts, examples, answers or facts about them.
+    isolate
+        Names of installed packages of whose code every call has its own.
 
     ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
     `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
     caches, verbosity and callbacks off. A member that reaches a callback handler, a cache, checkpoints, a memory, a
     chat history, a graph's store or an `ExemplarStore`, by whatever way, is refused: text would leave there, or members
-    would read each other's. So is a cached function with arguments; one without is called when the ensemble is made,
-    and what it gives is looked into.
+    would read each other's.
 
-    What the member's functions can write (containers, attributes, variables) is compared around two calls on made-up
-    examples, once, before the first charge. What changed is refused, unless ``allow_state`` names it; the threat model
-    lists state that no check sees. Zero-shot answers, candidates and questions about the model's health are asked of a
-    copy, made with the ensemble, of everything but models, embeddings, public collections and classes: what an app
-    changes in its objects later does not reach them. What cannot be copied is refused.
+    Each call, private or public, runs on a copy of the member of its own, with its own objects, functions, classes and
+    modules of your code: what it writes there ends with it. The copies are made from one pickle, made with the
+    ensemble: what an app changes in its objects later does not reach them. What cannot be copied (locks, files,
+    connections) is refused with its name. `shared` shows what calls share: models, clients, installed libraries. A
+    cached function without arguments is called when the ensemble is made, and each call has a copy of what it gives.
+
+    What the member's functions can write (containers, attributes, variables) is also compared around two calls on
+    made-up examples, once, before the first charge. What changed is refused, unless ``share`` has it.
 
     The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
     the values that the member was made with.
@@ -157,6 +162,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         max_concurrency: int | None = None,
         timeout: Timeout = "auto",
         public: Sequence[object] = (),
+        share: Sequence[object] = (),
+        isolate: Sequence[str] = (),
         allow_state: Sequence[object] = (),
     ) -> None:
         if not isinstance(selector, PoissonExampleSelector):
@@ -165,9 +172,15 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         at_once = min(selector.members, 64) if max_concurrency is None else max_concurrency
         self.max_concurrency = checks.whole("max_concurrency", at_once)
         self.public = boundary.check_public(public)
-        if not isinstance(allow_state, (list, tuple)):
-            raise InvalidParameter("allow_state", type(allow_state).__name__, "a list of objects or names")
-        self.allow_state = tuple(allow_state)
+        if allow_state:
+            bound = "nothing any more: each call has a copy of the chain; what calls may share is named in share=[...]"
+            raise InvalidParameter("allow_state", type(allow_state).__name__, bound)
+        for parameter, given in (("share", share), ("isolate", isolate)):
+            if not isinstance(given, (list, tuple)):
+                raise InvalidParameter(parameter, type(given).__name__, "a list")
+        if any(not isinstance(name, str) for name in isolate):
+            raise InvalidParameter("isolate", [type(name).__name__ for name in isolate], "names of packages")
+        self.share, self.isolate = tuple(share), tuple(isolate)
         self.count_empty = bool(count_empty)
         if self.count_empty and (selector.calls is not None or member is None):
             raise InvalidParameter("count_empty", True, "False without a member, and if every owner has its own call")
@@ -185,21 +198,32 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
 
     def _take(self, member: Any, timeout: Timeout) -> None:
         """Seal a copy of the member, and take another for public calls."""
-        sealed = boundary.seal(coerce_to_runnable(member), public=self.public, allow_state=self.allow_state)
+        sealed = boundary.seal(coerce_to_runnable(member), public=self.public)
         self._limit = limit = TimeLimit(sealed, timeout)
         self._member, self.timeout = limit.prepared, limit.seconds
+        self.copies = self.copies_of(self._member)
         self._searches = boundary.searches(sealed)
-        # Another copy, for public calls: private calls write nothing into it.
-        self.public_member, self._allowed = public_copy(self._member, self.allow_state)
+        # For what is asked about shared state, and for a rehearsal.
+        self.public_member = public_copy(self._member, self.share)
         self._trying = threading.Lock()
         self._answered = dict[str, _Rehearsed | None]()
-        self.unproven = bool(Snapshot(self._member, self.allow_state).places)
+        self.unproven = bool(Snapshot(self._member, self.share).places)
         self.unread = not watched.names_examples(self._member)
         first = self._member
         while isinstance(first, RunnableSequence):
             first = first.first
         self._named = frozenset(getattr(first, "input_variables", ()))
         self._needed = self._named - {"examples"}
+
+    def copies_of(self, chain: Runnable[Any, Any]) -> Pristine:
+        """What makes copies of a chain, which share what the member's copies share."""
+        return Pristine(chain, share=(*self.share, *self.public), isolate=self.isolate)
+
+    def shared(self) -> Isolation:
+        """What calls of the member have of their own, and what they share (the threat model's list). ``print`` it."""
+        if not self.has_member:
+            raise InvalidParameter("member", None, "given: without a member nothing is called")
+        return self.copies.shared()
 
     @property
     def needs(self) -> frozenset[str]:
@@ -353,7 +377,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         self, values: Mapping[str, Any], made: WatchedExamples, aggregator: Aggregator[Any] | None
     ) -> Flow[_Seen]:
         seen = _Seen(aggregator)
-        seen.failure = yield from boundary.probe(self.public_member, (values, made), self.timeout, seen.read)
+        seen.failure = yield from boundary.probe(self.copies, (values, made), self.timeout, seen.read)
         self.unread = self.unread and not made.read
         return seen
 
@@ -381,30 +405,30 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         """Two calls on made-up examples. The first may set up what later ones use."""
         if not self.unproven:
             return
-        chain, allowed = public_copy(self._member, self.allow_state)
+        chain = public_copy(self._member, self.share)
         other = other_words(dict(values))
 
         def ask(values: Mapping[str, Any], number: int) -> Flow[type[BaseException] | None]:
             """Show the member so many examples. No record of the store has a part in them."""
             made = self._made_up(number, values, aggregator)
-            failure = yield from boundary.probe(chain, (values, made), self.timeout)
+            failure = yield from boundary.probe(Same(chain), (values, made), self.timeout)
             self.unread = self.unread and not made.read
             return failure
 
-        untouched = Snapshot(chain, allowed)
+        untouched = Snapshot(chain, self.share)
         failure = yield from ask(values, 1)
-        before = Snapshot(chain, allowed)
+        before = Snapshot(chain, self.share)
         refuse_kept(untouched, before, dict(values))
         if failure is None and (yield from ask(other, 2)) is not None:
             failure = yield from ask(values, 2)  # the other words may be invalid
-        refuse_changes(before, Snapshot(chain, allowed))
-        boundary.seal(chain, public=self.public, allow_state=allowed)  # what the calls have set up, too
+        refuse_changes(before, Snapshot(chain, self.share))
+        boundary.seal(chain, public=self.public)  # what the calls have set up, too
         if failure is not None:
             name = next((place.name for place in before.places.values()), "")
             raise ModelUnavailable(
                 f"the member fails on made-up examples ({_name(failure)}), by which it has "
                 f"to show that its calls write nothing into {name}; nothing was charged. `rehearse` shows the "
-                f"whole error. Or allow what it shares: allow_state=[{name!r}]"
+                "whole error. Or name the object in share=[...], if nothing of questions and examples gets into it"
             )
         self.unproven = False
 
@@ -412,7 +436,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         self, values: Mapping[str, Any], read: Callable[[object], None] = lambda output: None
     ) -> Flow[type[BaseException] | None]:
         """Call the member on a query without examples, and ``read`` its answer. The class of what either raised."""
-        return (yield from boundary.probe(self.public_member, self.public_request(values), self.timeout, read))
+        return (yield from boundary.probe(self.copies, self.public_request(values), self.timeout, read))
 
     def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
         """Ask the member a public question, before charging a caller who has doubt about it.
@@ -438,10 +462,13 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         if chain is None:
             if not self.has_member:
                 raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
-            return self.public_member, count, self.timeout
-        limit = TimeLimit(seal_public(chain, public=self.public, allow_state=self.allow_state), "auto")
-        copied, _ = public_copy(limit.prepared, self.allow_state)
-        return copied, count, None if limit.seconds is None else self.timeout
+            return self.copies, count, self.timeout
+        limit = TimeLimit(seal_public(chain, public=self.public), "auto")
+        return (
+            self.copies_of(public_copy(limit.prepared, self.share)),
+            count,
+            None if limit.seconds is None else self.timeout,
+        )
 
     def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
         """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""
@@ -452,8 +479,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         (made,) = yield self.calls(chain, [self.public_request(values)], timeout=timeout)
         return text_searched(made)
 
-    def calls(self, chain: Runnable[Any, Any], requests: Sequence[boundary.MemberRequest], **how: Any) -> Either:
-        """Calls of the member or of another chain, ``max_concurrency`` at once: see `boundary.run_private`."""
+    def calls(self, chain: Pristine, requests: Sequence[boundary.MemberRequest], **how: Any) -> Either:
+        """Calls of copies of a chain, ``max_concurrency`` at once: see `boundary.run_private`."""
         return boundary.private_calls(chain, requests, max_concurrency=self.max_concurrency, **how)
 
     def outputs(
@@ -477,7 +504,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         requests = [(values, bucket) for bucket in buckets]
         requests += [self.public_request(values) for _ in range(self.members - len(buckets))]  # with own calls: padding
         filled = [bool(bucket) for _, bucket in requests]  # before the calls: a member may write into its list
-        found = yield self.calls(self._member, requests, reader=reader, timeout=self.timeout)
+        found = yield self.calls(self.copies, requests, reader=reader, timeout=self.timeout)
         if self.count_empty:
             return found
         if not getattr(reader, "takes_own_calls", True):

@@ -24,6 +24,7 @@ from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.private import boundary
+from langchain_dpicl.private.copy import Pristine, Same
 from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts, releases_in
 from langchain_dpicl.release.watched import WatchedExamples
@@ -165,9 +166,9 @@ def _last_frames(text: str) -> str:
 
 
 class _Heard(Runnable[Any, Any]):
-    """A public chain that is called once, and what can be heard of it."""
+    """A public chain of which a copy is called once, and what can be heard of it."""
 
-    def __init__(self, chain: Runnable[Any, Any]) -> None:
+    def __init__(self, chain: Pristine) -> None:
         self._chain = chain
         self._begin()
 
@@ -196,7 +197,8 @@ class _Heard(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         given = self._begin()
         try:
-            return self._end(self._chain.invoke(input, given))
+            copy = self._chain.copy()
+            return self._end(copy.returned(copy.chain.invoke(copy.given(input), given)))
         except BaseException as error:
             self._end(error=error)
             raise
@@ -204,14 +206,15 @@ class _Heard(Runnable[Any, Any]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         given = self._begin()
         try:
-            return self._end(await self._chain.ainvoke(input, given))
+            copy = self._chain.copy()
+            return self._end(copy.returned(await copy.chain.ainvoke(copy.given(input), given)))
         except BaseException as error:
             self._end(error=error)
             raise
 
 
 def hear(
-    chain: Runnable[Any, Any],
+    chain: Pristine,
     request: boundary.MemberRequest,
     timeout: float | None,
     name: str,
@@ -224,7 +227,7 @@ def hear(
     """
     heard, started = _Heard(chain), time.perf_counter()
     how: dict[str, Any] = {"max_concurrency": 1, "timeout": timeout, "patience": _PATIENCE}
-    (found,) = yield boundary.private_calls(heard, [request], **how)
+    (found,) = yield boundary.private_calls(Same(heard), [request], **how)
     error, trace, parsed = heard.line, heard.traceback, None
     late = found is boundary.ABSTAIN and (heard.error is None or not heard.ended)
     if late:
@@ -282,7 +285,7 @@ class Rehearsing:
     doubts: Doubts
     unread = False
     """Whether nothing has shown yet that the member reads its examples."""
-    _allowed: Sequence[object] = ()
+    share: Sequence[object] = ()
     _needed: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -305,9 +308,10 @@ class Rehearsing:
     ) -> WatchedExamples: ...
 
     @abstractmethod
-    def public_chain(
-        self, chain: Runnable[Any, Any] | None, count: int
-    ) -> tuple[Runnable[Any, Any], int, float | None]: ...
+    def copies_of(self, chain: Runnable[Any, Any]) -> Pristine: ...
+
+    @abstractmethod
+    def public_chain(self, chain: Runnable[Any, Any] | None, count: int) -> tuple[Pristine, int, float | None]: ...
 
     def rehearse(
         self, public_examples: Sequence[Any], question: Any, aggregator: Aggregator[Any] | None = None
@@ -359,14 +363,16 @@ class Rehearsing:
                 "member", "a release in it", "without one, which would be charged: rehearse it alone"
             )
         boundary.check_surroundings()
-        chain, store = watched.without_store(self.public_member, self._allowed), self.selector.store
+        chain, store = self.copies_of(watched.without_store(self.public_member, self.share)), self.selector.store
         nothing = WatchedExamples((), store.input_key, store.output_key)
         calls, found = list[RehearsedCall](), list[str]()
         if aggregator is not None:
             asked, answers = aggregator.public_calls(), list[object]()
             if asked is not None:
                 candidates, count, seconds = self.public_chain(*asked)
-                candidates = chain if asked[0] is None else watched.without_store(candidates, ())
+                candidates = (
+                    chain if asked[0] is None else self.copies_of(watched.without_store(candidates.chain, self.share))
+                )
                 for _ in range(count):
                     call, answer = yield from hear(
                         candidates, (values, nothing), seconds, "the aggregator's public call"
@@ -380,7 +386,7 @@ class Rehearsing:
                 aggregator = None
         if self.selector.search_query is not None:
             rewriting, _, seconds = self.public_chain(self.selector.search_query, 1)
-            rewriting = watched.without_store(rewriting, ())
+            rewriting = self.copies_of(watched.without_store(rewriting.chain, self.share))
             call, made = yield from hear(rewriting, (values, nothing), seconds, "the text to search for")
             calls.append(call)
             try:

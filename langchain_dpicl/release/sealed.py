@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, overload
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import BaseModel, ConfigDict, RootModel
 from typing_extensions import TypeVar
@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.mechanisms import MECHANISMS, OWN_CALLS, PlanLine
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.base import AnswerWithReceipt, AnyRelease, Configs, check_budget
-from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
+from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble, PublicChain
 from langchain_dpicl.release.rehearsal import Rehearsal
 from langchain_dpicl.release.transaction import (
     Charged,
@@ -145,7 +145,7 @@ class SealedRelease(AnyRelease[T]):
             bound = "given if the budget has tickets=True (-1 makes every owner eligible), or a filter"
             raise InvalidParameter("threshold", None, bound)
         self._randomness: Randomness = SecureRandomness()
-        self._candidates: tuple[Runnable[Any, Any], int, float | None] | None = None  # chain, number, time limit
+        self._candidates: PublicChain | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
             self._candidates = ensemble.public_chain(*calls)
         gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
@@ -295,7 +295,7 @@ class SealedRelease(AnyRelease[T]):
         def zero_shot() -> Flow[tuple[Any, Receipt]]:
             ensemble, values = self.ensemble, request.asked
             question = ensemble.public_request(values)
-            (output,) = yield ensemble.calls(ensemble.public_member, [question], timeout=ensemble.timeout)
+            (output,) = yield ensemble.calls(ensemble.copies, [question], timeout=ensemble.timeout)
             answer = None if output is boundary.ABSTAIN else self.aggregator.zero_shot(output, values)
             if answer is None:
                 raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")

@@ -124,7 +124,7 @@ class _NoStore:
         )
 
 
-def without_store(chain: Runnable[Any, Any], allowed: Sequence[object]) -> Runnable[Any, Any]:
+def without_store(chain: Runnable[Any, Any], share: Sequence[object]) -> Runnable[Any, Any]:
     """A copy of a public chain whose selectors have no store: whatever it does, no private record is read.
 
     Raises `UnsafeConfigurationError` if a selector cannot be exchanged.
@@ -135,7 +135,7 @@ def without_store(chain: Runnable[Any, Any], allowed: Sequence[object]) -> Runna
             empty = copy.copy(part)
             empty.store = _NoStore()
             instead.append((part, empty))
-    made, _ = public_copy(chain, allowed, instead)
+    made = public_copy(chain, share, instead)
     mine = {id(empty) for _, empty in instead}
     for part in reachable(made):
         if is_one(part, PoissonExampleSelector) and id(part) not in mine:

@@ -82,6 +82,8 @@ def wrap_rag(
     max_concurrency: int | None = None,
     timeout: Timeout = "auto",
     public: Sequence[object] = (),
+    share: Sequence[object] = (),
+    isolate: Sequence[str] = (),
     allow_state: Sequence[object] = (),
 ) -> PrivateRAG[Any]:
     """A retrieval chain made private: copies of it answer, each from documents of its own owners, in one release.
@@ -141,7 +143,7 @@ def wrap_rag(
         For a chain without a retriever: the key under which its input gets the list of LangChain documents.
     owner_key
         The metadata entry that names the owner, if ``source`` is a collection. Without it each document is its own.
-    max_concurrency, timeout, public, allow_state
+    max_concurrency, timeout, public, share, isolate
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
@@ -206,7 +208,7 @@ def wrap_rag(
             raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
     chosen: Any = CandidateVote(store.embeddings, aggregator) if listed else aggregator  # type: ignore[arg-type]
-    replaced, allow_state = on_stand_in(coerce_to_runnable(chain), store, collection, public, allow_state)
+    replaced = on_stand_in(coerce_to_runnable(chain), store, collection, public, share)
     if searches(replaced) == (documents_key is not None):
         bound = "given if the chain has no search of its own" if documents_key is None else "None if the chain searches"
         raise InvalidParameter("documents_key", documents_key, bound)
@@ -250,8 +252,13 @@ def wrap_rag(
         return asked if documents_key is None else {**asked, documents_key: documents_of(bucket_here())}
 
     settings = {
-        "max_concurrency": max_concurrency, "timeout": timeout, "public": public, "allow_state": allow_state
-    }  # fmt: skip
+        "max_concurrency": max_concurrency,
+        "timeout": timeout,
+        "public": public,
+        "allow_state": allow_state,
+        "share": share,
+        "isolate": isolate,
+    }
     member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
     ensemble = AskedEnsemble(selector, member, form, question_key, documents_key, needed, **settings)
     release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, noise=noise, return_receipt=return_receipt))

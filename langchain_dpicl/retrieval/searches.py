@@ -39,9 +39,9 @@ def on_stand_in(
     store: PrivateStore,
     collection: VectorStore | None,
     public: Sequence[object],
-    allow_state: Sequence[object],
-) -> tuple[Runnable[Any, Any], Sequence[object]]:
-    """A copy of a chain, and of what it may write, that searches a member's bucket in the place of the collection.
+    share: Sequence[object],
+) -> Runnable[Any, Any]:
+    """A copy of a chain that searches a member's bucket in the place of the collection.
 
     Only what leads to the collection is copied. Without a ``collection`` it is the chain's one vector store that is not
     public. Raises `UnsafeConfigurationError` if the copy still reaches a collection, or a document.
@@ -56,8 +56,8 @@ def on_stand_in(
     if len(found) == 1:
         stand_in = store.as_vectorstore()
         _check_uses(chain, found[0], stand_in)
-        kept = apart((chain, allow_state), found)
-        chain, allow_state = copied((chain, allow_state), [(found[0], stand_in), *((part, part) for part in kept)])
+        kept = [*apart(chain, found), *(each for each in share if not isinstance(each, str))]
+        chain = copied(chain, [(found[0], stand_in), *((part, part) for part in kept)])
     parts = list(reachable(chain))
     check_collections(parts, public)
     for part in parts:
@@ -66,7 +66,7 @@ def on_stand_in(
                 f"the chain reaches a {type(part).__name__}: every member would read the same documents there. Put "
                 "them into the source, or write the chain without it and name documents_key"
             )
-    return chain, allow_state
+    return chain
 
 
 def _check_uses(chain: Any, collection: VectorStore, stand_in: VectorStore) -> None:

@@ -18,6 +18,7 @@ from langchain_dpicl import MembersAbstained, ModelServers, ModelUnavailable
 from langchain_dpicl.calls.servers import Route, SlotGate
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.copies import TimeLimit
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 
 pytestmark = pytest.mark.model
@@ -75,8 +76,8 @@ def outputs(way: str, chain: Any) -> list[Any]:
     requests: list[boundary.MemberRequest] = [({"input": topic}, Examples([])) for topic in TOPICS]
     how: dict[str, Any] = {"max_concurrency": 8, "timeout": limit.seconds}
     if way == "sync":
-        return boundary.run_private(limit.prepared, requests, **how)
-    return asyncio.run(boundary.arun_private(limit.prepared, requests, **how))
+        return boundary.run_private(Same(limit.prepared), requests, **how)
+    return asyncio.run(boundary.arun_private(Same(limit.prepared), requests, **how))
 
 
 @pytest.mark.parametrize(("way", "streams", "victim"), [("sync", False, 0), ("async", True, 1)])

@@ -14,6 +14,7 @@ from langchain_dpicl.local import local_chat_model, local_llm
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import TimeLimit
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -48,9 +49,11 @@ def requests(owners: list[str]) -> list[boundary.MemberRequest]:
 def answers(way: str, member: Any, owners: list[str], at_once: int) -> list[Any]:
     limit = TimeLimit(boundary.seal(member), LIMIT)
     if way == "sync":
-        return boundary.run_private(limit.prepared, requests(owners), max_concurrency=at_once, timeout=limit.seconds)
+        return boundary.run_private(
+            Same(limit.prepared), requests(owners), max_concurrency=at_once, timeout=limit.seconds
+        )
     return asyncio.run(
-        boundary.arun_private(limit.prepared, requests(owners), max_concurrency=at_once, timeout=limit.seconds)
+        boundary.arun_private(Same(limit.prepared), requests(owners), max_concurrency=at_once, timeout=limit.seconds)
     )
 
 

@@ -20,13 +20,14 @@ MEMBERS, RELEASES = 4, 2
 def check(sealed_of: Callable[..., Any]) -> None:
     """Counting: what the ledger says when each member is called. All of a release's members find it charged, and beyond
     the budget none is called."""
-    found: list[int] = Ears()
+    found, budgets = Ears(), Ears()
 
     def member(_: dict[str, Any]) -> str:
-        found.append(sealed.budget.spent())
+        found.append(budgets[0].spent())
         return "Positive"
 
     sealed = sealed_of(member, members=MEMBERS, releases=RELEASES)
+    budgets.append(sealed.budget)
     for asked in range(1, RELEASES + 1):
         sealed.invoke({"input": "how is it?"})
         assert found[-MEMBERS:] == [asked] * MEMBERS, f"release {asked} began with {found[-MEMBERS:]} charged"

@@ -21,6 +21,7 @@ from langchain_dpicl.decoding.model import Demonstration, Rows, attempt
 from langchain_dpicl.privacy import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.private.copy import Same
 
 Patch = pytest.MonkeyPatch
 FAILED = "one owner's failure fails the release"
@@ -158,7 +159,7 @@ def vote_law(vote: NoisyVote, said: Sequence[str | Callable[[], Any]]) -> Law:
         return answer() if callable(answer) else answer
 
     requests: list[boundary.MemberRequest] = [({"member": i}, []) for i in range(len(said))]
-    outputs = boundary.run_private(RunnableLambda(member), requests, max_concurrency=1, reader=vote)
+    outputs = boundary.run_private(Same(RunnableLambda(member)), requests, max_concurrency=1, reader=vote)
 
     def run(randomness: Branching) -> Hashable:
         try:

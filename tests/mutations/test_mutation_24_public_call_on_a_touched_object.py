@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from langchain_dpicl import ModelUnavailable
-from langchain_dpicl.release import ensemble as module
+from langchain_dpicl.private.copy import Pristine, Same
 
 QUESTION = {"input": "why does she cough?"}
 
 
-def remembers() -> tuple[Callable[[dict[str, Any]], str], dict[str, str]]:
-    kept: dict[str, str] = {}
+class Kept:
+    """A class without an attribute, until a call writes one."""
 
-    def member(values: dict[str, Any]) -> str:
-        if values["examples"]:
-            kept[values["input"]] = f"Positive, as {values['examples'][0]['input']}"
-        return kept.get(values["input"], "Positive")
 
-    return member, kept
+def member(values: dict[str, Any]) -> str:
+    if values["examples"]:
+        Kept.last = f"Positive, as {values['examples'][0]['input']}"  # type: ignore[attr-defined]
+    return str(getattr(Kept, "last", "Positive"))
 
 
 def zero_shot(sealed_of: Any) -> str:
-    """What the member answers to a public call after a release, its cache allowed."""
-    member, kept = remembers()
-    sealed = sealed_of(member, allow_state=[kept], releases=1, on_exhausted="zero_shot", return_receipt=True)
+    """What the member answers to a public call after a release."""
+    sealed = sealed_of(member, releases=1, on_exhausted="zero_shot", return_receipt=True)
     sealed.invoke(QUESTION)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sealed.aggregator, "zero_shot", lambda output, values: output)
@@ -38,9 +34,6 @@ def test_24_a_public_call_on_a_touched_object_is_caught(
     sealed_of: Any, canary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert zero_shot(sealed_of) == "Positive"
-    monkeypatch.setattr(module, "public_copy", lambda chain, allowed: (chain, allowed))
-    try:
-        found = zero_shot(sealed_of)
-    except ModelUnavailable:
-        found = ""
-    assert canary in found, "the mutant answers with a private exemplar"
+    monkeypatch.setattr(Pristine, "copy", lambda self: Same(self.chain).copy())
+    assert canary in zero_shot(sealed_of), "the mutant answers with a private exemplar"
+    del Kept.last  # type: ignore[attr-defined]

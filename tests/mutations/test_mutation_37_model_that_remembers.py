@@ -12,6 +12,8 @@ from pydantic import Field, PrivateAttr
 from langchain_dpicl.private import pickling
 from langchain_dpicl.private.copy import Pristine
 
+pytestmark = pytest.mark.own_models
+
 
 class Remembering(FakeListLLM):
     """A model of the user's own, which keeps what it is asked."""

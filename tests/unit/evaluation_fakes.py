@@ -15,6 +15,7 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 
 from langchain_dpicl.evaluation.rows import Row
+from langchain_dpicl.private import Closed
 
 
 def unit(*what: object) -> float:
@@ -23,7 +24,7 @@ def unit(*what: object) -> float:
     return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
 
-class FakeLLM(BaseLLM):
+class FakeLLM(Closed, BaseLLM):
     """A completion model with log-probabilities: of each word a share that depends on the prompt.
 
     ``calls`` has every prompt. ``fails`` says for which prompts it raises; ``writes`` what it answers, else it answers

@@ -246,24 +246,19 @@ async def test_a_batch_that_returns_exceptions_charges_one_by_one(sealed_of: Any
 
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_a_batch_respects_max_concurrency_and_order(limit: int, sealed_of: Any) -> None:
-    running: set[str] = set()
-    peak = 0
-    lock = threading.Lock()
+    running, at_once = Ears(), Ears()
 
     async def member(values: dict[str, Any]) -> str:
-        nonlocal peak
-        with lock:
-            running.add(values["input"])
-            peak = max(peak, len(running))
+        running.append(values["input"])
+        at_once.append(len(set(running)))
         await asyncio.sleep(0.005)
-        with lock:
-            running.discard(values["input"])
+        running.remove(values["input"])
         return "Positive" if values["input"] in "ac" else "Negative"
 
     sealed = sealed_of(RunnableLambda(member), members=2)
     answers = await sealed.abatch([{"input": text} for text in "abcd"], {"max_concurrency": limit})
     assert answers == ["Positive", "Negative", "Positive", "Negative"]
-    assert peak <= limit
+    assert max(at_once) <= limit
 
 
 # -- retries and fallbacks ---------------------------------------------------------------------------------------------

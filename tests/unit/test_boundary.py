@@ -37,6 +37,7 @@ from ways import WAYS, ask
 from langchain_dpicl import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 
 
@@ -156,7 +157,7 @@ def raising(kind: type[BaseException], where: str) -> Callable[[dict[str, Any]],
 def test_one_members_failure_is_an_abstention_and_no_one_elses(kind: type[BaseException], concurrency: int) -> None:
     member = boundary.seal(RunnableLambda(raising(kind, "b")))
     requests = [request(text) for text in "abc"]
-    assert boundary.run_private(member, requests, max_concurrency=concurrency) == ["a", ABSTAIN, "c"]
+    assert boundary.run_private(Same(member), requests, max_concurrency=concurrency) == ["a", ABSTAIN, "c"]
 
 
 @pytest.mark.parametrize("kind", FAILURES, ids=lambda kind: kind.__name__)
@@ -172,7 +173,7 @@ async def test_an_async_members_failure_is_an_abstention_and_no_one_elses(
 
     sealed = boundary.seal(RunnableLambda(member) if native else RunnableLambda(inner))
     requests = [request(text) for text in "abc"]
-    assert await boundary.arun_private(sealed, requests, max_concurrency=8) == ["a", ABSTAIN, "c"]
+    assert await boundary.arun_private(Same(sealed), requests, max_concurrency=8) == ["a", ABSTAIN, "c"]
 
 
 async def test_a_member_that_cancels_its_own_task_abstains() -> None:
@@ -190,7 +191,7 @@ async def test_a_member_that_cancels_its_own_task_abstains() -> None:
 
     member = boundary.seal(CancelsItself())
     requests = [request(text) for text in "abc"]
-    assert await boundary.arun_private(member, requests, max_concurrency=8) == ["a", ABSTAIN, "c"]
+    assert await boundary.arun_private(Same(member), requests, max_concurrency=8) == ["a", ABSTAIN, "c"]
 
 
 def test_an_abstention_is_one_object_that_says_nothing() -> None:
@@ -213,7 +214,7 @@ async def test_there_are_always_as_many_calls_as_members(members: int, rate: flo
                 raise ValueError
         return "Positive"
 
-    sealed = sealed_of(member, members=members, rate=rate, owners=8)
+    sealed = sealed_of(member, members=members, rate=rate, owners=8, share=[lock])
     sealed.invoke(QUESTION)
     assert len(calls) == members
     assert sum(calls) == (8 if rate == 1.0 else 0)
@@ -238,7 +239,7 @@ async def test_a_batch_makes_as_many_calls_as_members_for_each_question(
                     raise ValueError
         return "Positive"
 
-    sealed = sealed_of(member, members=3, rate=rate, owners=8)
+    sealed = sealed_of(member, members=3, rate=rate, owners=8, share=[lock])
     ensemble = sealed.ensemble
     monkeypatch.setattr(ensemble, "public_request", lambda values: ({**values, "public": True}, Examples()))
     questions = [{"input": "one"}, {"input": "two"}]
@@ -275,10 +276,10 @@ async def test_concurrency_is_limited_as_asked(limit: int) -> None:
         return "x"
 
     requests = [request("a")] * 12
-    boundary.run_private(RunnableLambda(member), requests, max_concurrency=limit)
+    boundary.run_private(Same(RunnableLambda(member)), requests, max_concurrency=limit)
     assert peak == limit
     peak = 0
-    await boundary.arun_private(RunnableLambda(async_member), requests, max_concurrency=limit)
+    await boundary.arun_private(Same(RunnableLambda(async_member)), requests, max_concurrency=limit)
     assert peak == limit
 
 
@@ -288,8 +289,8 @@ async def test_outputs_keep_the_order_of_the_members() -> None:
         return str(values["input"])
 
     requests = [request(text) for text in "abcdef"]
-    assert boundary.run_private(RunnableLambda(member), requests, max_concurrency=6) == list("abcdef")
-    assert await boundary.arun_private(RunnableLambda(member), requests, max_concurrency=6) == list("abcdef")
+    assert boundary.run_private(Same(RunnableLambda(member)), requests, max_concurrency=6) == list("abcdef")
+    assert await boundary.arun_private(Same(RunnableLambda(member)), requests, max_concurrency=6) == list("abcdef")
 
 
 # -- contexts ----------------------------------------------------------------------------------------------------------
@@ -329,8 +330,8 @@ async def test_every_member_has_its_own_bucket_in_its_own_context() -> None:
         return boundary.current_bucket() is values["examples"]
 
     requests = [request(text) for text in "abcdef"]
-    assert boundary.run_private(RunnableLambda(member), requests, max_concurrency=3) == [True] * 6
-    assert await boundary.arun_private(RunnableLambda(async_member), requests, max_concurrency=3) == [True] * 6
+    assert boundary.run_private(Same(RunnableLambda(member)), requests, max_concurrency=3) == [True] * 6
+    assert await boundary.arun_private(Same(RunnableLambda(async_member)), requests, max_concurrency=3) == [True] * 6
 
 
 def test_a_members_config_is_bare(sealed_of: Any) -> None:
@@ -549,8 +550,8 @@ async def test_an_error_whose_attributes_raise_ends_one_call_and_is_not_logged(
 
     requests: Any = [({"i": i}, []) for i in range(3)]
     chain = RunnableLambda(member)
-    here = await asyncio.to_thread(boundary.run_private, chain, requests, max_concurrency=1, timeout=timeout)
-    awaited = await boundary.arun_private(chain, requests, max_concurrency=1, timeout=timeout)
+    here = await asyncio.to_thread(boundary.run_private, Same(chain), requests, max_concurrency=1, timeout=timeout)
+    awaited = await boundary.arun_private(Same(chain), requests, max_concurrency=1, timeout=timeout)
     assert here == awaited == [0, ABSTAIN, 2]
     gc.collect()
     assert SECRET not in caplog.text

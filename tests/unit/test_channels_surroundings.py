@@ -41,6 +41,7 @@ from langsmith import traceable
 
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
 from langchain_dpicl.private import boundary, silence
+from langchain_dpicl.private.copy import Same
 
 MEMBERS = 3
 
@@ -179,7 +180,7 @@ async def test_tasks_hold_no_private_result() -> None:
             return "secret"
 
     requests: list[Any] = [({"input": name}, []) for name in ("first", "last")]
-    outputs = await boundary.arun_private(Member(), requests, max_concurrency=2)
+    outputs = await boundary.arun_private(Same(Member()), requests, max_concurrency=2)
     assert outputs == ["secret", "secret"]
     assert "finished" in shown[0]
     assert not [line for line in shown if "secret" in line]

@@ -16,11 +16,13 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import pytest
 from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.output_parsers import PydanticOutputParser
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
-from langchain_dpicl.errors import UnsafeConfigurationError
+import langchain_dpicl as dp
+from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.private import origins
 from langchain_dpicl.private.copy import Pristine
 
@@ -98,6 +100,20 @@ def test_an_object_of_another_class_of_the_chains_own_is_no_answer() -> None:
         returned(RunnableLambda(lambda _: [Own()]))
 
 
+@pytest.mark.parametrize(
+    ("member", "aggregator"),
+    [
+        (RunnableLambda(lambda values: Flat(kind="oak", height=len(values["examples"]) and 9)), dp.Structured(Flat)),
+        (RunnableLambda(lambda _: '{"kind": "oak", "height": 9}') | PydanticOutputParser(pydantic_object=Flat), None),
+        (RunnableLambda(lambda _: Kind.OAK.value), dp.NoisyVote(["oak", "elm"], mechanism="vote")),
+    ],
+    ids=["an instance", "a parser", "an enumeration"],
+)
+def test_typed_answers_are_released(member: Any, aggregator: Any, sealed_of: Any) -> None:
+    released = sealed_of(member, vote=aggregator or dp.Structured(Flat), members=20).invoke(QUESTION)
+    assert released == "oak" or (type(released) is Flat and released.kind == "oak")
+
+
 def test_objects_and_packages_are_shared_by_name_and_models_as_they_are() -> None:
     lock, llm = threading.Lock(), FakeListLLM(responses=["Positive"])
     chain = RunnableLambda(lambda _: (lock, llm))
@@ -129,6 +145,16 @@ def test_code_of_a_package_that_langchain_does_not_need_has_to_be_named(monkeypa
         Pristine(chain)
     assert Pristine(chain, share=["xdist"]).copy().chain.invoke("") == "xdist"
     assert Pristine(chain, isolate=["xdist"]).copy().chain.invoke("") == "xdist"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("share", "x"), ("isolate", {"x"}), ("isolate", [1]), ("allow_state", [1])]
+)
+def test_bad_arguments_are_named(name: str, given: Any, store_of: Any, records: Any) -> None:
+    selector = dp.PoissonExampleSelector(store_of(records(8)), 2, rate=1.0, max_exemplars=8)
+    with pytest.raises(InvalidParameter) as caught:
+        dp.PrivateEnsemble(selector, lambda _: "Positive", **{name: given})
+    assert caught.value.parameter == name
 
 
 LAMBDA = "from langchain_core.runnables import RunnableLambda"

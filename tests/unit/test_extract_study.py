@@ -8,6 +8,7 @@ from typing import Any
 
 import extract_study
 import pytest
+from ears import Ears
 from extract_study import ALL, CALLS, FIELDS, FORM, OWN, Record, prompt
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
@@ -30,7 +31,7 @@ class ByFood(Embeddings):
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that a model got which answers with its last example's JSON, and without examples with nonsense."""
-    asked: list[str] = []
+    asked = Ears()
 
     def model(text: str, **_: Any) -> str:
         asked.append(text)

@@ -16,6 +16,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.copy import Pristine
 
+pytestmark = pytest.mark.own_models
 REFUSED = {
     "a generator",
     "a table in memory",

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import ways
 from channels import RecordingClient
-from ears import Ears, Turns
-from langchain_core.embeddings import Embeddings
+from ears import Ears, Spy, Turns
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
@@ -53,7 +52,7 @@ WAYS = ways.WAYS
 MEMBERS = 6
 
 
-class Model(Embeddings):
+class Model(Spy):
     """ "rash" points one way, everything else the other; calls ``inside`` with every text, which may raise."""
 
     def __init__(self, inside: Callable[[str], Any] = lambda text: None) -> None:
@@ -71,11 +70,10 @@ class Model(Embeddings):
 
 def written(values: Mapping[str, Any]) -> str:
     """A zero-shot candidate. It would show private examples if it were given any."""
-    written.turn += 1  # type: ignore[attr-defined]
-    return ["fever", "rash"][written.turn % 2] + "".join(map(str, values["examples"]))  # type: ignore[attr-defined]
+    return ["fever", "rash"][next(TURNS) % 2] + "".join(map(str, values["examples"]))
 
 
-written.turn = 0  # type: ignore[attr-defined]
+TURNS = Turns()
 
 KINDS: dict[str, tuple[Callable[[Model], Aggregator[Any]], Any]] = {
     "vote": (lambda model: NoisyVote(["fever", "rash"]), "fever"),

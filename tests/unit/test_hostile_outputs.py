@@ -20,6 +20,7 @@ from langchain_dpicl import EmbeddingMean, Keywords, LabelScorer, MembersAbstain
 from langchain_dpicl.aggregators import Aggregator, Words
 from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.private.boundary import ABSTAIN, arun_private, run_private
+from langchain_dpicl.private.copy import Same
 
 SECRET = "Mrs Alder of 9 Elm Street"
 
@@ -227,8 +228,8 @@ def encoded(aggregator: Aggregator[Any], hostile: Callable[[], Any], way: str) -
     bucket: list[dict[str, Any]] = [{"input": SECRET}]
     requests: list[Any] = [({}, bucket if i == 1 else []) for i in range(4)]
     if way == "invoke":
-        return run_private(RunnableLambda(member), requests, max_concurrency=2, reader=aggregator)
-    return asyncio.run(arun_private(RunnableLambda(member), requests, max_concurrency=2, reader=aggregator))
+        return run_private(Same(RunnableLambda(member)), requests, max_concurrency=2, reader=aggregator)
+    return asyncio.run(arun_private(Same(RunnableLambda(member)), requests, max_concurrency=2, reader=aggregator))
 
 
 def fails() -> Any:

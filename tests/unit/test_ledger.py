@@ -277,7 +277,7 @@ SEALED = """
         budget = PrivacyBudget(1000, 1e-5, 40, url, replay=False)  # the same question is asked again
         member = lambda values: calls.append(1) or "a"
         selector = PoissonExampleSelector(store, 2, rate=1.0, max_exemplars=8)
-        return PrivateEnsemble(selector, member, allow_state=["calls"]) | DPAggregate(NoisyVote(["a", "b"]), budget)
+        return PrivateEnsemble(selector, member, share=[calls]) | DPAggregate(NoisyVote(["a", "b"]), budget)
 """
 
 

@@ -195,7 +195,7 @@ def test_zero_shot_asks_the_members_public_copy_once(budget_of: Any, store_of: A
     ensemble = PrivateEnsemble(selector, listens)
     sealed = ensemble | DPAggregate(NoisyVote(LABELS, prior="zero_shot", details=True), budget_of(200.0, releases=1))
     assert sealed._candidates is not None
-    assert sealed._candidates[0] is ensemble.public_member is not ensemble._member
+    assert sealed._candidates[0] is ensemble.copies
     assert sealed.invoke({"input": "q"})["label"] == "Positive"
     assert heard[0] == []
     assert sorted(filter(None, map(len, heard))) == [1] * 8, "one call of each owner, and all others without examples"

@@ -29,6 +29,7 @@ from langchain_dpicl import (
     DPRetriever,
     EmbeddingMean,
     InvalidParameter,
+    MembersAbstained,
     NoisyVote,
     PoissonExampleSelector,
     PrivateEnsemble,
@@ -468,26 +469,23 @@ def test_a_model_behind_another_is_looked_at(sealed_of: Any) -> None:
             sealed_of(lambda values, outer=outer: outer.invoke("q"))
 
 
-def test_cached_functions_with_arguments_are_refused_unless_they_are_allowed(sealed_of: Any) -> None:
-    llm = model()
+def test_each_call_has_a_cache_of_its_own(sealed_of: Any) -> None:
+    heard = Ears()
 
     @functools.lru_cache
     def asked(question: str) -> str:
-        return llm.invoke(question)
+        heard.append(question)
+        return "Positive"
 
-    def member(values: dict[str, Any]) -> str:
-        return asked(values["input"])
-
-    with pytest.raises(UnsafeConfigurationError, match=r"allow_state=\[asked\]"):
-        sealed_of(member)
-    for allowed in (asked, "asked"):
-        assert sealed_of(member, allow_state=[allowed]).invoke({"input": "q"}) == "Positive"
-    with pytest.raises(InvalidParameter, match="allow_state"):
-        sealed_of(member, allow_state=asked)
+    sealed = sealed_of(lambda values: asked(values["input"]))
+    assert sealed.invoke({"input": "q"}) == "Positive"
+    assert len(heard) >= 4, "every member asked by itself"
+    with pytest.raises(InvalidParameter, match=r"share=\[\.\.\.\]"):
+        PrivateEnsemble(sealed.ensemble.selector, asked, allow_state=[asked])
 
 
-def test_a_cached_function_is_called_once_and_one_that_raises_is_refused(sealed_of: Any) -> None:
-    made: list[int] = []
+def test_a_cached_function_is_called_once_and_one_that_raises_again_in_each_call(sealed_of: Any) -> None:
+    made = Ears()
 
     @functools.cache
     def get_llm() -> Any:
@@ -498,10 +496,10 @@ def test_a_cached_function_is_called_once_and_one_that_raises_is_refused(sealed_
     def broken() -> Any:
         raise ValueError
 
-    sealed_of(lambda values: get_llm().invoke("q"))
+    sealed_of(lambda values: get_llm().invoke("q")).invoke({"input": "q"})
     assert made == [1]
-    with pytest.raises(UnsafeConfigurationError, match="broken, a cached function that raises"):
-        sealed_of(lambda values: broken().invoke("q"))
+    with pytest.raises(MembersAbstained):
+        sealed_of(lambda values: broken().invoke("q")).invoke({"input": "q"})
 
 
 def test_libraries_own_caches_are_not_followed(sealed_of: Any) -> None:

@@ -29,6 +29,7 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import TimeLimit
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 from langchain_dpicl.serving.config import read
 
@@ -74,8 +75,8 @@ def outputs(way: str, model: Any, texts: str, timeout: float | None = 5.0) -> li
     requests: list[boundary.MemberRequest] = [({"input": text}, Examples([{"input": text}])) for text in texts]
     how: dict[str, Any] = {"max_concurrency": 16, "timeout": timeout}
     if way == "sync":
-        return boundary.run_private(chain, requests, **how)
-    return asyncio.run(boundary.arun_private(chain, requests, **how))
+        return boundary.run_private(Same(chain), requests, **how)
+    return asyncio.run(boundary.arun_private(Same(chain), requests, **how))
 
 
 def draws(monkeypatch: pytest.MonkeyPatch, value: Callable[[int], float]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_server import chat_server
+from ears import Spy
 from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import PromptTemplate
@@ -39,18 +40,19 @@ ALICE = {"authorization": f"Bearer {KEY}"}
 ALL = {"ready": True, "store": True, "ledger": True, "model": True}
 
 
-class Model:
-    """What the member does, and what it was asked. A class, since the public copy of a chain would copy an object."""
+class Told(Spy):
+    """What the member does, and what it was asked."""
 
-    fails = False
-    hangs: threading.Event | None = None
-    asked: list[Any]
+    def __init__(self) -> None:
+        self.fails, self.hangs, self.asked = False, None, []
+
+
+Model: Any = Told()
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> type[Model]:
-    for name, value in {"fails": False, "hangs": None, "asked": []}.items():
-        monkeypatch.setattr(Model, name, value, raising=False)
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    Model.__init__()
     monkeypatch.setattr(serving_app, "warm", serving_app.freeze)
     monkeypatch.setattr(health, "_AGAIN", {"store": 0.0, "ledger": 0.0, "model": 0.0, "server": 0.0})
     monkeypatch.setattr(health, "_AFTER_TROUBLE", 0.0)
@@ -70,7 +72,7 @@ MEMBER = RunnableLambda(member)
 
 
 @pytest.fixture
-def client_of(sealed_of: Make, model: type[Model]) -> Any:
+def client_of(sealed_of: Make, model: Any) -> Any:
     opened: list[TestClient] = []
 
     def make(chosen: Any = MEMBER, question: Any = None, **options: Any) -> tuple[TestClient, Any]:
@@ -89,7 +91,7 @@ def client_of(sealed_of: Make, model: type[Model]) -> Any:
         client.__exit__(None, None, None)
 
 
-def test_a_server_lives_and_is_ready_without_a_key_and_at_no_cost(client_of: Make, model: type[Model]) -> None:
+def test_a_server_lives_and_is_ready_without_a_key_and_at_no_cost(client_of: Make, model: Any) -> None:
     client, chain = client_of()
     assert client.get("/health").json() == {"alive": True}
     answer = client.get("/ready")
@@ -100,7 +102,7 @@ def test_a_server_lives_and_is_ready_without_a_key_and_at_no_cost(client_of: Mak
 
 
 def test_a_model_that_fails_is_named_and_comes_back(
-    client_of: Make, model: type[Model], caplog: pytest.LogCaptureFixture
+    client_of: Make, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, _ = client_of()
     model.fails = True
@@ -115,7 +117,7 @@ def test_a_model_that_fails_is_named_and_comes_back(
     assert CANARY not in caplog.text
 
 
-def test_no_private_failure_changes_what_is_ready(client_of: Make, model: type[Model]) -> None:
+def test_no_private_failure_changes_what_is_ready(client_of: Make, model: Any) -> None:
     def fails_in_private(values: Any) -> str:
         if any(CANARY in example["input"] for example in values["examples"]):
             raise RuntimeError(CANARY)
@@ -128,7 +130,7 @@ def test_no_private_failure_changes_what_is_ready(client_of: Make, model: type[M
     assert client.get("/ready").json() == ALL
 
 
-def test_a_look_leaves_a_callers_doubt_as_it_was(client_of: Make, model: type[Model]) -> None:
+def test_a_look_leaves_a_callers_doubt_as_it_was(client_of: Make, model: Any) -> None:
     """A failed look costs no caller a public question before the next charge."""
     client, chain = client_of()
     model.fails = True
@@ -136,9 +138,7 @@ def test_a_look_leaves_a_callers_doubt_as_it_was(client_of: Make, model: type[Mo
     assert len(chain.ensemble.doubts._held) == 0
 
 
-def test_a_model_that_hangs_keeps_nobody_waiting(
-    client_of: Make, model: type[Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_hangs_keeps_nobody_waiting(client_of: Make, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = client_of()
     model.hangs = threading.Event()
     try:
@@ -183,7 +183,7 @@ def test_a_store_whose_file_cannot_be_followed_is_named(
     assert (answer.status_code, answer.json()) == (503, {**ALL, "ready": False, "store": False})
 
 
-def test_the_deployers_own_question_is_asked_if_there_is_one(client_of: Make, model: type[Model]) -> None:
+def test_the_deployers_own_question_is_asked_if_there_is_one(client_of: Make, model: Any) -> None:
     def answer(prompt: Any) -> str:
         Model.asked.append(prompt.text)
         return "Positive"
@@ -199,7 +199,7 @@ def test_the_deployers_own_question_is_asked_if_there_is_one(client_of: Make, mo
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_gated_release_has_embedded_a_question_before_it_answers(
-    fails: bool, model: type[Model], records: Make, budget_of: Make, monkeypatch: pytest.MonkeyPatch
+    fails: bool, model: Any, records: Make, budget_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that loads at its first use keeps no caller waiting; one that is down keeps no server from starting. It
     loads when the plans are done: torch and scipy cannot be imported side by side."""

@@ -405,7 +405,7 @@ def test_bad_arguments_are_named(changed: dict[str, Any], parameter: str, sealed
 
 def test_more_than_may_run_at_once_wait_briefly_and_are_told_to_come_again(sealed_of: Any, serve: Any) -> None:
     go = threading.Event()
-    chain = sealed_of(lambda _: go.wait(20) and "Positive", members=2)
+    chain = sealed_of(lambda _: go.wait(20) and "Positive", members=2, share=[go])
     go.set()
     chain.invoke({"input": "a question that shows that the members share nothing"})
     go.clear()

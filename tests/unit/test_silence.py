@@ -22,6 +22,7 @@ from chat_server import chat_server
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.private import boundary, silence
+from langchain_dpicl.private.copy import Same
 
 
 class OwnRecords(logging.Logger):
@@ -213,7 +214,7 @@ def test_nothing_that_a_member_leaves_behind_is_reported(
         if when == "before":
             asyncio.get_running_loop().set_exception_handler(hear)
         requests: Any = [({"input": canary}, [])]
-        assert await boundary.arun_private(RunnableLambda(member), requests, max_concurrency=1) == ["answer"]
+        assert await boundary.arun_private(Same(RunnableLambda(member)), requests, max_concurrency=1) == ["answer"]
         gc.collect()
         await asyncio.sleep(0.05)
         assert canary not in f"{shown} {threads} {caplog.text}"
@@ -236,7 +237,9 @@ async def test_a_client_of_httpx_serves_private_calls_and_public_code_at_once() 
                 return (await client.get("/models")).status_code
 
             for _ in range(3):
-                private = boundary.arun_private(RunnableLambda(status), [({}, [])] * 3, max_concurrency=3, timeout=5.0)
+                private = boundary.arun_private(
+                    Same(RunnableLambda(status)), [({}, [])] * 3, max_concurrency=3, timeout=5.0
+                )
                 found, *public = await asyncio.gather(private, *(status(None) for _ in range(3)))
                 assert [*found, *public] == [200] * 6
 

@@ -33,6 +33,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.private.boundary import arun_private, run_private
 from langchain_dpicl.private.bucket import Examples
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.private.sharing import MadeUp
 from langchain_dpicl.store.standin import MemberVectorStore
 
@@ -65,7 +66,9 @@ def bucket_of(store: ExemplarStore, rows: range = range(0, 30)) -> Examples:
 
 def within(function: Callable[[], Any], bucket: Any) -> Any:
     """What a function gives in a member with this bucket; what it raises."""
-    found = run_private(RunnableLambda(lambda _: function()), [({}, bucket)], max_concurrency=1, failed=lambda e: e)[0]
+    found = run_private(
+        Same(RunnableLambda(lambda _: function())), [({}, bucket)], max_concurrency=1, failed=lambda e: e
+    )[0]
     if isinstance(found, BaseException):
         raise found
     return found
@@ -75,7 +78,7 @@ async def awithin(function: Callable[[], Any], bucket: Any) -> Any:
     async def ask(_: Any) -> Any:
         return await function()
 
-    found = (await arun_private(RunnableLambda(ask), [({}, bucket)], max_concurrency=1, failed=lambda e: e))[0]
+    found = (await arun_private(Same(RunnableLambda(ask)), [({}, bucket)], max_concurrency=1, failed=lambda e: e))[0]
     if isinstance(found, BaseException):
         raise found
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+from ears import Ears
 from langchain_core.embeddings import Embeddings
 from langchain_core.load import dumps
 
@@ -517,7 +518,7 @@ def test_a_record_that_cannot_be_read_fails_no_release(kind: str, store_of: Any,
     store._held.texts.extend([*contents[:3], UNREADABLE[kind], *contents[4:]])
     assert store.read(np.array([3])) == [{}]
     assert sum(map(bool, store.read(np.arange(8)))) == 7
-    failed: list[int] = []
+    failed = Ears()
 
     def member(values: dict[str, Any]) -> str:
         failed.append(len(values["examples"]))

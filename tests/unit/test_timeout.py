@@ -43,6 +43,7 @@ from langchain_dpicl.calls import flow, running, servers, transport
 from langchain_dpicl.private import boundary, notes
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.private.copies import DEFAULT_TIMEOUT, TimeLimit
+from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 
 BOTH = ["sync", "async"]
@@ -56,8 +57,8 @@ def outputs(way: str, member: Any, texts: str, *, timeout: float | None, at_once
     chain = TimeLimit(boundary.seal(RunnableLambda(member) if callable(member) else member), timeout).prepared
     requests = [request(text) for text in texts]
     if way == "sync":
-        return boundary.run_private(chain, requests, max_concurrency=at_once, timeout=timeout)
-    return asyncio.run(boundary.arun_private(chain, requests, max_concurrency=at_once, timeout=timeout))
+        return boundary.run_private(Same(chain), requests, max_concurrency=at_once, timeout=timeout)
+    return asyncio.run(boundary.arun_private(Same(chain), requests, max_concurrency=at_once, timeout=timeout))
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_behind(monkey
         start = time.monotonic()
         requests = [request(text) for text in "axb"]
         chain = RunnableLambda(member)
-        found = await boundary.arun_private(chain, requests, max_concurrency=1, timeout=0.5)
+        found = await boundary.arun_private(Same(chain), requests, max_concurrency=1, timeout=0.5)
         took = time.monotonic() - start
         copied = list(found)
         await asyncio.sleep(2.2)
@@ -250,7 +251,7 @@ def test_the_event_loops_threads_are_not_needed(hang: threading.Event) -> None:
         loop = asyncio.get_running_loop()
         blocked = [loop.run_in_executor(None, hang.wait, 30) for _ in range(64)]
         member = TimeLimit(RunnableLambda(lambda values: values["input"]) | RunnableLambda(str.upper), 1.0).prepared
-        found = await boundary.arun_private(member, [request("a")] * 3, max_concurrency=3, timeout=1.0)
+        found = await boundary.arun_private(Same(member), [request("a")] * 3, max_concurrency=3, timeout=1.0)
         hang.set()
         await asyncio.gather(*blocked)
         return found
@@ -273,7 +274,7 @@ async def test_what_hangs_in_langchains_executor_takes_no_thread_from_others(han
 
     texts = "x" * 64 + "ab"
     found = await boundary.arun_private(
-        RunnableLambda(member), [request(text) for text in texts], max_concurrency=66, timeout=1.5
+        Same(RunnableLambda(member)), [request(text) for text in texts], max_concurrency=66, timeout=1.5
     )
     assert found == [ABSTAIN] * 64 + ["a", "b"]
     assert await asyncio.wait_for(asyncio.to_thread(str, 1), 1) == "1"
@@ -295,7 +296,9 @@ def test_a_loop_ends_although_a_private_call_hangs_and_keeps_its_own_executor(ha
     async def run() -> None:
         asyncio.get_running_loop().set_default_executor(executor)
         for _ in range(2):
-            found = await boundary.arun_private(RunnableLambda(member), [request("a")], max_concurrency=1, timeout=0.2)
+            found = await boundary.arun_private(
+                Same(RunnableLambda(member)), [request("a")], max_concurrency=1, timeout=0.2
+            )
             assert found == [ABSTAIN]
         await asyncio.to_thread(str, 1)
 
@@ -357,7 +360,7 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
     monkeypatch.setattr(running, "STARVED", 0.5)
     monkeypatch.setattr(threading.Thread, "start", start)
     found = boundary.run_private(
-        RunnableLambda(member), [request(text) for text in "axbcd"], max_concurrency=5, timeout=0.4
+        Same(RunnableLambda(member)), [request(text) for text in "axbcd"], max_concurrency=5, timeout=0.4
     )
     assert found == (["a", ABSTAIN, "b", "c", "d"] if first else [ABSTAIN] * 5)
 
@@ -396,9 +399,10 @@ import threading
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.copies import TimeLimit
+from langchain_dpicl.private.copy import Same
 member = RunnableParallel(a=lambda v: threading.Event().wait() if v["input"] == "x" else 1, b=lambda v: v["input"])
 chain = TimeLimit(member, .3).prepared
-print(boundary.run_private(chain, [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))
+print(boundary.run_private(Same(chain), [({"input": "x"}, []), ({"input": "y"}, [])], max_concurrency=2, timeout=.3))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=True)
     assert done.stdout == "[ABSTAIN, {'a': 1, 'b': 'y'}]\n"
@@ -423,9 +427,9 @@ def test_a_release_within_a_member_is_work_of_that_member(way: str, sealed_of: A
     chain = RunnableLambda(member)
     requests = [request(text) for text in "axb"]
     if way == "sync":
-        found = boundary.run_private(chain, requests, max_concurrency=3, timeout=1.5)
+        found = boundary.run_private(Same(chain), requests, max_concurrency=3, timeout=1.5)
     else:
-        found = asyncio.run(boundary.arun_private(chain, requests, max_concurrency=3, timeout=1.5))
+        found = asyncio.run(boundary.arun_private(Same(chain), requests, max_concurrency=3, timeout=1.5))
     assert found == ["Positive", ABSTAIN, "Positive"]
 
 
@@ -776,7 +780,7 @@ def test_an_interrupt_ends_the_waiting(monkeypatch: Any) -> None:
     monkeypatch.setattr(boundary, "SimpleQueue", Interrupted)
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        boundary.run_private(RunnableLambda(member), [request("a")] * 3, max_concurrency=2)
+        boundary.run_private(Same(RunnableLambda(member)), [request("a")] * 3, max_concurrency=2)
     assert time.monotonic() - start < 5
 
 
