@@ -172,9 +172,12 @@ def test_held_out_records_are_scored(mode: str, data: Path, models: Models, caps
 
 
 def test_where_the_members_abstain_it_says_so(data: Path, models: Models, capsys: Any) -> None:
-    models.answer = lambda prompt: "public" if len(models.prompts) == 1 else ""  # a first, public question may come
+    """Two hundred abstentions: noise hides them with a probability below 1e-9."""
+    models.answer = lambda prompt: "" if SECRET in prompt else "public"  # a public question may come
+    rows = [{"text": f"{SECRET} {i}", "note": SECRET} for i in range(400)]
+    data.write_text("\n".join(map(json.dumps, rows)))
     public = written(data.parent / "public.txt", "inhaler spray", "go home")
-    code, out, _ = run(capsys, *answer(data, "embedding", "--members", "40", "--shots", "1", "--candidates", public))
+    code, out, _ = run(capsys, *answer(data, "embedding", "--members", "200", "--shots", "1", "--candidates", public))
     assert code == 0
     assert "(the members abstain)" in out
 
