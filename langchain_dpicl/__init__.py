@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import UnsafeConfigurationError as UnsafeConfigurationError
     from langchain_dpicl.members.chains import keywords_to_answer as keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
-    from langchain_dpicl.members.servers import ModelServers as ModelServers
     from langchain_dpicl.once.collection import release_collection as release_collection
     from langchain_dpicl.once.head import PrivateHead as PrivateHead
     from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
@@ -103,7 +102,6 @@ _HOMES = {
     ),
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",
-    "members.servers": "ModelServers",
     "once.collection": "release_collection",
     "once.head": "PrivateHead",
     "once.labelled": "few_shot_chain label_public",

@@ -190,20 +190,19 @@ def calls_of(options: argparse.Namespace, members: int) -> dict[str, Any]:
 def add_model(parser: Any, default: str) -> None:
     """Declare the model: an embedded one, or one on a server."""
     parser.add_argument("--model", help=f"an embedded model, or a server's model (default: {default})")
-    url = "an OpenAI-compatible server; its key is read from OPENAI_API_KEY; may be repeated: servers of one model"
+    url = "an OpenAI-compatible server; its key is read from OPENAI_API_KEY"
     parser.add_argument("--model-url", action="append", help=url)
 
 
 def model_of(options: argparse.Namespace) -> ModelChoice:
-    """The model that `add_model` declares. Raises `InvalidParameter` under its options' names."""
+    """The model that `add_model` declares. Raises `InvalidParameter` for several addresses."""
     from langchain_dpicl.members.chains import ModelChoice
 
     urls = options.model_url or [None]
-    try:
-        return ModelChoice(options.model, urls[0] if len(urls) == 1 else urls)
-    except InvalidParameter as error:
-        wrong = InvalidParameter({"name": "--model", "url": "--model-url"}[error.parameter], error.value, error.bound)
-    raise wrong
+    if len(urls) > 1:
+        bound = "one address: several servers of a model stand behind one proxy"
+        raise InvalidParameter("--model-url", f"{len(urls)} addresses", bound)
+    return ModelChoice(options.model, urls[0])
 
 
 def add_prices(parser: Any) -> None:

@@ -17,9 +17,8 @@ requests. More slots bring no speed on a CPU.
 request, after a constant prompt that pushes everything else out of the cache. What is reused is then a function of this
 call's own prompts. :class:`~langchain_dpicl.members.scoring.LabelScorer` asks for it.
 
-*No call waits for the slot on its own clock.* Private calls of this process take the slot in turn
-(`langchain_dpicl.calls`). One that is ended gives it to the next when the server has really stopped: llama.cpp notices
-within a second that a client is gone, but first reads a prompt to its end.
+*No call has a clock.* Requests wait for the slot in the server's own queue, so a clock would count the others' calls.
+An ensemble gives the calls of this model no time limit, and refuses one that is given.
 
 *Prompts stay in memory.* No logs, no slot, property or metric endpoints, no web page, no host cache of old prompts, no
 proxy between client and server. The endpoint listens on 127.0.0.1, on a free port, and wants a random key. The last

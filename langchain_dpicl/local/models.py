@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.calls.servers import Servers, SlotGate
-from langchain_dpicl.calls.transport import clients
 from langchain_dpicl.errors import InvalidParameter, LocalModelError
 from langchain_dpicl.extras import require
 from langchain_dpicl.local.weights import DEFAULT_MODEL, KNOWN_MODELS, model_path, package_file, sha256_of
@@ -175,10 +173,44 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
         server = _servers[key]
     return {
         "model": str(model) if is_known else Path(model).stem,
-        "base_url": server.route.first,
+        "base_url": server.place.first,
         "api_key": server.key,
-        **clients(server.route, _LONGEST, 10),
+        **_clients(server.place),
     }
+
+
+class _Place:
+    """The address of a server, for the clients of all models on it. A server that is opened anew has another one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.first = f"{url}/v1"
+        """The address that OpenAI's clients have."""
+
+    def aim(self, request: Any) -> None:
+        """Let a request go to the server that lives now."""
+        url = type(request.url)(self.url)
+        request.url = request.url.copy_with(port=url.port)
+        request.headers["host"] = url.netloc.decode("ascii")
+
+    async def aaim(self, request: Any) -> None:
+        """`aim`."""
+        self.aim(request)
+
+
+def _clients(place: _Place) -> dict[str, Any]:
+    """The clients of a model, as OpenAI models take them.
+
+    They ignore proxy variables, and keep no idle connection: it would be tied to one event loop.
+    """
+    import httpx
+
+    timeout, limits = httpx.Timeout(_LONGEST), httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
+    here = httpx.Client(event_hooks={"request": [place.aim]}, **given)
+    awaited = httpx.AsyncClient(event_hooks={"request": [place.aaim]}, **given)
+    here.is_embedded = True  # type: ignore[attr-defined]  # so calls have no clock
+    return {"http_client": here, "http_async_client": awaited, "max_retries": 0, "timeout": timeout}
 
 
 def reopen(llm: object) -> bool:
@@ -187,17 +219,17 @@ def reopen(llm: object) -> bool:
     Returns whether ``llm`` is an embedded model. Calls under way fail. A server that still computes is left behind with
     its memory, as llama.cpp waits for a request that runs. Raises `LocalModelError`.
     """
-    route = getattr(getattr(getattr(llm, "http_client", None), "_transport", None), "_servers", None)
+    base = getattr(llm, "openai_api_base", None)
     with _lock:
-        place = next((place for place, server in _servers.items() if server.route is route), None)
-        if place is None:
+        key = next((key for key, server in _servers.items() if server.place.first == base), None)
+        if key is None:
             return False
-        old = _servers[place]
-        if not _answers(old.url, old.key, 1):
+        old = _servers[key]
+        if not _answers(old.place.url, old.key, 1):
             _abandon([old])
-        new = _start(*place, key=old.key)
-        old.route.replace(new.address, new.gate)
-        _servers[place] = replace(new, route=old.route)
+        new = _start(*key, key=old.key)
+        old.place.url = new.place.url
+        _servers[key] = replace(new, place=old.place)
         return True
 
 
@@ -242,17 +274,8 @@ def _completion_class() -> type[OpenAI]:
 @dataclass(frozen=True, repr=False)
 class _Server:
     native: Any
-    url: str
     key: str
-    gate: SlotGate
-    """Its one slot. A request that finds it taken would wait in the server, on its call's clock."""
-    route: Servers
-    """What stands before its models' clients."""
-
-    @property
-    def address(self) -> str:
-        """The address that OpenAI's clients take."""
-        return f"{self.url}/v1"
+    place: _Place
 
 
 def _start(model: str | Path, context: int, threads: int, key: str | None = None) -> _Server:
@@ -285,9 +308,7 @@ def _start(model: str | Path, context: int, threads: int, key: str | None = None
         params.chat_template = _PLAIN_CHAT_TEMPLATE
     try:
         server = native.Server(params)
-        url = server.listening_address
-        gate = SlotGate(functools.partial(_answers, url, key, _LONGEST))
-        return _Server(server, url, key, gate, Servers({f"{url}/v1": gate}))
+        return _Server(server, key, _Place(server.listening_address))
     except Exception:
         server = None
     raise LocalModelError(f"llama.cpp cannot load {str(path)!r} with context={context}, threads={threads}")
@@ -296,7 +317,7 @@ def _start(model: str | Path, context: int, threads: int, key: str | None = None
 def _stop_servers() -> None:
     """Stop at exit. llama.cpp waits for ever if a request is running: then the process ends without it."""
     with _lock:
-        if any(not _answers(server.url, server.key, 1) for server in _servers.values()):
+        if any(not _answers(server.place.url, server.key, 1) for server in _servers.values()):
             _abandon(_servers.values())
         _servers.clear()  # the last reference: llama.cpp stops its threads
 

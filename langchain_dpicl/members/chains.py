@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -25,7 +24,6 @@ from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
 from langchain_dpicl.members.scoring import LabelScorer
-from langchain_dpicl.members.servers import CONCURRENCY, ModelServers, checked
 
 RANKED = " with the following word suggestions ranked by their frequency from high to low: {words}"
 UNRANKED = " with the following word suggestions: {words}"
@@ -33,27 +31,14 @@ UNRANKED = " with the following word suggestions: {words}"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """An embedded model by its name (default: the usual one), or one behind an OpenAI-compatible server, or several.
+    """An embedded model by its name (default: the usual one), or one behind an OpenAI-compatible server.
 
-    The key of a server is read from the environment variable ``key_from``. ``concurrency`` is for several servers.
-    Raises `InvalidParameter`, under these names, for addresses that `ModelServers` would refuse.
+    The key of a server is read from the environment variable ``key_from``.
     """
 
     name: str | None = None
-    url: str | Sequence[str] | None = None
+    url: str | None = None
     key_from: str = "OPENAI_API_KEY"
-    concurrency: int | Sequence[int] = CONCURRENCY
-
-    def __post_init__(self) -> None:
-        if self.url is None or isinstance(self.url, str):
-            return
-        try:
-            checked(self.url, self.name, self.concurrency)
-            return
-        except InvalidParameter as error:
-            name = {"addresses": "url", "model": "name"}.get(error.parameter, error.parameter)
-            wrong = InvalidParameter(name, error.value, error.bound)
-        raise wrong
 
     @property
     def is_embedded(self) -> bool:
@@ -65,22 +50,12 @@ class ModelChoice:
         """The key of a server."""
         return os.environ.get(self.key_from, "none")
 
-    @functools.cached_property
-    def servers(self) -> ModelServers | None:
-        """Shared by all models of this choice: a server has so many calls at once, whichever model makes them. None if
-        there is one server, or none."""
-        if self.url is None or isinstance(self.url, str):
-            return None
-        return ModelServers(self.url, self.name or "", concurrency=self.concurrency, api_key=self.key)
-
     def load(self, **settings: Any) -> BaseLanguageModel[Any]:
         """The LangChain model. Raises `MissingExtra` if it needs langchain-openai and that is not there."""
         if self.is_embedded:
             return local.local_llm(self.name or local.DEFAULT_MODEL, **settings)
-        if self.servers is not None:
-            return self.servers.chat_model(**settings)
         if self.url:
-            settings["base_url"] = self.url
+            settings |= {"base_url": self.url, "max_retries": 0}  # of a prompt that may have killed its server
         settings |= {"model": self.name or "default", "api_key": self.key}
         model: BaseLanguageModel[Any] = require("langchain_openai", "openai").ChatOpenAI(**settings)
         return model

@@ -60,8 +60,8 @@ from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.once.steps import UNIT, Whole, bounded
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import boundary
-from langchain_dpicl.private.copies import TimeLimit
 from langchain_dpicl.private.copy import Pristine
+from langchain_dpicl.private.models import limit
 from langchain_dpicl.store.base import embedder_of
 
 ScoreRow = list[float]
@@ -185,11 +185,11 @@ class LabelScores:
         def row(values: dict[str, Any], config: RunnableConfig) -> ScoreRow:
             return self.row(values["text"], config)
 
-        limit = TimeLimit(boundary.seal(RunnableLambda(row)), "auto")
-        member = Pristine(limit.prepared)
+        member = Pristine(boundary.seal(RunnableLambda(row)))
+        seconds = limit(member, "auto", 1)
 
         def ask(text: str, patience: float | None = None) -> Flow[Any]:
-            how: dict[str, Any] = {"timeout": limit.seconds, "patience": patience, "failed": type}
+            how: dict[str, Any] = {"timeout": seconds, "patience": patience, "failed": type}
             (found,) = yield boundary.private_calls(member, [({"text": text}, ())], max_concurrency=1, **how)
             return found
 

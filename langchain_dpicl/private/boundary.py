@@ -42,7 +42,7 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.calls import running
 from langchain_dpicl.calls.flow import Either, Flow, immediate
-from langchain_dpicl.calls.running import Call, Calls, current
+from langchain_dpicl.calls.running import Call
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private import notes
 from langchain_dpicl.private.copy import Pristine
@@ -108,12 +108,12 @@ class OutputReader(Protocol):
 def run_private(member: Pristine, requests: Sequence[MemberRequest], **how: Any) -> list[object | Abstention]:
     """Call a copy of a sealed member per request, in parallel threads, and read each output in its own call.
 
-    ``how`` are the further fields of `_Round`. Failures become `ABSTAIN`, and so does a call whose own work takes more
-    than ``timeout`` seconds. What hangs is left behind in its thread. If the caller is interrupted, no further call
-    begins, and those under way are waited for.
+    ``how`` are the further fields of `_Round`. Failures become `ABSTAIN`, and so does a call that takes more than
+    ``timeout`` seconds from its own start. What hangs is left behind in its thread. If the caller is interrupted, no
+    further call begins, and those under way are waited for.
     """
-    calls = _Round(member, requests, in_loop=False, **how)
-    immediate(calls.run())
+    calls = _Round(member, requests, **how)
+    calls.run()
     return calls.result()
 
 
@@ -123,8 +123,8 @@ async def arun_private(member: Pristine, requests: Sequence[MemberRequest], **ho
     If the caller is cancelled, every call is cancelled and awaited. No call begins in the place of another before that
     one has ended, or has ignored its cancellation for `_GRACE` seconds.
     """
-    calls = _Round(member, requests, in_loop=True, **how)
-    await on_own_loop(calls.run)
+    calls = _Round(member, requests, **how)
+    await on_own_loop(calls.arun)
     return calls.result()
 
 
@@ -143,7 +143,7 @@ def probe(
 
     The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
-    reader = SimpleNamespace(encode=check, aencode=partial(running.in_thread, check))
+    reader = SimpleNamespace(encode=check, aencode=lambda output: asyncio.to_thread(check, output))
     (found,) = yield private_calls(member, [request], max_concurrency=1, reader=reader, timeout=timeout, failed=type)
     failure: type[BaseException] | None = TimeoutError if found is ABSTAIN else found
     return failure
@@ -160,16 +160,13 @@ def _forget(task: asyncio.Task[None]) -> None:
 
 @dataclass(eq=False, repr=False)
 class _Round:
-    """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each.
+    """The calls of one release, ``max_concurrency`` at once, of ``timeout`` seconds each, with a clock for each.
 
-    Each call has a thread or, if ``in_loop``, a task. A thread whose call has ended takes the next one itself: no
-    thread has to wake for that. Without a ``reader`` outputs stay whole. ``failed`` gives what stands in the place of
-    an output if its call raised.
+    Without a ``reader`` outputs stay whole. ``failed`` gives what stands in the place of an output if its call raised.
     """
 
     member: Pristine
     requests: Sequence[MemberRequest]
-    in_loop: bool
     max_concurrency: int
     reader: OutputReader | None = None
     timeout: float | None = None
@@ -177,125 +174,117 @@ class _Round:
     patience: float | None = None
 
     def __post_init__(self) -> None:
-        self.calls = Calls(self.timeout, current.get(), self.patience)
         self.outputs: list[object | Abstention] = [ABSTAIN] * len(self.requests)
+        self.gave_up = False
+        self.stopped = threading.Event()  # no call begins any more
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
-        self.found: dict[int, object] = {}  # what calls gave that have ended
-        self.lock = threading.Lock()  # held while a call takes the place of another
-        self.ended: set[int] = set()  # calls in threads
+        self.found: dict[int, object] = {}  # what calls gave that have ended: a task would show its result
+        self.places = self.max_concurrency  # for threads that may start
+        self.lock = threading.Lock()
         self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
-        self.tasks: dict[int, asyncio.Task[None]] = {}
-
-    async def run(self) -> None:
-        """Make all calls. It suspends only if ``in_loop``."""
-        try:
-            await self._finish()
-        finally:
-            self.calls.stopped.set()
-            self.waiting.clear()
-            await self._finish()
 
     def result(self) -> list[object | Abstention]:
         """All outputs, in the order of the requests. Logs if a member's patience was over."""
-        if self.calls.gave_up:
+        if self.gave_up:
             notes.log.warning(REFUSED)
         return self.outputs
 
-    async def _finish(self) -> None:
-        """Begin what waits and wait for all that is under way. End each call that is overdue."""
-        starved, look_at = math.inf, 0.0
-        limited = self.calls.seconds < math.inf or self.calls.outer is not None
+    # -- in threads ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Make all calls, each in a thread."""
+        try:
+            self._finish()
+        finally:
+            self.stopped.set()
+            self.waiting.clear()
+            self._finish()
+
+    def _finish(self) -> None:
+        """Begin what waits, and wait for what is under way. A call that is late abstains."""
+        starved = math.inf
         while self.waiting or self.under_way:
-            while self.waiting and len(self.under_way) < self.max_concurrency and self._start():
-                pass
-            starved = math.inf if self.under_way else min(starved, time.monotonic() + running.STARVED)
-            now = time.monotonic()
-            if now > starved:
-                return  # those that wait abstain
-            if limited and now >= look_at and self.under_way:
-                left = min(call.left() for call in list(self.under_way.values()))
-                look_at = now + min(max(left, 0.01), 1.0, self.calls.seconds)
-            seconds = look_at - now if limited else None
-            if self.waiting and len(self.under_way) < self.max_concurrency:
-                seconds = 0.05
-            for i in await self._wait(seconds):
-                if self.under_way.pop(i, None) is not None:  # not too late
-                    self.outputs[i] = self.found.pop(i, ABSTAIN)
-            if not limited or time.monotonic() < look_at:
-                continue
-            for i, call in list(self.under_way.items()):
-                if call.overdue() and i not in self.found and self._end(i, call):  # one that has ended is closed, too
-                    with self.lock:
-                        self.under_way.pop(i, None)
-
-    def _next(self, before: int | None = None) -> tuple[int, Call] | None:
-        """Take a call that waits, unless ``before``, in whose place it begins, was ended. None if there is none."""
-        with self.lock:
-            if not self.waiting or not (before is None or before in self.under_way):
-                return None
-            i, call = self.waiting.popleft(), Call(self.calls)
-            self.under_way[i] = call
-            return i, call
-
-    def _start(self) -> bool:
-        """Begin the next call. False if no thread can start now, or none waits any more."""
-        taken = self._next()
-        if taken is None:
-            return False
-        i, call = taken
-        if self.in_loop:
-            self.tasks[i] = asyncio.create_task(self._call(i, call), context=clean_context().copy())
-        elif not running.start(partial(self._work, taken)):
+            while self.waiting and self.places > 0 and running.start(self._work):
+                self.places -= 1
+            lacks_thread = bool(self.waiting) and self.places > 0
+            if lacks_thread and not self.under_way:
+                starved = min(starved, time.monotonic() + running.STARVED)
+                if time.monotonic() > starved:
+                    return  # those that wait abstain
+            with contextlib.suppress(Empty):
+                self.bell.get(timeout=0.05 if lacks_thread else self._seconds_left())
             with self.lock:
-                del self.under_way[i]
-                self.waiting.appendleft(i)
-            return False
-        return True
+                late = [i for i, call in self.under_way.items() if call.overdue()]
+                for i in late:
+                    del self.under_way[i]
+                self.places += len(late)
 
-    def _work(self, taken: tuple[int, Call] | None) -> None:
-        """In a thread: this call, then others that wait."""
+    def _seconds_left(self) -> float | None:
+        """Seconds until the next call may be late; None without a limit."""
+        if self.timeout is None:
+            return None
+        with self.lock:
+            left = min((call.left() for call in self.under_way.values()), default=self.timeout)
+        return min(max(left, 0.001), threading.TIMEOUT_MAX)
+
+    def _work(self) -> None:
+        """In a thread: one call after another, as long as some wait."""
+        taken = self._take()
         while taken is not None:
             i, call = taken
             with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
-                clean_context().copy().run(immediate, self._call(i, call))
-            taken = self._next(i)  # before this one has ended: never more calls at once
-            self.ended.add(i)
+                clean_context().copy().run(immediate, self._call(i, call, False))
+            taken = self._take(i)
         self.bell.put(None)
 
-    async def _wait(self, seconds: float | None) -> list[int]:
-        """Wait until a call has ended, but no longer than this. Returns all that have."""
-        if not self.in_loop:
-            if self.ended.isdisjoint(self.under_way):  # an interrupt may have come after the bell
-                with contextlib.suppress(Empty):
-                    self.bell.get(timeout=seconds)
-            return [i for i in list(self.under_way) if i in self.ended]
-        tasks = {self.tasks[i]: i for i in self.under_way}
+    def _take(self, ended: int | None = None) -> tuple[int, Call] | None:
+        """Note how a call of this thread has ended, and begin the next. None if it was late: its place is another's."""
+        with self.lock:
+            if ended is not None and self.under_way.pop(ended, None) is None:
+                return None
+            if ended is not None:
+                self.outputs[ended] = self.found.pop(ended, ABSTAIN)
+            if not self.waiting:
+                return None
+            i = self.waiting.popleft()
+            call = self.under_way[i] = Call(self.timeout, self.patience)
+            return i, call
+
+    # -- on an event loop ----------------------------------------------------------------------------------------------
+
+    async def arun(self) -> None:
+        """Make all calls, each in a task."""
+        gate = asyncio.Semaphore(self.max_concurrency)
         try:
-            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
-        for task in done:
-            _forget(task)
-        return [tasks[task] for task in done]
+            async with asyncio.TaskGroup() as group:
+                for i in range(len(self.requests)):
+                    group.create_task(self._in_task(i, gate))
+        finally:
+            self.stopped.set()
 
-    def _end(self, i: int, call: Call) -> bool:
-        """End a call that is overdue. Returns whether another one may begin in its place."""
-        if not self.in_loop:
-            call.close()  # its requests at the model have ended now
-            return True
-        if math.isinf(call.closed_at):
-            call.close()
-            self.tasks[i].cancel()
-        elif time.monotonic() - call.closed_at > _GRACE and not self.tasks[i].done():
-            _left_behind.add(self.tasks[i])
-            self.tasks[i].add_done_callback(_forget)
-            return True
-        return False
+    async def _in_task(self, i: int, gate: asyncio.Semaphore) -> None:
+        """Make one call. If it is late, cancel it, and let no other begin in its place for `_GRACE` seconds."""
+        async with gate:
+            call = Call(self.timeout, self.patience)
+            task = asyncio.create_task(self._call(i, call, True), context=clean_context().copy())
+            _left_behind.add(task)
+            task.add_done_callback(_forget)
+            try:
+                while not (task.done() or call.overdue()):
+                    left = call.left()
+                    await asyncio.wait([task], timeout=None if math.isinf(left) else left)
+            finally:
+                if not task.done():
+                    call.close()
+                    task.cancel()
+                    await asyncio.wait([task], timeout=_GRACE)
+            if task.done():
+                self.outputs[i] = self.found.pop(i, ABSTAIN)
 
-    async def _call(self, i: int, call: Call) -> None:
+    # -- a call --------------------------------------------------------------------------------------------------------
+
+    async def _call(self, i: int, call: Call, in_loop: bool) -> None:
         """One call, in a context of its own. It suspends only if ``in_loop``.
 
         What the call raises dies here, with its traceback and everything that it refers to. This is the outermost
@@ -304,16 +293,12 @@ class _Round:
         keep_silent()
         values, bucket = self.requests[i]
         _bucket.set(bucket)
-        current.set(call)
         config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}
-        reader, in_loop = self.reader, self.in_loop
-        wait: float | None = 0.0
+        reader = self.reader
         found: object = ABSTAIN
-        while wait is not None and not call.overdue() and not self.calls.stopped.is_set():
+        wait: float | None = 0.0
+        while not (call.overdue() or self.stopped.is_set()):
             try:
-                if wait:
-                    await call.pause(wait, in_loop)
-                    call.restart()
                 copy = self.member.copy()
                 chain = copy.chain
                 given = {**copy.given(deepcopy(dict(values))), "examples": bucket}  # nothing others write into
@@ -324,10 +309,12 @@ class _Round:
                     output = await reader.aencode(output) if in_loop else reader.encode(output)
                 found, wait = output, None
             except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
-                wait = call.wait_after_error(error)
-                found = self.failed(error)
+                found, wait = self.failed(error), call.wait_after_error(error)
+            if wait is None:
+                break
+            await call.pause(wait, self.stopped, in_loop)
+        self.gave_up = self.gave_up or call.gave_up
         self.found[i] = ABSTAIN if call.overdue() else found  # a member may swallow its cancellation
-        call.close()
 
 
 # -- the flow around them ----------------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ It is made in private code, so it reports nothing (see `silence`). On the caller
 future would be reported to the caller's handler, and nothing about a future tells who made it.
 
 A member's task that raises SystemExit ends no loop but this one, which goes on.
+
+A connection belongs to the event loop that opened it. So the asynchronous HTTP clients of the models, which public code
+may use on its own loop, have other connections here.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import copy
+import functools
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from langchain_dpicl.calls.running import Threads
-from langchain_dpicl.calls.transport import separate_pools
 from langchain_dpicl.private.silence import in_private, keep_silent, private
 
 _guard = threading.Lock()
@@ -41,6 +47,33 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         with contextlib.suppress(BaseException):
             loop.run_forever()
+
+
+def separate_pools() -> None:
+    """Give this loop connections of its own: another pool in the place of an asynchronous client's.
+
+    For clients of ``httpx`` and of ``httpx2``, on which most model SDKs stand.
+    """
+    for name in ("httpcore", "httpcore2"):
+        kind: Any = getattr(sys.modules.get(name), "AsyncConnectionPool", None)
+        if kind is not None and not hasattr(kind, "dpicl_twins"):
+            kind.dpicl_twins = weakref.WeakKeyDictionary()
+            kind.handle_async_request = _by_loop(kind.handle_async_request, kind.dpicl_twins)
+
+
+def _by_loop(before: Any, twins: Any) -> Any:
+    @functools.wraps(before)
+    async def handle_async_request(pool: Any, request: Any) -> Any:
+        if private.get():
+            of_loops = twins.setdefault(pool, weakref.WeakKeyDictionary())
+            loop = asyncio.get_running_loop()
+            if loop not in of_loops:
+                of_loops[loop] = twin = copy.copy(pool)
+                twin._connections, twin._requests = [], []
+            pool = of_loops[loop]
+        return await before(pool, request)
+
+    return handle_async_request
 
 
 async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -223,8 +223,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
     def _class(self, obj: Any) -> Any:
         if obj in reducers._BUILTIN_TYPE_NAMES or obj in (type(None), type(...), type(NotImplemented)):
             return reducers._class_reduce(obj)
-        if threaded := vars(obj).get("_dpicl_threaded"):
-            return threaded
         generic = vars(obj).get("__pydantic_generic_metadata__")
         if generic and generic["origin"] is not None:  # pydantic keeps one class for the same arguments
             return operator.getitem, (generic["origin"], generic["args"])

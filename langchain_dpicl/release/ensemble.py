@@ -22,8 +22,8 @@ from langchain_dpicl.calls.flow import Either, Flow, awaitable, pause, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
-from langchain_dpicl.private.copies import TimeLimit, Timeout
 from langchain_dpicl.private.copy import Isolation, Pristine, Same
+from langchain_dpicl.private.models import Timeout, limit
 from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
 from langchain_dpicl.release import watched
@@ -88,19 +88,18 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         Let what the member says to an empty bucket count like every other answer: a public vote in the place of each.
         Not with a selector of ``calls=``, whose guarantee rests on nothing standing in an absent owner's place.
     max_concurrency
-        How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once: a
-        request that waits in the server is on its call's clock. The embedded model needs no limit.
+        How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once, since a
+        request that waits there is on its call's clock, and not more than the connections of a model's client. The
+        embedded model needs no limit.
     timeout
-        Seconds that one call may take; the member then abstains, and no other call begins in its place before its
-        request has ended at the model. It counts the call's own work, from its own start: never its wait for a thread,
-        for the embedded model's slot, or for a server that asks it to wait (HTTP status 429: the request is repeated,
-        for ten minutes at most). Default "auto": 120 if every model of the member can be ended so (the embedded one,
-        and those of ``langchain-openai``), else None. None: no limit. Raises `InvalidParameter` for a model that
-        computes in this process; a model with an asynchronous call of its own keeps it in ``ainvoke`` and ``abatch``
-        alone. A model with a ``rate_limiter`` takes no limit. The clock cannot tell a call's work from its wait for
-        code that blocks the event loop or holds the interpreter's lock, for an HTTP client's pool of connections that
-        is smaller than ``max_concurrency``, or for public calls of the embedded model: one member can make others late
-        there. What hangs keeps its thread.
+        Seconds that one call may take, from its own start; the member then abstains, and nothing waits for what is
+        left of the call. The models' clients get the same limit. Default "auto": 120, but None if a model computes in
+        this process, the embedded one included: it takes one call after another, so that a clock would count the
+        others' calls, and a number raises `InvalidParameter`. None: no limit. A server that refuses a call (HTTP status
+        429) is asked again after the time that it asks for, for ten minutes at most; the clock then begins anew. The
+        clock cannot tell a call's work from its wait for code that blocks the event loop or holds the interpreter's
+        lock. What hangs keeps its thread. A model with a ``rate_limiter``, for which calls would wait for each other,
+        is refused.
     public
         The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
         private text is in them. Any other is refused: every member would find the same owners' documents there.
@@ -199,9 +198,9 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     def _take(self, member: Any, timeout: Timeout) -> None:
         """Seal a copy of the member, and take another for public calls."""
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public)
-        self._limit = limit = TimeLimit(sealed, timeout)
-        self._member, self.timeout = limit.prepared, limit.seconds
-        self.copies = self.copies_of(self._member)
+        self._member = sealed
+        self.copies = self.copies_of(sealed)
+        self.timeout = limit(self.copies, timeout, self.max_concurrency)
         self._searches = boundary.searches(sealed)
         # For what is asked about shared state, and for a rehearsal.
         self.public_member = public_copy(self._member, self.share)
@@ -240,11 +239,6 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     def untried(self) -> bool:
         """Whether the next request asks the member on made-up examples."""
         return self.has_member and (self.unproven or not self._tried)
-
-    def check_sync(self) -> None:
-        """Refuse calls from threads if only asynchronous ones can be limited in time."""
-        if self.has_member:
-            self._limit.check_sync()
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
@@ -463,12 +457,9 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             if not self.has_member:
                 raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
             return self.copies, count, self.timeout
-        limit = TimeLimit(seal_public(chain, public=self.public), "auto")
-        return (
-            self.copies_of(public_copy(limit.prepared, self.share)),
-            count,
-            None if limit.seconds is None else self.timeout,
-        )
+        copies = self.copies_of(public_copy(seal_public(chain, public=self.public), self.share))
+        seconds = limit(copies, "auto", self.max_concurrency)
+        return copies, count, None if seconds is None else self.timeout
 
     def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
         """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""

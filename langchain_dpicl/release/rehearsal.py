@@ -289,9 +289,6 @@ class Rehearsing:
     _needed: frozenset[str] = frozenset()
 
     @abstractmethod
-    def check_sync(self) -> None: ...
-
-    @abstractmethod
     def check_request(self, values: object) -> Mapping[str, Any]: ...
 
     @abstractmethod
@@ -337,8 +334,6 @@ class Rehearsing:
         Raises `InvalidParameter` if the member reads no example or makes releases of its own, and for stand-ins or a
         question that are not of the store's or the member's form; `UnsafeConfigurationError` as a first release would.
         """
-        if self.has_member:
-            self.check_sync()
         return run(self.rehearsal(public_examples, question, aggregator))
 
     async def arehearse(

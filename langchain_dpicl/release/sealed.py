@@ -322,7 +322,6 @@ class SealedRelease(AnyRelease[T]):
         return await self._acall_with_config(self._arelease, input, config)
 
     def _release(self, values: Any) -> Any:
-        self.ensemble.check_sync()
         return self._told(*run(transact(self, values)))
 
     async def _arelease(self, values: Any) -> Any:
@@ -339,7 +338,6 @@ class SealedRelease(AnyRelease[T]):
         """
         if return_exceptions or not inputs:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        self.ensemble.check_sync()
         return run(self._batch(inputs, config, kwargs))
 
     async def abatch(

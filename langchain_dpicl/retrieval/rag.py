@@ -30,7 +30,7 @@ from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, UnsafeConfi
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
 from langchain_dpicl.private.boundary import check_public, searches
-from langchain_dpicl.private.copies import Timeout
+from langchain_dpicl.private.models import Timeout
 from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import AnyRelease

@@ -111,17 +111,14 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         request.state.dpicl_error = failure.error
         return failure.response()
 
-    servers = settings.model.choice.servers if chain is None else None
-    readiness = Readiness(releases_in(runnable), heads_in(runnable), server.ready_question, servers)
+    readiness = Readiness(releases_in(runnable), heads_in(runnable), server.ready_question)
 
     async def health() -> Response:
         return JSONResponse({"alive": True})
 
-    async def ready(request: Request) -> Response:
+    async def ready() -> Response:
         parts = await readiness.look()
-        said: dict[str, Any] = {"ready": all(parts.values()), **parts}
-        if metrics is not None and servers is not None and operator(request) is not None:
-            said["servers"] = await readiness.servers()
+        said = {"ready": all(parts.values()), **parts}
         return JSONResponse(said, 200 if said["ready"] else 503)
 
     async def shown(request: Request) -> Response:

@@ -60,8 +60,6 @@ def _of_documents(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str,
         yield "", "documents need release.shots beside selector.rate: how many owners a sample has"
     if ("url" in model) != ("end" in release):
         yield "", "documents need release.end, the end tokens, with model.url, and only then"
-    if isinstance(model.get("url"), list):
-        yield "", "documents take one server: write one address in model.url"
     tokens, tickets = release.get("max_tokens", 25), budget.get("releases")
     if budget.get("tickets") is True and type(tokens) is type(tickets) is int and tokens > tickets:
         yield "", "budget.releases, every owner's tickets, are tokens: at least release.max_tokens of them"

@@ -3,9 +3,6 @@
 Nobody needs a key for either. An answer names the parts and nothing else; a part's trouble goes to the log, by the
 class of its error. A look at the model is a public question, on the copy of the chain that no private call touches. No
 release changes what these say, and they change nothing that a caller gets.
-
-Of several servers of a model one must answer that question. Which of them are up is for the log, and for whoever
-operates the server: a prompt that kills the server which reads it changes no other output, and it would be seen here.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from typing import Any
 
 from langchain_dpicl.budget import Budget
 from langchain_dpicl.calls.flow import arun
-from langchain_dpicl.members.servers import ModelServers, place_of
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.store.base import PrivateStore
@@ -30,7 +26,7 @@ PATIENCE = 0.8
 """Seconds that one request waits for looks that are due. Who probes often waits a second."""
 
 _HANGS, _AFTER_TROUBLE = 30.0, 1.0
-_AGAIN = {"store": 1.0, "ledger": 1.0, "model": 60.0, "server": 10.0}
+_AGAIN = {"store": 1.0, "ledger": 1.0, "model": 60.0}
 """Seconds for which a good look counts. A hosted model is paid for each question, and not for its name."""
 
 
@@ -39,10 +35,10 @@ Look = Callable[[], Awaitable[type[BaseException] | str | None]]
 
 
 class ReadyPart:
-    """One thing that answers depend on, and the last look at it. ``place``: where it is, if there are several."""
+    """One thing that answers depend on, and the last look at it."""
 
-    def __init__(self, name: str, looks: Sequence[Look], place: str = "") -> None:
-        self.name, self.place = name, place
+    def __init__(self, name: str, looks: Sequence[Look]) -> None:
+        self.name = name
         self.ready: bool | None = None
         self._looks = looks
         self._since = 0.0
@@ -70,28 +66,21 @@ class ReadyPart:
 
     def _judge(self, trouble: type[BaseException] | str | None) -> None:
         was, self.ready = self.ready, not trouble
-        named = f"{self.name} {self.place}".strip()
         if trouble and was is not False:
             words = trouble if isinstance(trouble, str) else f"{trouble.__module__}.{trouble.__qualname__}"
-            logger.warning("not ready: %s (%s)", named, words)
+            logger.warning("not ready: %s (%s)", self.name, words)
         elif not trouble and was is False:
-            logger.warning("ready again: %s", named)
+            logger.warning("ready again: %s", self.name)
 
 
 class Readiness:
     """The parts of a chain.
 
     ``question`` is what the releases' models are asked, as requests give it; by default "ready?" under the store's
-    input key and every key that the member's prompt names. ``servers``: of the model, if it has several.
+    input key and every key that the member's prompt names.
     """
 
-    def __init__(
-        self,
-        releases: Sequence[AnyRelease],
-        heads: Sequence[PrivateHead],
-        question: Any = None,
-        servers: ModelServers | None = None,
-    ) -> None:
+    def __init__(self, releases: Sequence[AnyRelease], heads: Sequence[PrivateHead], question: Any = None) -> None:
         budgets = {id(release.budget): release.budget for release in releases}.values()
         stores = {id(release.store): release.store for release in releases}.values()
         looks: dict[str, list[Look]] = {
@@ -103,29 +92,12 @@ class Readiness:
             ],
         }
         self.parts = [ReadyPart(name, some) for name, some in looks.items() if some]
-        self._servers = [] if servers is None else [_server(servers, address) for address in servers.addresses]
 
     async def look(self) -> dict[str, bool]:
-        """Every part by its last look. Those that are due are begun, and waited for a moment: none of one server."""
-        for part in self._servers:
-            part.begin()
-        await _begun(self.parts)
+        """Every part by its last look. Those that are due are begun, and waited for a moment."""
+        if due := [task for part in self.parts if (task := part.begin()) is not None]:
+            await asyncio.wait(due, timeout=PATIENCE)
         return {part.name: part.ready is True for part in self.parts}
-
-    async def servers(self) -> list[dict[str, Any]]:
-        """Each of several servers of the model, in the order of its addresses, by its last look."""
-        await _begun(self._servers)
-        return [{"server": part.place, "ready": part.ready is True} for part in self._servers]
-
-
-async def _begun(parts: Sequence[ReadyPart]) -> None:
-    """Begin the looks that are due, and wait for them a moment."""
-    if due := [task for part in parts if (task := part.begin()) is not None]:
-        await asyncio.wait(due, timeout=PATIENCE)
-
-
-def _server(servers: ModelServers, address: str) -> ReadyPart:
-    return ReadyPart("server", [partial(asyncio.to_thread, servers.trouble, address)], place_of(address))
 
 
 def _read(store: PrivateStore) -> None:

@@ -30,7 +30,6 @@ from langchain_dpicl.aggregators import (
 from langchain_dpicl.aggregators.votes import reader_of
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice, Wording, label_member, read_lines
-from langchain_dpicl.members.servers import CONCURRENCY
 from langchain_dpicl.serving.sources import Section
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -47,6 +46,12 @@ def _time_limit(value: Any) -> Any:
     if value in ("auto", None) or (type(value) in (int, float) and 0 < value < float("inf")):
         return value
     raise ValueError("auto, a number of seconds > 0, or nothing at all")
+
+
+def _one_address(value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError("one address: several servers of a model stand behind one proxy (see the operations page)")
+    return value
 
 
 def _lines(given: Any, info: ValidationInfo) -> Any:
@@ -71,34 +76,24 @@ def imported(parameter: str, name: str, folder: Path, what: str = "FUNCTION") ->
 
 
 class ModelSection(Section):
-    """An embedded model (by name), or one on an OpenAI-compatible server, or on several: see `ModelServers`. Their key
-    is read from the environment.
+    """An embedded model (by name), or one on an OpenAI-compatible server. Its key is read from the environment.
 
     Beside a head: the model of its label scores, if it looks at any. For ``documents``: an embedded model, a GGUF file,
     a folder of `save_pretrained`, or a server that shows every token's log-probability.
     """
 
     name: str | None = None
-    url: str | list[str] | None = Field(default=None, repr=False)
-    concurrency: int | list[int] = CONCURRENCY
-    """Of several servers: how many calls each answers at once."""
+    url: Annotated[str | None, BeforeValidator(_one_address)] = Field(default=None, repr=False)
     api_key_env: str = "OPENAI_API_KEY"
     max_concurrency: Count | None = None
     """How many calls of one answer run at once: not more than the server answers at once."""
     timeout: Annotated[Any, AfterValidator(_time_limit)] = "auto"
     """Seconds that one call may take before its member abstains."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _ = self.choice
-        if "concurrency" in self.model_fields_set and not isinstance(self.url, list):
-            raise ValueError("leave out concurrency, or name several servers in url: it is for each of them")
-        return self
-
     @cached_property
     def choice(self) -> ModelChoice:
         """The model. Raises `InvalidParameter`, under the file's names."""
-        return ModelChoice(self.name, self.url, self.api_key_env, self.concurrency)
+        return ModelChoice(self.name, self.url, self.api_key_env)
 
 
 class ReleaseSection(Section):

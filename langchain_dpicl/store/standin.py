@@ -10,7 +10,6 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from langchain_dpicl.calls.running import in_thread
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
@@ -203,8 +202,6 @@ class MemberVectorStore(OwnBucket, VectorStore):
 
     async def _aembed(self, query: str) -> Vectors:
         bucket_here()
-        if type(self._embeddings).aembed_query is Embeddings.aembed_query:  # it would wait for the event loop's threads
-            return await in_thread(embed_query, self._embeddings, query, self._dimension)
         return await aembed_query(self._embeddings, query, self._dimension)
 
     def _given(self, embedding: Sequence[float]) -> Vectors:

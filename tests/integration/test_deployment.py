@@ -67,6 +67,7 @@ http {
     access_log off;
     client_body_temp_path body; proxy_temp_path proxied; fastcgi_temp_path fast; uwsgi_temp_path uwsgi;
     scgi_temp_path scgi;
+    include models.conf;
     include proxy.conf;
 }
 """
@@ -170,13 +171,20 @@ def deployed(database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip("no nginx")
     folder, key, metrics = tmp_path_factory.mktemp("deployed"), new_key(), new_key()
     (settings,), (proxy,) = (blocks("operations.md", each, "A whole deployment") for each in ("yaml", "nginx"))
+    (models,) = blocks("operations.md", "nginx", "Members over several servers")
     (start,) = blocks("operations.md", "sh", "A whole deployment")
     rows = [
         {"text": f"box {i} of the {'kitchen' if i % 3 else 'garden'}", "label": "Flask" if i % 3 else "Porch"}
         for i in range(OWNERS)
     ]
     lines = [json.dumps({**row, "patient": f"p{i}"}) for i, row in enumerate(rows)]
-    files = {"server.yaml": settings, "proxy.conf": proxy, "nginx.conf": NGINX, "llama-server": LLAMA_SERVER}
+    files = {
+        "server.yaml": settings,
+        "proxy.conf": proxy,
+        "models.conf": models,
+        "nginx.conf": NGINX,
+        "llama-server": LLAMA_SERVER,
+    }
     files |= {"keys.yaml": json.dumps({"desk": hash_of(key)}), "notes.jsonl": "\n".join(lines)}
     for name, content in files.items():
         (folder / name).write_text(content)
