@@ -106,7 +106,7 @@ class PrivacyPlan:
 
         0.0 for none, the plan's epsilon for all. Each count is rounded up to a ladder whose steps are at most a
         quarter. A step is computed at its first use (a fraction of a second), on coarser grids than
-        `certified_epsilon`: a bound too, above the finest by less than 0.1 per cent or 1e-5. More releases never show
+        `certified_epsilon`: a bound too, above the finest by less than 0.2 per cent or 1e-5. More releases never show
         less: with one line a step counts no more than the one above it.
         """
         for name in sorted(set(counts) - set(self.lines)):

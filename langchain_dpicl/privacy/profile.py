@@ -28,6 +28,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import adaptive
+from langchain_dpicl.privacy.adaptive import rung as rung
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
@@ -176,15 +177,15 @@ class Line:
         """Whether `parts` knows more than one release's losses: several releases of a bounded range."""
         return isinstance(self.profile, BoundedRange) and self.count > 1
 
-    def parts(self, direction: Direction) -> adaptive.Parts:
+    def parts(self, direction: Direction, shared: bool = False) -> adaptive.Parts:
         """Pairs that together dominate all releases, and how often each occurs.
 
-        Of a bounded range these are the pairs of `adaptive.blocks`, else one release's losses.
+        Of a bounded range these are the pairs of `adaptive.blocks` (on a ``shared`` grid), else one release's losses.
         """
         parts: adaptive.Parts = []
         if isinstance(self.profile, BoundedRange) and self.is_adaptive:
             rate = Subsampled(self.profile, self.rate).covered_rate
-            parts = adaptive.blocks(self.profile.eps0, rate, self.count, direction)
+            parts = adaptive.blocks(self.profile.eps0, rate, self.count, direction, shared)
         return parts or [(self.losses(direction), self.count)]
 
 
@@ -380,12 +381,6 @@ def solve_decreasing(function: Callable[[float], float], target: float, low: flo
         else:
             low = middle
     return high
-
-
-def rung(count: int) -> int:
-    """The least number >= count of the form m * 2^k with m <= 8: at most a quarter above."""
-    shift = max(0, (count - 1).bit_length() - 3)
-    return -(-count >> shift) << shift
 
 
 def ladder(count: int) -> list[int]:

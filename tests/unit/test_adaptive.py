@@ -223,11 +223,25 @@ def test_blocks_are_bounds_too_and_lose_little(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for limit in (1e7, 2e6, 2e5, 1e3):
         monkeypatch.setattr(adaptive, "OPERATIONS", limit)
+        adaptive._largest_block.cache_clear()
         found.append(PLD.epsilon([line], delta))
     assert found == sorted(found)
     assert found[1] < 1.03 * found[0] < 0.9 * found[-1]
     assert found[-1] == pytest.approx(max(each.epsilon(delta) for each in compositions([line])), rel=1e-9)
     assert repeated(1.766, JOINT_EM, 100, found[1]) <= delta
+    adaptive._largest_block.cache_clear()
+
+
+@pytest.mark.parametrize(("eps0", "rate"), [(0.5, 0.1), (1.2, 0.3), (3.777, 0.004), (8.0, 0.001)])
+def test_curves_of_one_grid_are_bounds_too_and_lose_little(eps0: float, rate: float) -> None:
+    """Those of all counts of a line, as receipts show them, beside curves on grids of their own."""
+    delta = 1e-6
+    for count in (5, 6, 8, 14, 20, 32):
+        line = Line(BoundedRange(eps0), rate, count)
+        finest, shared = PLD.epsilon([line], delta), PLDAccountant(1 << 19).epsilon([line], delta)
+        assert finest * (1 - 5e-4) <= shared <= finest * (1 + 2e-3) + 1e-5
+        if count < 15:
+            assert repeated(eps0, rate, count, shared) <= delta
 
 
 # -- several lines -----------------------------------------------------------------------------------------------------
