@@ -14,8 +14,8 @@ from langchain_dpicl.errors import InvalidParameter
 
 
 def rehearse_options(parser: Any) -> None:
-    """Run the chain of a server's configuration on public examples: each prompt, output, error, time and number of
-    tokens. Nothing is charged, no plan is frozen, and no private record is shown to the chain.
+    """Run the chain of a server's configuration on public examples: each prompt, output, error and time. Nothing is
+    charged, no plan is frozen, and no private record is shown to the chain.
 
     examples:
       dpicl rehearse --config server.yaml --examples public.jsonl --question "My card was charged twice"

@@ -1,7 +1,8 @@
-"""One member's bucket: its exemplars, and their vectors if it may search them."""
+"""One member's bucket: its exemplars, with their vectors if it may search them; and made-up examples."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -47,3 +48,25 @@ class Examples(list[dict[str, Any]]):
 
     def __reduce__(self) -> NoReturn:
         raise UnsafeConfigurationError("private examples are not pickled or copied")
+
+
+class MadeUp(dict[str, Any]):
+    """An example for a public question, in which no record has a part.
+
+    It has a text under every key, with ``marks`` at its end.
+    """
+
+    def __init__(self, items: dict[str, Any], marks: str = "") -> None:
+        super().__init__(items)
+        self._marks = marks
+
+    def __missing__(self, key: str) -> str:
+        return f"a made-up {key}{self._marks}"
+
+    def __copy__(self) -> MadeUp:
+        return MadeUp(dict(self), self._marks)
+
+
+def other_words(text: str) -> str:
+    """A text with the same words that no earlier call was asked."""
+    return f"{text} (in other words, {os.urandom(4).hex()})"

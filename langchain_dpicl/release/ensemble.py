@@ -1,4 +1,4 @@
-"""The private ensemble: N members on N buckets, their public trials, and their private calls."""
+"""The private ensemble: N members on N buckets, the public questions to them, and their private calls."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.calls.flow import Either, Flow, awaitable, pause, run
+from langchain_dpicl.calls.flow import Either, Flow, arun, awaitable, pause, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, boundary
-from langchain_dpicl.private.copy import Isolation, Pristine, Same
+from langchain_dpicl.private.bucket import MadeUp, other_words
+from langchain_dpicl.private.copy import Isolation, Pristine
 from langchain_dpicl.private.models import Timeout, limit
 from langchain_dpicl.private.sealing import seal_public
-from langchain_dpicl.private.sharing import MadeUp, Snapshot, other_words, public_copy, refuse_changes, refuse_kept
 from langchain_dpicl.release import watched
-from langchain_dpicl.release.base import Doubts
-from langchain_dpicl.release.rehearsal import Rehearsing
-from langchain_dpicl.release.watched import WatchedExamples
+from langchain_dpicl.release.base import Doubts, releases_in
+from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsing
+from langchain_dpicl.release.watched import Heard, PublicChain, WatchedExamples
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought, text_searched
 from langchain_dpicl.store.base import Numbers
@@ -50,9 +50,6 @@ _ASKED = 200
 Tells = Callable[[], bool]
 """Whether a release shows that the members fail: asked for only where nothing can be read."""
 
-PublicChain = tuple[Pristine, int, float | None]
-"""A chain that is asked before the charge, on public values: how often, and each call's seconds."""
-
 
 class Sealed(Runnable[Any, Any]):
     """A Runnable that runs only as a part of a sealed release."""
@@ -72,7 +69,7 @@ class Aggregation(Sealed, Generic[R]):
         """The sealed release of both."""
 
 
-class PrivateEnsemble(Rehearsing, Closed, Sealed):
+class PrivateEnsemble(Closed, Sealed):
     """Parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
 
     Parameters
@@ -122,9 +119,6 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     connections) is refused with its name. `shared` shows what calls share: models, clients, installed libraries. A
     cached function without arguments is called when the ensemble is made, and each call has a copy of what it gives.
 
-    What the member's functions can write (containers, attributes, variables) is also compared around two calls on
-    made-up examples, once, before the first charge. What changed is refused, unless ``share`` has it.
-
     The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
     the values that the member was made with.
 
@@ -138,12 +132,16 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
     )
 
+    has_member = True
+    copies: Pristine
+    """Makes the copies of the member that its calls run on."""
     timeout: float | None = None
+    rewriting: PublicChain | None = None
+    """What makes the text to search for, if the selector has a ``search_query``."""
+    unread: bool | None = None
+    """Whether the member looks at no example; None until its answer to a public question shows it."""
     _searches = False
     """Whether the member searches its bucket, so that the bucket carries vectors."""
-    _search: PublicChain | None = None
-    unproven = False
-    """Whether the member could share state between its calls, and has not shown yet that it does not."""
     _tried: frozenset[bool] = frozenset()
     """Where the member has answered on made-up examples: False for threads, True for event loops."""
     _failed = False
@@ -151,6 +149,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     _answered: dict[str, _Rehearsed | None]
     """By aggregator, if a public question with examples was answered: a rehearsal's, or None for made-up ones."""
     _named: frozenset[str] = frozenset()
+    _needed: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -193,22 +192,17 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         else:
             self._take(member, timeout)
         if selector.search_query is not None:
-            self._search = self.public_chain(selector.search_query, 1)
+            self.rewriting = self.public_chain(selector.search_query, 1)
 
     def _take(self, member: Any, timeout: Timeout) -> None:
-        """Seal a copy of the member, and take another for public calls."""
+        """Seal the member, and pickle it for the copies that its calls run on."""
         sealed = boundary.seal(coerce_to_runnable(member), public=self.public)
-        self._member = sealed
         self.copies = self.copies_of(sealed)
         self.timeout = limit(self.copies, timeout, self.max_concurrency)
         self._searches = boundary.searches(sealed)
-        # For what is asked about shared state, and for a rehearsal.
-        self.public_member = public_copy(self._member, self.share)
         self._trying = threading.Lock()
         self._answered = dict[str, _Rehearsed | None]()
-        self.unproven = bool(Snapshot(self._member, self.share).places)
-        self.unread = not watched.names_examples(self._member)
-        first = self._member
+        first = sealed
         while isinstance(first, RunnableSequence):
             first = first.first
         self._named = frozenset(getattr(first, "input_variables", ()))
@@ -238,7 +232,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     @property
     def untried(self) -> bool:
         """Whether the next request asks the member on made-up examples."""
-        return self.has_member and (self.unproven or not self._tried)
+        return self.has_member and not self._tried
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
@@ -253,7 +247,8 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             raise InvalidParameter("input", "examples", "a mapping without this key, which the ensemble fills")
         if missing := self._needed - values.keys():
             if slip := watched.slip(missing, {"examples"} - self._named):
-                raise InvalidParameter("member", f"{{{slip[0]}}}", watched.slip_words(*slip))
+                name, bound = slip
+                raise InvalidParameter("member", f"{{{name}}}", bound)
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
         if self._searches and (operator := operator_in(values)) is not None:
             bound = "a request without operators of filters, which the chain itself writes; nothing was charged"
@@ -272,14 +267,12 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     ) -> Flow[None]:
         """Before the first charge, once for threads and once for event loops: ask the member on made-up examples.
 
-        Their texts hold braces, quotes and line breaks. If the member's functions reach anything that can be written,
-        two more calls show whether they leave something behind. Costs nothing. Raises `InvalidParameter` for a member
-        that fails on such texts and no others, `UnsafeConfigurationError` if one call wrote something that another one
-        reads, and `ModelUnavailable` if the member fails; where releases would not tell (``tells``), also if the
-        aggregator can read nothing in what it answers.
+        Their texts hold braces, quotes and line breaks. Costs nothing. Raises `InvalidParameter` for a member that
+        fails on such texts and no others, and `ModelUnavailable` if the member fails; where releases would not tell
+        (``tells``), also if the aggregator can read nothing in what it answers.
         """
         in_loop = yield Either(lambda: False, awaitable(lambda: True))
-        if not self.unproven and in_loop in self._tried:
+        if in_loop in self._tried:
             return
         is_first, until = False, time.monotonic() + _PATIENCE
         while not (self._failed or is_first) and time.monotonic() < until:  # one request asks for those that wait
@@ -287,7 +280,6 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             if not is_first:
                 yield pause(_TRYING)
         try:
-            yield from self._trial(values, aggregator)
             if in_loop not in self._tried:
                 yield from self._try(values, aggregator, caller, tells)
                 self._tried |= {in_loop}
@@ -298,7 +290,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             if is_first:
                 self._trying.release()
 
-    def _made_up(
+    def made_up(
         self, number: int, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, marks: str = ""
     ) -> WatchedExamples:
         """So many examples that no record of the store has a part in: the question's own words, and an answer.
@@ -322,7 +314,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str, tells: Tells
     ) -> Flow[None]:
         """A call on made-up examples with `watched.MARKS`. If nothing can be read there, another one without."""
-        marked = self._made_up(2, values, aggregator, watched.MARKS)
+        marked = self.made_up(2, values, aggregator, watched.MARKS)
         seen = yield from self._probe(values, marked, aggregator)
         if seen.failure is not None:
             again = yield from self._answers(values, aggregator)
@@ -335,7 +327,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
                     f"never make them a part of the template's own text ({_name(seen.failure)}); `rehearse` shows the "
                     "whole error"
                 )
-                raise InvalidParameter("member", type(self.public_member).__name__, bound)
+                raise InvalidParameter("member", type(self.copies.chain).__name__, bound)
         if aggregator is not None:
             self._answered.setdefault(repr(aggregator))
             self.doubts.of(caller).judge(True)
@@ -361,7 +353,7 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
         """The question with made-up examples, or with a rehearsal's; else the rehearsal's own question."""
         known = self._known(aggregator)
-        examples = self._made_up(2, values, aggregator) if known is None else known.again()
+        examples = self.made_up(2, values, aggregator) if known is None else known.again()
         seen = yield from self._probe(values, examples, aggregator)
         if seen.failure is not None and known is not None:
             seen = yield from self._probe(known.values, known.again(), known.reader)
@@ -370,9 +362,10 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
     def _probe(
         self, values: Mapping[str, Any], made: WatchedExamples, aggregator: Aggregator[Any] | None
     ) -> Flow[_Seen]:
-        seen = _Seen(aggregator)
-        seen.failure = yield from boundary.probe(self.copies, (values, made), self.timeout, seen.read)
-        self.unread = self.unread and not made.read
+        seen, heard = _Seen(aggregator), Heard(self.copies)
+        seen.failure = yield from boundary.probe(heard, (values, made), self.timeout, seen.read)
+        if seen.anything and self.unread is not False:
+            self.unread = not made.are_seen("\n".join(heard.hearing.prompts), str(values))
         return seen
 
     def note_rehearsal(
@@ -385,46 +378,66 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
             self._answered[repr(aggregator)] = _Rehearsed(dict(values), bucket, aggregator)
             self.doubts.asked("").judge(True)  # the public question of a caller in doubt, if all callers are one
 
-    def check_reading(self) -> None:
-        """Before the first charge: warn, once, if the member looks at no example, so that a release is wasted on it.
+    def rehearse(
+        self, public_examples: Sequence[Any], question: Any, aggregator: Aggregator[Any] | None = None
+    ) -> Rehearsal:
+        """Run the member on public stand-ins, at no cost, and show all that it does: prompts, outputs, errors.
 
-        It does not if nothing in the chain names ``examples``, and a trial with made-up ones has seen none read.
+        Parameters
+        ----------
+        public_examples
+            Examples that stand in for private ones: mappings with the store's keys, LangChain documents, or texts if
+            the store has no ``output_key``; of a store of `split_with_parents`, public documents that are split so,
+            too. They fill buckets as large as a member's may be, with a call for each. One more call has no example, as
+            an empty bucket has none. Not private records: the report shows them.
+        question
+            A request of the release, or the text alone.
+        aggregator
+            Reads the outputs, and says why it cannot.
+
+        Nothing is charged, no plan is frozen, and no record of the store is read: each call has the public examples for
+        its bucket, and nothing else. Tracers and callbacks hear nothing. If the rehearsal has passed, the first release
+        does not ask the member whether it answers on made-up examples.
+
+        Raises `InvalidParameter` if the member reads no example or makes releases of its own, and for stand-ins or a
+        question that are not of the store's or the member's form; `UnsafeConfigurationError` as a first release would.
         """
+        return run(self._rehearsal(public_examples, question, aggregator))
+
+    async def arehearse(
+        self, public_examples: Sequence[Any], question: Any, aggregator: Aggregator[Any] | None = None
+    ) -> Rehearsal:
+        """`rehearse`, asynchronously."""
+        boundary.check_loop()
+        return await arun(self._rehearsal(public_examples, question, aggregator))
+
+    def _rehearsal(self, given: Sequence[Any], question: Any, aggregator: Aggregator[Any] | None) -> Flow[Rehearsal]:
+        if not self.has_member:
+            raise InvalidParameter("member", None, "given: without a member there is nothing to rehearse")
+        if aggregator is not None and not isinstance(aggregator, Aggregator):
+            raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote, or None")
+        if isinstance(question, str):
+            alone = next(iter(self._needed)) if len(self._needed) == 1 else "input"
+            question = {self.selector.nearest_to or alone: question}
+        values = self.check_request(question)
+        buckets = watched.public_buckets(given, self.selector)
+        if releases_in(self.copies.chain):
+            bound = "without one, which would be charged: rehearse it alone"
+            raise InvalidParameter("member", "a release in it", bound)
+        boundary.check_surroundings()
+        made_up = partial(self.made_up, 2, values)
+        under_way = Rehearsing(self.public_chain, made_up, self.rewriting, values, buckets, self.count_empty)
+        reader = yield from under_way.carry_out(aggregator)
+        if under_way.report.passed:
+            yield from self.note_rehearsal(values, buckets[0], reader)
+        return under_way.report
+
+    def check_reading(self) -> None:
+        """Before the first charge: warn, once, if the member looks at no example, so that a release is wasted on it."""
         if self.unread:
             self.unread = False
             told = f"the member reads no example ({watched.READS_NOTHING}): its answers are public, and are charged"
             warnings.warn(told, PrivacyWarning, stacklevel=2)
-
-    def _trial(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[None]:
-        """Two calls on made-up examples. The first may set up what later ones use."""
-        if not self.unproven:
-            return
-        chain = public_copy(self._member, self.share)
-        other = other_words(dict(values))
-
-        def ask(values: Mapping[str, Any], number: int) -> Flow[type[BaseException] | None]:
-            """Show the member so many examples. No record of the store has a part in them."""
-            made = self._made_up(number, values, aggregator)
-            failure = yield from boundary.probe(Same(chain), (values, made), self.timeout)
-            self.unread = self.unread and not made.read
-            return failure
-
-        untouched = Snapshot(chain, self.share)
-        failure = yield from ask(values, 1)
-        before = Snapshot(chain, self.share)
-        refuse_kept(untouched, before, dict(values))
-        if failure is None and (yield from ask(other, 2)) is not None:
-            failure = yield from ask(values, 2)  # the other words may be invalid
-        refuse_changes(before, Snapshot(chain, self.share))
-        boundary.seal(chain, public=self.public)  # what the calls have set up, too
-        if failure is not None:
-            name = next((place.name for place in before.places.values()), "")
-            raise ModelUnavailable(
-                f"the member fails on made-up examples ({_name(failure)}), by which it has "
-                f"to show that its calls write nothing into {name}; nothing was charged. `rehearse` shows the "
-                "whole error. Or name the object in share=[...], if nothing of questions and examples gets into it"
-            )
-        self.unproven = False
 
     def ask(
         self, values: Mapping[str, Any], read: Callable[[object], None] = lambda output: None
@@ -456,17 +469,17 @@ class PrivateEnsemble(Rehearsing, Closed, Sealed):
         if chain is None:
             if not self.has_member:
                 raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
-            return self.copies, count, self.timeout
-        copies = self.copies_of(public_copy(seal_public(chain, public=self.public), self.share))
+            return PublicChain(self.copies, count, self.timeout)
+        copies = self.copies_of(seal_public(chain, public=self.public))
         seconds = limit(copies, "auto", self.max_concurrency)
-        return copies, count, None if seconds is None else self.timeout
+        return PublicChain(copies, count, None if seconds is None else self.timeout)
 
     def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
         """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""
-        if self._search is None:
+        if self.rewriting is None:
             text: str = values[str(self.selector.nearest_to)]
             return text
-        chain, _, timeout = self._search
+        chain, _, timeout = self.rewriting
         (made,) = yield self.calls(chain, [self.public_request(values)], timeout=timeout)
         return text_searched(made)
 

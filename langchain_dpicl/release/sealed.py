@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.mechanisms import MECHANISMS, OWN_CALLS, PlanLine
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.base import AnswerWithReceipt, AnyRelease, Configs, check_budget
-from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble, PublicChain
+from langchain_dpicl.release.ensemble import Aggregation, PrivateEnsemble
 from langchain_dpicl.release.rehearsal import Rehearsal
 from langchain_dpicl.release.transaction import (
     Charged,
@@ -35,6 +35,7 @@ from langchain_dpicl.release.transaction import (
     settle,
     transact,
 )
+from langchain_dpicl.release.watched import PublicChain
 
 _PROOF_SECONDS = 60
 

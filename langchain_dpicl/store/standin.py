@@ -14,8 +14,7 @@ from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
 from langchain_dpicl.private.boundary import current_bucket
-from langchain_dpicl.private.bucket import Examples
-from langchain_dpicl.private.sharing import MadeUp
+from langchain_dpicl.private.bucket import Examples, MadeUp
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Vectors, aembed_query, as_matrix, embed, embed_query
 
@@ -94,7 +93,7 @@ class MemberVectorStore(OwnBucket, VectorStore):
     `InvalidParameter`.
 
     Raises `UnsafeConfigurationError` outside of a member, and for embeddings that keep queries. A call without examples
-    finds nothing. The made-up examples of public trial calls pass every filter, and are as near as can be.
+    finds nothing. The made-up examples of a public question pass every filter, and are as near as can be.
     """
 
     def __init__(self, embeddings: Embeddings, input_key: str, dimension: int, k: int = DOCUMENTS) -> None:

@@ -69,7 +69,7 @@ def objects(release: Any) -> dict[str, Any]:
         "selector": selector,
         "buckets": selector.sample(),
         "ensemble": ensemble,
-        "member": ensemble._member,
+        "member": ensemble.copies.chain,
         "aggregator": release.aggregator,
         "vote": NoisyVote(LABELS),
         "mean": EmbeddingMean(selector.store.embeddings, ["a", "b"]),

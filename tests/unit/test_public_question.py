@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel, Field
 
 import langchain_dpicl as dp
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning
 from langchain_dpicl.release import ensemble
 
 pytestmark = pytest.mark.asks_first
@@ -136,19 +136,6 @@ def test_nobody_waits_long_for_another_callers_question(sealed_of: Any, monkeypa
         finally:
             gate.go_on.set()
         assert first.result() == "Positive"
-
-
-def test_a_call_that_keeps_made_up_examples_is_found_out_though_the_question_is_short(sealed_of: Any) -> None:
-    class Kept:
-        texts: str | None = None
-
-        def __call__(self, values: Mapping[str, Any]) -> str:
-            if self.texts is None:
-                self.texts = " ".join(each["input"] for each in values["examples"])
-            return "Positive"
-
-    with pytest.raises(UnsafeConfigurationError, match="keeps there what"):
-        sealed_of(Kept()).invoke({"input": "oak?"})
 
 
 def test_a_few_shot_template_in_a_message_takes_braces_for_text(store_of: Any, records: Any) -> None:

@@ -32,9 +32,8 @@ from langchain_dpicl import (
     UnsafeConfigurationError,
 )
 from langchain_dpicl.private.boundary import arun_private, run_private
-from langchain_dpicl.private.bucket import Examples
+from langchain_dpicl.private.bucket import Examples, MadeUp
 from langchain_dpicl.private.copy import Same
-from langchain_dpicl.private.sharing import MadeUp
 from langchain_dpicl.store.standin import MemberVectorStore
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)

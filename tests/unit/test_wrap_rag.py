@@ -412,7 +412,7 @@ def test_filters_configured_or_bound_are_carried_out_and_narrow_who_takes_part(w
         keep = RunnableLambda(lambda documents, seen=seen: (seen.extend(documents), "porch")[1])
         wrap(retriever | keep, documents=400).invoke(QUESTION)
         real = [document.metadata["page"] for document in seen if "note" in document.page_content]
-        assert real == [7], "beside what was made up for trial calls"
+        assert real == [7], "beside what was made up for a public question"
     every = wrap(searching(search_kwargs=page) | RunnableLambda(str)).ensemble.selector
     assert str(every.rules.wanted({}, None)) == str(MetadataFilter.parse({"page": 7}))
     beside = {"a": searching(search_kwargs=page), "b": RunnableLambda(collection.similarity_search)}
@@ -648,7 +648,7 @@ def test_a_collection_in_a_function_or_an_object_is_replaced_in_a_copy(
     chain = RunnablePassthrough() | HELD[where](collection) | keep
     assert wrap(chain, asks="text").invoke(QUESTION) == "porch"
     owners = [{int(number) // 2 for number in re.findall(r"note (\d+) ", told)} for told in seen if "note" in told]
-    assert len(owners) == 4, "beside trial calls on what was made up"
+    assert len(owners) == 4, "beside a public question on what was made up"
     assert sum(map(len, owners)) == len(set.union(*owners)), "no owner in two members"
     seen.clear()
     chain.invoke(QUESTION)
@@ -687,7 +687,7 @@ def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> N
     from langchain_dpicl.private.reach import reachable
 
     private = wrap(rag(collection.as_retriever(), Model()))
-    found = list(reachable(private.ensemble._member))
+    found = list(reachable(private.ensemble.copies.chain))
     assert any(isinstance(part, MemberVectorStore) for part in found)
     assert not any(part is collection or part is private.ensemble.selector for part in found)
 
