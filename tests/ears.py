@@ -1,4 +1,4 @@
-"""Spies for tests: what a member says to one is neither copied for public calls nor taken for shared state."""
+"""Spies for tests: every copy of a chain shares them, so that a test hears what a member says to one."""
 
 from __future__ import annotations
 

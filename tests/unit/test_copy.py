@@ -6,23 +6,29 @@ import dataclasses
 import enum
 import functools
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
 
+import jinja2
 import pytest
+import tenacity
+from ears import Ears
 from langchain_core.language_models.fake import FakeListLLM
-from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
+from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
 import langchain_dpicl as dp
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.private import origins
 from langchain_dpicl.private.copy import Pristine
 
@@ -363,3 +369,152 @@ def test_files_with_the_names_of_libraries_and_late_imports_are_a_copys_own(tmp_
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "[['one', 'one', 'one'], ['two', 'two', 'two']]\n"
+
+
+# -- ordinary members --------------------------------------------------------------------------------------------------
+
+
+class Answer(BaseModel):
+    label: str = "Positive"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+CONSTANT = {"labels": ["Positive", "Negative"]}
+LLM = FakeListLLM(responses=["Positive"])
+lazy: Any = None
+
+
+def lazily(values: dict[str, Any]) -> str:
+    global lazy
+    if lazy is None:
+        lazy = FakeListLLM(responses=["Positive"])
+    return lazy.invoke("q")
+
+
+@tenacity.retry(stop=tenacity.stop_after_attempt(2))
+def asked_again(values: dict[str, Any]) -> str:
+    return CONSTANT["labels"][0]
+
+
+TEMPLATE = jinja2.Environment().from_string("{{input}}")
+LOG = logging.getLogger(__name__)
+
+
+def logs(values: dict[str, Any]) -> str:
+    logging.getLogger(f"made.{id(values)}").info("asked")
+    LOG.info("asked")
+    return CONSTANT["labels"][0]
+
+
+def agent() -> Any:
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage
+
+    class Fake(FakeMessagesListChatModel):
+        def bind_tools(self, *args: Any, **kwargs: Any) -> Any:
+            return self
+
+    made = create_agent(Fake(responses=[AIMessage("Positive")]), [add])
+    return (lambda values: {"messages": [("user", values["input"])]}) | made | (lambda s: s["messages"][-1].content)
+
+
+ORDINARY: dict[str, Callable[[], Any]] = {
+    "a prompt, a model and a parser": lambda: PromptTemplate.from_template("{input}") | LLM | StrOutputParser(),
+    "an agent": agent,
+    "a function over a model": lambda: lambda values: LLM.invoke("q"),
+    "a constant": lambda: lambda values: CONSTANT["labels"][0],
+    "a pydantic object": lambda: (lambda answer: lambda values: answer.label)(Answer()),
+    "what is made when it is needed": lambda: lazily,
+    "a helper that is tried again": lambda: lambda values: asked_again(values),
+    "a template": lambda: lambda values: TEMPLATE.render(**values) and CONSTANT["labels"][0],
+    "a logger, while others are made": lambda: logs,
+    "what is its own": lambda: lambda values: next(iter({"Positive": 1})),
+}
+
+
+@pytest.mark.parametrize("case", ORDINARY)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_ordinary_members_are_accepted(
+    case: str, mode: str, sealed_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "lazy", None)
+    sealed = sealed_of(ORDINARY[case](), releases=3)
+    for _ in range(2):
+        assert (sealed.invoke(QUESTION) if mode == "sync" else await sealed.ainvoke(QUESTION)) == "Positive"
+
+
+def test_a_member_with_state_pays_no_call_for_it(sealed_of: Any) -> None:
+    heard, names = Ears(), ["Positive"]
+    sealed = sealed_of(lambda values: heard.append(names) or names[0], members=3)
+    sealed.invoke(QUESTION)
+    sealed.invoke(QUESTION)
+    assert len(heard) == 6
+
+
+# -- what calls must share, and what they must not ---------------------------------------------------------------------
+
+
+class Limiter:
+    """A rate limiter, which has to count calls."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def wait(self) -> None:
+        with self.lock:
+            self.calls += 1
+
+
+def test_a_rate_limiter_is_shared_where_it_is_named(sealed_of: Any) -> None:
+    limiter = Limiter()
+
+    def member(values: dict[str, Any]) -> str:
+        limiter.wait()
+        return "Positive"
+
+    with pytest.raises(UnsafeConfigurationError, match=r"lock of .*Limiter"):
+        sealed_of(member)
+    assert sealed_of(member, share=[limiter]).invoke(QUESTION) == "Positive"
+    assert limiter.calls == 4, "one for each member"
+
+
+class Breaker:
+    """A circuit breaker: after two failures it lets no call through."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def call(self, function: Callable[[Any], str], values: Any) -> str:
+        if self.failures >= 2:
+            raise ConnectionError
+        try:
+            return function(values)
+        except ValueError:
+            self.failures += 1
+            raise
+
+
+def test_known_breakers_are_refused_and_each_call_has_one_of_its_own(sealed_of: Any, canary: str) -> None:
+    named = type("CircuitBreaker", (Breaker,), {"__module__": "pybreaker"})()
+    with pytest.raises(UnsafeConfigurationError, match="open it for all members"):
+        sealed_of(lambda values: named.call(str, values))
+    own = Breaker()
+
+    def ask(values: dict[str, Any]) -> str:
+        if canary in str(list(values["examples"])):
+            raise ValueError
+        return "Positive"
+
+    options: dict[str, Any] = {"on_exhausted": "zero_shot", "releases": 1, "return_receipt": True}
+    sealed = sealed_of(lambda values: own.call(ask, values), **options)
+    with pytest.raises(ModelUnavailable):
+        sealed.invoke(QUESTION)
+    assert own.failures == 0
+    assert sealed.invoke(QUESTION)["answer"] == "Positive", "the public copy's is closed"
