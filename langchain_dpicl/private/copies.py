@@ -1,10 +1,9 @@
-"""A copy of a chain for public calls.
+"""The copy of a chain in which an object has another in its place.
 
-Public calls never read what a private call wrote: they have a copy. `copy.deepcopy` leaves functions as they are, and
-with them their closures, defaults and globals. `copied` copies these too: a function of the user's own gets new cells
-and new globals, in which every object that code names is a copy. Models, embeddings, clients of model servers, public
-collections, releases, selectors and stores stay the same objects, and so do classes with their attributes and methods
-(see `sharing`).
+`copied` exchanges an object. `copy.deepcopy` leaves functions as they are, and with them their closures, defaults and
+globals. `copied` copies these too: a function of the user's own gets new cells and new globals, in which every object
+that code names is a copy. Models, embeddings, clients of model servers, public collections, releases, selectors and
+stores stay the same objects, and so do classes with their attributes and methods.
 """
 
 from __future__ import annotations
@@ -28,18 +27,6 @@ from langchain_dpicl.private import reach
 from langchain_dpicl.private.reach import is_named, is_one
 from langchain_dpicl.private.sources import COLLECTIONS, searches_others
 
-_ATOMS = (
-    str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
-    weakref.ref, property, staticmethod, classmethod, MappingProxyType, ContextVar,
-)  # fmt: skip
-_DESCRIPTIONS = {"typing", "typing_extensions", "pydantic", "pydantic_core", "annotated_types", "inspect", "re", "abc"}
-"""Packages whose objects describe types and patterns."""
-
-LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
-_EMPTY = object.__reduce_ex__(object(), 4)[0]
-"""What makes an object that holds nothing again, from its class: `copyreg.__newobj__`."""
-
-_SHARED = (*reach.CLOSED, BaseLanguageModel)
 SHARED_NAMES = (
     "anthropic._base_client.BaseClient",
     "google.genai.client.Client",
@@ -59,7 +46,20 @@ SHARED_NAMES = (
 closed: such an object is copied, or refused if it cannot be."""
 
 
-# -- for public calls --------------------------------------------------------------------------------------------------
+# -- for a chain over a collection, which has another object in its place (`retrieval.searches` alone) -----------------
+
+_ATOMS = (
+    str, bytes, int, float, complex, bool, type(None), type(...), type(NotImplemented), range, slice, type, CodeType,
+    weakref.ref, property, staticmethod, classmethod, MappingProxyType, ContextVar,
+)  # fmt: skip
+_DESCRIPTIONS = {"typing", "typing_extensions", "pydantic", "pydantic_core", "annotated_types", "inspect", "re", "abc"}
+"""Packages whose objects describe types and patterns."""
+
+_LOCKS: dict[type, Any] = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_EMPTY = object.__reduce_ex__(object(), 4)[0]
+"""What makes an object that holds nothing again, from its class: `copyreg.__newobj__`."""
+
+_SHARED = (*reach.CLOSED, BaseLanguageModel)
 
 
 def copied(chain: Any, instead: Iterable[tuple[object, object]] = ()) -> Any:
@@ -111,9 +111,9 @@ class _Copier:
             if isinstance(error, UnsafeConfigurationError):
                 raise
         raise UnsafeConfigurationError(
-            f"the chain reaches a {kind.__module__}.{kind.__qualname__} that cannot be copied, and public calls (a "
-            "zero-shot answer, a candidate) need a copy of their own, on which no private call has written: make it "
-            "within the call, or put a model's client into a LangChain model"
+            f"the chain reaches a {kind.__module__}.{kind.__qualname__} that cannot be copied, so that its collection "
+            "cannot be exchanged for a member's own bucket: make it within the call, or put a model's client into a "
+            "LangChain model"
         )
 
     def _leads(self, item: Any) -> bool:
@@ -137,8 +137,8 @@ class _Copier:
         if kind in (tuple, frozenset):
             several = [self.of(each) for each in item]
             return item if all(a is b for a, b in zip(several, item, strict=True)) else kind(several)
-        if kind in LOCKS:
-            return LOCKS[kind]()
+        if kind in _LOCKS:
+            return _LOCKS[kind]()
         if kind is FunctionType:
             return self._function(item)
         if kind is MethodType:

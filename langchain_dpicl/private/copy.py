@@ -277,7 +277,7 @@ def _own_modules(chain: Any) -> Iterator[str]:
 
 
 class Same(Pristine):
-    """For a trial of what calls leave behind in a chain: every call is made on this chain itself."""
+    """A chain without copies, for tests: every call is made on this chain itself."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ the globals and the modules' attributes that they name, through submodules.
 Of models it follows only the Runnables in their fields. It does not look into embeddings, vector stores, objects that
 are marked `Closed`, and libraries' cached functions. It calls a cached function of the user's own once if that takes no
 argument and has no value yet, because the chain can get at the value. It cannot see what another function computes when
-it runs, looks up by a string, or imports for the first time (`sharing` looks again after a call).
+it runs, looks up by a string, or imports for the first time.
 """
 
 from __future__ import annotations
@@ -181,16 +181,12 @@ class Names(NamedTuple):
     modules: set[str]
     """Modules that it imports, as it writes them: a relative path begins with dots."""
     attributes: set[str]
-    assigned: set[str]
-    """Variables around it that it assigns to."""
-    stored: set[str]
-    """Attributes that it assigns to."""
 
 
 @functools.lru_cache(maxsize=1024)
 def names_in(code: CodeType) -> Names:
     """What a function's code names. Shared by all who ask: not to be changed."""
-    found = Names(set(), set(), set(), set(), set())
+    found = Names(set(), set(), set())
     before: tuple[Any, Any] = (0, ())  # what the last two steps load: an import's level, and the names from there
     for step in dis.get_instructions(code):
         name = step.argval
@@ -201,10 +197,6 @@ def names_in(code: CodeType) -> Names:
         elif step.opcode in dis.hasname:
             is_global = step.opname.endswith(("_GLOBAL", "LOAD_NAME"))
             (found.globals if is_global else found.attributes).add(name)
-        if step.opname.startswith(("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")):
-            found.assigned.add(name)
-        elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            found.stored.add(name)
         before = before[1], name
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -223,8 +215,6 @@ class FunctionScope:
     attributes
         With module and name: the attributes of modules that the user's own function holds or imports, submodules
         included.
-    unloaded
-        The modules that the user's own function would import for the first time, known libraries' left out.
     """
 
     def __init__(self, function: FunctionType) -> None:
@@ -236,7 +226,6 @@ class FunctionScope:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.held += [(name, value) for value in gc.get_referents(cell)]  # none, if it has no value yet
         self.attributes: list[tuple[ModuleType, str, Any]] = []
-        self.unloaded: set[str] = set()
         if not is_users(function):
             return
         self.held += [(name, around[name]) for name in self.names.globals & around.keys()]
@@ -249,10 +238,6 @@ class FunctionScope:
             except ImportError:  # beyond the outermost package
                 continue
             waiting += [sys.modules[each] for each in {name, name.partition(".")[0]} if each in sys.modules]
-            parent, _, last = name.rpartition(".")
-            is_attribute = parent in sys.modules and hasattr(sys.modules[parent], last)
-            if name not in sys.modules and not is_library(name) and not is_attribute:
-                self.unloaded.add(name)
         seen: set[int] = set()
         while waiting:
             module = waiting.pop()

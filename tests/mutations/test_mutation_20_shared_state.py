@@ -1,4 +1,7 @@
-"""Mistake 20: a member that searches the whole collection, or shares a cache. One owner then moves many outputs."""
+"""Mistake 20: a member that searches the whole collection, or shares a cache. One owner then moves many outputs.
+
+A cache is each call's own, since each call runs on a copy of the chain. A search among all is refused by sealing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_dpicl import DPAggregate, NoisyVote, PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
+from langchain_dpicl import PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
 from langchain_dpicl.private.copy import Pristine, Same
 from langchain_dpicl.release import ensemble as module
 
@@ -43,7 +46,7 @@ def whole_collection(records: list[dict[str, str]]) -> Callable[[dict[str, Any]]
     return member
 
 
-def moved(make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: Any, salt: int) -> int:
+def moved(make: Any, store_of: Any, records: Any, owner_keyed: Any, salt: int) -> int:
     """How many outputs the one owner moves; 0 where the ensemble is refused before anything is charged."""
     outputs = []
     for data in ([RARE, *records(9)], records(9)):
@@ -54,40 +57,40 @@ def moved(make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: A
             ensemble = PrivateEnsemble(selector, make(data), count_empty=True, max_concurrency=1)
         except UnsafeConfigurationError:
             return 0
-        budget = budget_of()
-        sealed = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
-        if ensemble.unproven:
-            try:
-                sealed.invoke(QUESTION)
-            except UnsafeConfigurationError:
-                assert budget.spent() == 0
-                return 0
         outputs.append(ensemble.run(QUESTION, 1.0))
     return sum(a != b for a, b in zip(*outputs, strict=True))
 
 
-@pytest.mark.parametrize("make", [by_question, whole_collection])
+def in_the_first(store_of: Any, owner_keyed: Any) -> int:
+    """A salt that puts the owner into the first member, which runs first: what it keeps there, all others find."""
+    one = store_of([RARE])
+    return next(salt for salt in range(10_000) if owner_keyed(one, salt)._unit("alder", "member") < 0.05)
+
+
 def test_20_state_that_members_share_is_caught(
-    make: Any, store_of: Any, records: Any, owner_keyed: Any, budget_of: Any, monkeypatch: pytest.MonkeyPatch
+    store_of: Any, records: Any, owner_keyed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = (make, store_of, records, owner_keyed, budget_of)
-    # Where the owner is in the first member, which runs first, the cache carries its answer to all.
-    first = next(salt for salt in range(10_000) if owner_keyed(store_of([RARE]), salt)._unit("alder", "member") < 0.05)
-    found = moved(*world, first)
-    assert found <= 1, MOVED.format(found)
-    monkeypatch.setattr(module.boundary, "seal", lambda chain, **_: chain)
-    monkeypatch.setattr(module, "Snapshot", lambda *_: type("Nothing", (), {"places": {}}))
-    assert make is whole_collection or moved(*world, first) == 1, "each call has a cache of its own"
+    world = (by_question, store_of, records, owner_keyed, in_the_first(store_of, owner_keyed))
+    found = moved(*world)
+    assert found == 1, MOVED.format(found)
     monkeypatch.setattr(Pristine, "copy", lambda self: Same(self.chain).copy())
-    assert moved(*world, first) == MEMBERS, MOVED
+    assert moved(*world) == MEMBERS, "the mutant's calls run on one chain"
 
 
-def test_20_a_member_of_its_own_moves_with_one_owner_alone(
-    store_of: Any, records: Any, owner_keyed: Any, budget_of: Any
+def test_20_a_search_among_all_records_is_caught(
+    store_of: Any, records: Any, owner_keyed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world = (whole_collection, store_of, records, owner_keyed, in_the_first(store_of, owner_keyed))
+    found = moved(*world)
+    assert found == 0, MOVED.format(found)
+    monkeypatch.setattr(module.boundary, "seal", lambda chain, **_: chain)
+    assert moved(*world) == MEMBERS, "the mutant's sealing looks at nothing"
+
+
+def test_20_a_member_of_its_own_moves_with_one_owner_alone(store_of: Any, records: Any, owner_keyed: Any) -> None:
     def own(data: Any) -> Any:
         return RunnableLambda(
             lambda values: "Negative" if any(e["input"] == RARE["input"] for e in values["examples"]) else "Positive"
         )
 
-    assert moved(own, store_of, records, owner_keyed, budget_of, 1) == 1
+    assert moved(own, store_of, records, owner_keyed, 1) == 1
