@@ -102,8 +102,8 @@ def blocks(eps0: float, rate: float, count: int, direction: Literal["remove", "a
     """
     size = count if eps0 <= _LARGEST else 1
     fits = size == 1 or operations(eps0, rate, count) <= OPERATIONS
-    if shared and fits and _FEW < count == rung(count):
-        return [(_pair(eps0, rate, max(count, _largest_block(eps0, rate)), count, direction), 1)]
+    if shared and fits and _FEW < size == rung(size):
+        return [(_pair(eps0, rate, max(size, _largest_block(eps0, rate)), size, direction), 1)]
     if not fits:
         size = _largest_block(eps0, rate)
     parts: Parts = []

@@ -242,6 +242,8 @@ def test_curves_of_one_grid_are_bounds_too_and_lose_little(eps0: float, rate: fl
         assert finest * (1 - 5e-4) <= shared <= finest * (1 + 2e-3) + 1e-5
         if count < 15:
             assert repeated(eps0, rate, count, shared) <= delta
+    wide = Line(BoundedRange(100.0), 1.0, 8)  # no curve
+    assert PLDAccountant(1 << 19).epsilon([wide], delta) == pytest.approx(PLD.epsilon([wide], delta), rel=1e-3)
 
 
 # -- several lines -----------------------------------------------------------------------------------------------------
