@@ -32,15 +32,15 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType, UnionType
+from typing import Any, Literal, get_args, get_origin
 
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.pickling import TYPES, Pickler, Unpickler, name_of
+from langchain_dpicl.private.pickling import DESCRIPTIONS, TYPES, Pickler, Unpickler, fill, name_of
 
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
@@ -54,6 +54,7 @@ class Copy:
         self._shared, self._originals = shared, originals
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
+        self._exchanged = 0
         self.late: list[tuple[type, str, Any]] = []
         """Hooks of the user's classes, which are set when all classes are made: none of them runs for a copy."""
         self._builtins = ModuleType("builtins", builtins.__doc__)
@@ -88,42 +89,66 @@ class Copy:
         return self._mapped(value, self._original)
 
     def _mapped(self, value: Any, to: dict[type, type]) -> Any:
-        """The same with other classes. None of these classes' code runs."""
+        """The same with other classes, none of whose code runs. A library's object that holds none stays as it is."""
         kind = type(value)
+        is_model = BaseModel in kind.__mro__
         if kind in to:
             return self._made(value, to[kind], to)
+        if is_model and (exchanged := _exchanged(kind, to)) is not kind:
+            return self._made(value, exchanged, to)
+        if to is self._original and kind.__module__ in self._modules:
+            raise TypeError("an object of a class that was made within the call")
         if kind in (list, set, frozenset):
             return kind(self._mapped(each, to) for each in value)
-        if isinstance(value, tuple):
+        if tuple in kind.__mro__:
             return tuple.__new__(kind, [self._mapped(each, to) for each in value])
         if kind is dict:
             return {self._mapped(key, to): self._mapped(each, to) for key, each in value.items()}
-        generic = getattr(kind, "__pydantic_generic_metadata__", None) or {}
-        if generic.get("origin") in to:
-            arguments = tuple(to.get(each, each) for each in generic["args"])
-            return self._made(value, operator.getitem(to[generic["origin"]], arguments), to)  # type: ignore[call-overload]
-        if to is self._original and kind.__module__ in self._modules:
-            raise TypeError("an object of a class that was made within the call")
+        if is_model:  # a library's: a message, a document
+            before, made = self._exchanged, self._model(kind, value, to)
+            return value if self._exchanged == before else made
         return value
 
     def _made(self, value: Any, kind: Any, to: dict[type, type]) -> Any:
+        self._exchanged += 1
         if isinstance(value, enum.Enum):
             if value.name not in kind._member_map_:
                 raise TypeError("a combination of flags")
             return kind._member_map_[value.name]
         if isinstance(value, tuple):
             return tuple.__new__(kind, [self._mapped(each, to) for each in value])
-        made = object.__new__(kind)
         if isinstance(value, BaseModel):
-            for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
-                object.__setattr__(made, name, self._mapped(getattr(value, name), to))
-            object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
-        elif dataclasses.is_dataclass(value):
+            return self._model(kind, value, to)
+        made: Any = object.__new__(kind)
+        if dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 object.__setattr__(made, field.name, self._mapped(getattr(value, field.name), to))
         else:
             raise TypeError("an object of a class of the chain's own")
         return made
+
+    def _model(self, kind: type, value: BaseModel, to: dict[type, type]) -> Any:
+        made: Any = object.__new__(kind)
+        for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
+            object.__setattr__(made, name, self._mapped(getattr(value, name), to))
+        object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+        return made
+
+
+def _exchanged(kind: Any, to: dict[type, type]) -> Any:
+    """A class, or a description of values as ``list[Tree]``, with other classes."""
+    generic = getattr(kind, "__pydantic_generic_metadata__", {})
+    origin, arguments = generic.get("origin") or get_origin(kind), generic.get("args") or get_args(kind)
+    if not origin or origin is Literal:
+        return to.get(kind, kind) if isinstance(kind, type) else kind
+    found = tuple(_exchanged(each, to) for each in arguments)
+    if origin not in to and all(map(operator.is_, found, arguments)):
+        return kind
+    return (
+        functools.reduce(operator.or_, found)
+        if origin is UnionType
+        else operator.getitem(to.get(origin, origin), found)
+    )
 
 
 def _importing(modules: dict[str, ModuleType], own: ModuleType, origins: Origins) -> Callable[..., Any]:
@@ -174,9 +199,15 @@ class Pristine:
         self._share = [each for each in share if not isinstance(each, str)]
         attributes: set[str] = set()
         imports: set[str] = set()
+        apart = frozenset[str]()
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
-            pickler = Pickler(self._origins, self._share, attributes)
-            data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
+            pickler = Pickler(self._origins, self._share, attributes, apart)
+            modules = [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]
+            try:
+                data = pickler.of((chain, modules))
+            except RecursionError:
+                apart = DESCRIPTIONS
+                continue
             if pickler.attributes <= attributes and pickler.imports <= imports:
                 break
             attributes |= pickler.attributes
@@ -205,8 +236,7 @@ class Pristine:
         unpickler = Unpickler(io.BytesIO(self._data), made, self._origins)
         made.chain, _ = unpickler.load()
         for _ in range(self._records):
-            module, held = unpickler.load()
-            vars(module).update(held)
+            fill(*unpickler.load())
         for kind, name, hook in made.late:
             type.__setattr__(kind, name, hook)
         return made

@@ -9,6 +9,7 @@ import __future__
 import builtins
 import contextlib
 import contextvars
+import dataclasses
 import enum
 import functools
 import gc
@@ -47,7 +48,11 @@ _LONG = 65_536
 _ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
 _HOOKS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
-_STATELESS = ("random.SystemRandom",)
+DESCRIPTIONS = frozenset({"__annotations__", "__dataclass_fields__"})
+"""Attributes in which classes and functions name classes, and which no object needs in order to be made."""
+_STATELESS = ("random.SystemRandom", "pydantic._internal._namespace_utils.NsResolver")
+"""A copy has a new one. The second one would hold all variables of the function around a decorated one."""
+_SCHEMAS = ("pydantic_core._pydantic_core.SchemaValidator", "pydantic_core._pydantic_core.SchemaSerializer")
 _TEMPLATES = ("jinja2.environment.Template",)
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
@@ -55,6 +60,9 @@ TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 _HEAP = 1 << 9
 """Of a class: made by a ``class`` statement, so that it can be written."""
 _CACHED = type(functools.cache(lambda: None))
+
+_SLOTTED = getattr(dataclasses, "_dataclass_setstate", object())
+"""How a frozen data class with slots takes its state."""
 
 _KEEPERS = (
     threading.local,
@@ -73,7 +81,13 @@ class _Space:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
-    def __init__(self, origins: Origins, share: Sequence[object], attributes: set[str]) -> None:
+    """The pickle of one chain. ``apart`` are attributes of classes and functions that follow after all of these: with
+    none a chain of classes that name each other may be too long (`RecursionError`)."""
+
+    def __init__(
+        self, origins: Origins, share: Sequence[object], attributes: set[str], apart: frozenset[str] = frozenset()
+    ) -> None:
+        self._apart = apart
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
         self._origins = origins
@@ -88,9 +102,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._index: dict[int, int] = {}
         self._spaces: dict[int, _Space] = {}
         self._kept: list[Any] = []
+        self._schemas: dict[int, tuple[Any, Any]] = {}
         self._last: Any = None
         self._held: set[tuple[int, str]] = set()
-        self._waiting: deque[tuple[_Space, dict[str, Any]]] = deque()
+        self._waiting: deque[tuple[Any, dict[str, Any]]] = deque()
         self.records = 0
         """How many pickles follow the first: of what modules hold, one after another, lest the stack grow with them."""
         self._nowhere = ModuleType("nowhere")
@@ -105,6 +120,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         except UnsafeConfigurationError:
             raise
         except Exception as error:
+            if isinstance(error.__cause__, RecursionError) and not self._apart:
+                raise error.__cause__ from None
             reason = f"{type(error).__name__}: {error}"
         else:
             return self._file.getvalue()
@@ -214,6 +231,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return self._variable(obj, kind)
         if is_named(obj, _STATELESS):
             return kind, ()
+        if is_named(obj, _SCHEMAS):
+            made, (schema, *settings) = obj.__reduce__()
+            return _made_schema, (_classes_in(schema), made, self._of_schemas(schema), settings)
+        if issubclass(kind, contextlib._GeneratorContextManagerBase) and "args" in vars(obj):  # it was never entered
+            return kind, (obj.func, obj.args, obj.kwds)
+        if issubclass(kind, property):
+            accessors = (obj.fget, obj.fset, obj.fdel, obj.__doc__)
+            return _made_descriptor, (kind, accessors), getattr(obj, "__dict__", None)
+        if getattr(kind, "__setstate__", None) is _SLOTTED:  # which asks a class of the copy
+            state = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
+            return object.__new__, (kind,), (None, state), None, None, _fill_object
+        if _has_fallback(kind):
+            return *obj.__reduce_ex__(4), _fill_object
         if issubclass(kind, (MethodType, BuiltinMethodType)) and (found := self._library_method(obj)) is not None:
             return getattr, found
         if issubclass(kind, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr, sys.stdin):
@@ -234,7 +264,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         if maker is reducers._make_skeleton_class:
-            maker, state, setter = _skeleton, (_OWN, state), _fill_class
+            self._put_off(obj, state[0])
+            maker, arguments, state, setter = _skeleton, _with_slots(arguments, state[0]), (_OWN, state), _fill_class
         self.classes.append(obj)
         if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
             arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
@@ -269,10 +300,26 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             package = obj.__globals__.get("__package__") or ""
             for path in names.modules:
                 self._imported(path, package)
+        self._put_off(obj, state)
         space = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
         arguments = (obj.__code__, space, obj.__name__, len(obj.__closure__ or ()))
         cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
         return _made_function, arguments, (state, dict(vars(obj)), cells), None, None, _fill_function
+
+    def _of_schemas(self, schema: Any) -> Any:
+        """A validator's schema, of which nothing but validators has a part: what else has one holds classes."""
+        kind = type(schema)
+        if kind not in (dict, list, tuple):
+            return schema
+        if id(schema) not in self._schemas:
+            made = {key: self._of_schemas(each) for key, each in schema.items()} if kind is dict else None
+            self._schemas[id(schema)] = schema, made or kind(map(self._of_schemas, schema))
+        return self._schemas[id(schema)][1]
+
+    def _put_off(self, obj: Any, attributes: dict[str, Any]) -> None:
+        """Take these of a class's or a function's attributes out, and have them in a pickle that follows."""
+        if late := {name: attributes.pop(name) for name in sorted(self._apart & attributes.keys())}:
+            self._waiting.append((obj, late))
 
     def _by_name(self, obj: Any) -> bool:
         """Whether an object is found by its name in a module that copies share."""
@@ -380,6 +427,36 @@ def _is_mark(obj: Any, kind: type) -> bool:
     return any(each is obj for each in vars(sys.modules.get(kind.__module__, builtins)).values())
 
 
+def _with_slots(arguments: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a class: what its skeleton is made from. With its slots, whose descriptors Python makes."""
+    for name in [name for name, each in attributes.items() if type(each) is types.MemberDescriptorType]:
+        del attributes[name]
+    if attributes.get("__pydantic_complete__"):
+        attributes.pop("__pydantic_parent_namespace__", None)  # all variables of a function
+    metaclass, name, bases, given, *none = arguments
+    if attributes.get("__slots__"):
+        given = {**given, "__slots__": attributes.pop("__slots__")}
+    return metaclass, name, bases, given, *none
+
+
+def _classes_in(schema: Any) -> list[type]:
+    """The classes that a schema names. They are in a pickle before it: a validator reads it whole when it is made."""
+    waiting, found = [schema], list[type]()
+    while waiting:
+        each = waiting.pop()
+        if type(each) in (dict, list, tuple):
+            waiting += each.values() if type(each) is dict else each
+        elif isinstance(each, type):
+            found.append(each)
+    return found
+
+
+def _has_fallback(kind: Any) -> bool:
+    """Whether a class gives attributes that are not there, as a wrapper does: one without its fields asks itself."""
+    plain = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
+    return plain and hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__")
+
+
 def _annotated(function: FunctionType) -> set[str]:
     """The names in annotations that are texts: a function's own, and those of what is written within it."""
     texts = [each for each in function.__annotations__.values() if isinstance(each, str)]
@@ -446,6 +523,16 @@ def _fill_class(made: type, state: Any) -> None:
     reducers._class_setstate(made, (attributes, slots))
 
 
+def fill(made: Any, held: dict[str, Any]) -> None:
+    """Give a module, a class or a function what follows it in a pickle."""
+    if isinstance(made, ModuleType):
+        vars(made).update(held)
+        return
+    put = type.__setattr__ if isinstance(made, type) else object.__setattr__
+    for name, value in held.items():
+        put(made, name, value)
+
+
 def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) -> FunctionType:
     return FunctionType(code, vars(around), name, None, tuple(CellType() for _ in range(cells)) or None)
 
@@ -465,6 +552,23 @@ def _fill_function(function: FunctionType, state: Any) -> None:
             cell.cell_contents = value
     for name, value in attributes.items():
         setattr(function, name, value)
+
+
+def _fill_object(made: Any, state: Any) -> None:
+    """Give an object its fields. None of its class's methods is asked."""
+    attributes, slots = state if type(state) is tuple else (state, None)
+    for name, value in {**(attributes or {}), **(slots or {})}.items():
+        object.__setattr__(made, name, value)
+
+
+def _made_descriptor(kind: type[property], accessors: tuple[Any, ...]) -> property:
+    made = kind.__new__(kind)
+    property.__init__(made, *accessors)
+    return made
+
+
+def _made_schema(classes: list[type], made: Any, schema: Any, settings: list[Any]) -> Any:
+    return made(schema, *settings)
 
 
 def _same(module: ModuleType) -> ModuleType:
