@@ -41,6 +41,7 @@ from pydantic import BaseModel
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.origins import Origins, home, top
 from langchain_dpicl.private.pickling import DESCRIPTIONS, TYPES, Pickler, Unpickler, fill, name_of
+from langchain_dpicl.private.reach import reachable
 
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
@@ -49,8 +50,11 @@ _LARGE = 1 << 22
 class Copy:
     """One call's copy of a chain."""
 
-    def __init__(self, shared: Sequence[Any], originals: Sequence[type], origins: Origins) -> None:
+    def __init__(
+        self, pristine: Pristine | None, shared: Sequence[Any], originals: Sequence[type], origins: Origins
+    ) -> None:
         self.chain: Any = None
+        self._pristine, self._origins = pristine, origins
         self._shared, self._originals = shared, originals
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
@@ -96,8 +100,12 @@ class Copy:
             return self._made(value, to[kind], to)
         if is_model and (exchanged := _exchanged(kind, to)) is not kind:
             return self._made(value, exchanged, to)
-        if to is self._original and kind.__module__ in self._modules:
-            raise TypeError("an object of a class that was made within the call")
+        if to is self._original:
+            if kind.__module__ in self._modules:
+                raise TypeError("an object of a class that was made within the call")
+        elif self._pristine is not None and self._is_own(kind):  # else all calls would share its class
+            self._add(self._pristine.of_class(kind).copy(), to)
+            return self._made(value, to[kind], to)
         if kind in (list, set, frozenset):
             return kind(self._mapped(each, to) for each in value)
         if tuple in kind.__mro__:
@@ -107,7 +115,17 @@ class Copy:
         if is_model:  # a library's: a message, a document
             before, made = self._exchanged, self._model(kind, value, to)
             return value if self._exchanged == before else made
+        if to is not self._original and self._pristine is not None and any(map(self._is_own, _kinds(value))):
+            raise TypeError(f"a {kind.__name__} that holds an object of the caller's own")
         return value
+
+    def _is_own(self, kind: type) -> bool:
+        return self._origins.by_reference(kind.__module__) is False
+
+    def _add(self, other: Copy, to: dict[type, type]) -> None:
+        """Have the classes of another copy, too: the chain does not name them."""
+        self._original.update(other._original)
+        to.update({original: made for made, original in other._original.items() if original not in to})
 
     def _made(self, value: Any, kind: Any, to: dict[type, type]) -> Any:
         self._exchanged += 1
@@ -133,6 +151,12 @@ class Copy:
             object.__setattr__(made, name, self._mapped(getattr(value, name), to))
         object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
         return made
+
+
+def _kinds(value: Any) -> Iterator[type]:
+    """The classes of what a library's object holds."""
+    if top(type(value).__module__) != "langchain_dpicl":
+        yield from (each if isinstance(each, type) else type(each) for each in reachable(value))
 
 
 def _exchanged(kind: Any, to: dict[type, type]) -> Any:
@@ -190,13 +214,17 @@ class Pristine:
     Raises `UnsafeConfigurationError` for what cannot be copied.
     """
 
-    __slots__ = ("_classes", "_data", "_modules", "_origins", "_records", "_share", "chain", "items")
+    __slots__ = ("_classes", "_data", "_modules", "_of_classes", "_origins", "_records", "_share", "chain", "items")
 
     def __init__(self, chain: Any, *, share: Iterable[object] = (), isolate: Iterable[str] = ()) -> None:
         share = tuple(share)
         names = [each for each in share if isinstance(each, str)]
         self._origins = Origins(names, isolate, _own_modules(chain))
         self._share = [each for each in share if not isinstance(each, str)]
+        self._pickle(chain)
+
+    def _pickle(self, chain: Any) -> None:
+        self._of_classes: dict[type, Pristine] = {}
         attributes: set[str] = set()
         imports: set[str] = set()
         apart = frozenset[str]()
@@ -232,7 +260,7 @@ class Pristine:
 
     def copy(self) -> Copy:
         """A copy that shares nothing with another but what `shared` lists."""
-        made = Copy(self.items, self._classes, self._origins)
+        made = Copy(self, self.items, self._classes, self._origins)
         unpickler = Unpickler(io.BytesIO(self._data), made, self._origins)
         made.chain, _ = unpickler.load()
         for _ in range(self._records):
@@ -240,6 +268,15 @@ class Pristine:
         for kind, name, hook in made.late:
             type.__setattr__(kind, name, hook)
         return made
+
+    def of_class(self, kind: type) -> Pristine:
+        """A class that calls are given objects of, to be copied as this chain is."""
+        if kind not in self._of_classes:
+            made = object.__new__(Pristine)
+            made._origins, made._share = self._origins, self._share
+            made._pickle(kind)
+            self._of_classes[kind] = made
+        return self._of_classes[kind]
 
     @property
     def size(self) -> int:
@@ -315,6 +352,6 @@ class Same(Pristine):
         self.chain, self.items, self._classes, self._origins = chain, [], [], Origins()
 
     def copy(self) -> Copy:
-        made = Copy((), (), self._origins)
+        made = Copy(None, (), (), self._origins)
         made.chain = self.chain
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import enum
 import functools
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from collections import deque
 from pathlib import Path
 from random import random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
@@ -22,10 +24,17 @@ import tenacity
 from ears import Ears
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
+from langchain_core.documents import Document
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
-from pydantic import BaseModel, Field, PrivateAttr, field_validator
+from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel, Field, PrivateAttr, RootModel, field_validator
 
 import langchain_dpicl as dp
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
@@ -106,18 +115,161 @@ def test_an_object_of_another_class_of_the_chains_own_is_no_answer() -> None:
         returned(RunnableLambda(lambda _: [Own()]))
 
 
+class Calling(GenericFakeChatModel):
+    """A chat model that calls the tool of a schema."""
+
+    messages: Any = None
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        call = {"name": "Flat", "args": {"kind": "oak", "height": 9}, "id": "1"}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+
+
+PROMPT = PromptTemplate.from_template("{input} {examples}")
+
+
 @pytest.mark.parametrize(
     ("member", "aggregator"),
     [
         (RunnableLambda(lambda values: Flat(kind="oak", height=len(values["examples"]) and 9)), dp.Structured(Flat)),
         (RunnableLambda(lambda _: '{"kind": "oak", "height": 9}') | PydanticOutputParser(pydantic_object=Flat), None),
         (RunnableLambda(lambda _: Kind.OAK.value), dp.NoisyVote(["oak", "elm"], mechanism="vote")),
+        (PROMPT | Calling().with_structured_output(Flat), None),
+        (PROMPT | Calling().with_structured_output(Flat, include_raw=True), None),
+        (
+            PROMPT | Calling().with_structured_output(Flat) | (lambda flat: flat.kind),
+            dp.NoisyVote(["oak", "elm"], mechanism="vote"),
+        ),
     ],
-    ids=["an instance", "a parser", "an enumeration"],
+    ids=["an instance", "a parser", "an enumeration", "structured output", "with the raw message", "a field of it"],
 )
 def test_typed_answers_are_released(member: Any, aggregator: Any, sealed_of: Any) -> None:
     released = sealed_of(member, vote=aggregator or dp.Structured(Flat), members=20).invoke(QUESTION)
     assert released == "oak" or (type(released) is Flat and released.kind == "oak")
+
+
+def answered(_: Any) -> Any:
+    tree = Tree(kind="oak", height=3)
+    called = {"name": "plant", "args": {"tree": tree}, "id": "1"}
+    return [
+        Document("an oak", metadata={"kind": Kind.OAK}),
+        AIMessage("an oak", additional_kwargs={"parsed": tree}, tool_calls=[called]),
+        ToolMessage("an oak", artifact=[(tree,)], tool_call_id="1"),
+        HumanMessage("an oak"),
+    ]
+
+
+def test_what_libraries_objects_hold_is_of_the_callers_own_classes_too() -> None:
+    copy = Pristine(RunnableLambda(answered)).copy()
+    made = copy.chain.invoke("")
+    document, said, called, human = copy.returned(made)
+    assert document.metadata["kind"] is Kind.OAK
+    held = [said.additional_kwargs["parsed"], said.tool_calls[0]["args"]["tree"], called.artifact[0][0]]
+    assert [type(each) for each in held] == [Tree] * 3
+    assert [document, said, called, human] == answered("")
+    assert human is made[3], "nothing in it is of a class of the copy's"
+
+
+class Metre(enum.Enum):
+    TALL = "tall"
+
+
+class Leaf(BaseModel):
+    metre: Metre = Metre.TALL
+    kept: ClassVar[list[str]] = []
+
+
+def test_classes_of_what_is_given_are_a_copys_own_though_the_chain_does_not_name_them() -> None:
+    def answer(given: Any) -> Any:
+        kind = type(given["leaf"])
+        kind.kept.append(given["text"])
+        return list(kind.kept), given["leaf"].metre is type(given["metre"]).TALL, given["leaf"]
+
+    copies = Pristine(RunnableLambda(answer))
+    for text in ("one", "two"):
+        copy, leaf = copies.copy(), Leaf()
+        given = copy.given({"leaf": leaf, "text": text, "metre": Metre.TALL})
+        kept, is_same, found = copy.returned(copy.chain.invoke(given))
+        assert (kept, is_same, found, type(found)) == ([text], True, leaf, Leaf)
+    assert Leaf.kept == []
+    with pytest.raises(TypeError, match="caller's own"):
+        copies.copy().given(deque([leaf]))
+
+
+def test_a_graph_s_messages_hold_the_callers_own_classes() -> None:
+    def node(state: MessagesState) -> Any:
+        given: Any = state["messages"][0]
+        return {"messages": [ToolMessage("", artifact=given.artifact.like, tool_call_id="2")]}
+
+    copy = Pristine(StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()).copy()
+    tree = Tree(kind="oak", height=3, like=Tree(kind="elm", height=2))
+    given = {"messages": [ToolMessage("", artifact=tree, tool_call_id="1")]}
+    found = copy.returned(copy.chain.invoke(copy.given(given)))["messages"]
+    assert [type(each.artifact) for each in found] == [Tree, Tree]
+    assert found[1].artifact == tree.like
+
+
+class Failing(Exception):
+    """An error of the user's own, which holds what it failed on."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(f"a tree of {tree.height} metres")
+        self.tree = tree
+
+
+def test_an_error_of_the_users_own_is_text_outside_of_a_call(sealed_of: Any) -> None:
+    def failing(values: Any) -> Any:
+        raise Failing(Tree(kind="oak", height=3))
+
+    def of_python(shown: Any) -> bool:
+        held = [*shown.items()] if isinstance(shown, dict) else shown if isinstance(shown, (list, tuple)) else []
+        return vars(builtins).get(type(shown).__name__, type(None)) is type(shown) and all(map(of_python, held))
+
+    ensemble = sealed_of(failing).ensemble
+    rehearsal = ensemble.rehearse([{"input": "text", "output": "oak"}], QUESTION)
+    assert rehearsal.calls[0].error == "Failing: a tree of 3 metres"
+    assert all(of_python(dataclasses.asdict(call)) for call in rehearsal.calls)
+
+
+@pytest.mark.asks_first
+def test_an_error_of_the_users_own_is_text_in_the_error_of_a_public_question(sealed_of: Any) -> None:
+    def failing(values: Any) -> Any:
+        raise Failing(Tree(kind="oak", height=3))
+
+    with pytest.raises(ModelUnavailable, match="Failing") as caught:
+        sealed_of(failing).invoke(QUESTION)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert all(type(each) is str for each in [*caught.value.args, *vars(caught.value).values()])
+
+
+SCALE = "a name that no code says"
+
+
+@pytest.mark.asks_first
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        (lambda: globals()["elacs"[::-1].upper()], "KeyError"),
+        (lambda: getattr(this_module(), "elacs"[::-1].upper()), "AttributeError"),
+    ],
+    ids=["a global by its name", "a module's attribute by its name"],
+)
+def test_names_that_no_code_says_are_not_there_and_the_public_question_says_so(
+    found: Any, error: str, sealed_of: Any
+) -> None:
+    assert found() == SCALE
+    with pytest.raises(ModelUnavailable, match=error):
+        sealed_of(RunnableLambda(lambda values: [found(), "Positive"][-1])).invoke(QUESTION)
+
+
+def this_module() -> Any:
+    import test_copy
+
+    return test_copy
 
 
 def test_objects_and_packages_are_shared_by_name_and_models_as_they_are() -> None:
@@ -243,6 +395,10 @@ class Lazy:
 Number = NewType("Number", int)
 
 
+class Trees(RootModel[list[Tree]]):
+    pass
+
+
 def test_ordinary_code_works_in_a_copy() -> None:
     def answer(_: Any) -> Any:
         drawn = random()
@@ -323,6 +479,35 @@ def test_generic_models_and_private_attributes_come_back_whole() -> None:
     assert (found[0].held, found[0]._hidden) == (1, 7)
     assert found[1] == Pair(Kind.OAK, 1)
     assert type(found[1]) is Pair
+
+
+def boxed(_: Any) -> Any:
+    tree = Tree(kind="oak", height=3)
+    return (
+        Box[list[Tree]](held=[tree]),
+        Box[Tree | None](held=tree),
+        Box[dict[str, tuple[Tree, ...]]](held={"one": (tree,)}),
+        Box[Literal["oak"]](held="oak"),
+        Trees([tree]),
+        RootModel[list[Tree]]([tree]),
+    )
+
+
+def test_generic_models_of_containers_come_back_as_the_callers_own() -> None:
+    found = returned(RunnableLambda(boxed))
+    assert found == boxed("")
+    assert [type(each) for each in found] == [type(each) for each in boxed("")]
+
+
+def test_a_tuple_of_a_class_that_was_made_in_the_call_is_no_answer() -> None:
+    def answer(_: Any) -> Any:
+        class Late(NamedTuple):
+            first: int
+
+        return Late(1)
+
+    with pytest.raises(TypeError, match="within the call"):
+        returned(RunnableLambda(answer))
 
 
 def test_code_may_be_long() -> None:
