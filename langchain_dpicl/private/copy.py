@@ -8,7 +8,7 @@ Shared by all copies, and that is all (`Pristine.shared` lists it):
 
 * what cannot be written: code, long texts, ``object()``;
 * models and embeddings whose class comes from an installed library, weights, HTTP clients, compiled templates, loggers,
-  unless they hold functions or chains of the user's own: then these have a copy, too;
+  unless they hold functions or objects of the user's own, however deep: then these have a copy, too, or are refused;
 * public collections, what stands in for a member's own bucket, what is released, and what ``share`` names;
 * installed libraries' modules, with their classes, functions and type variables and what code finds through them (by
   ``sys.modules``, ``typing.get_type_hints``, ``copyreg``), and what C extensions and the system keep.

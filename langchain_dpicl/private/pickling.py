@@ -53,6 +53,7 @@ DESCRIPTIONS = frozenset({"__annotations__", "__dataclass_fields__"})
 _STATELESS = ("random.SystemRandom", "pydantic._internal._namespace_utils.NsResolver")
 """A copy has a new one. The second one would hold all variables of the function around a decorated one."""
 _SCHEMAS = ("pydantic_core._pydantic_core.SchemaValidator", "pydantic_core._pydantic_core.SchemaSerializer")
+_LOGGERS = ("logging.Logger", "logging.Manager", "logging.LoggerAdapter")
 _TEMPLATES = ("jinja2.environment.Template",)
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"})
 _OF_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "__cached__"})
@@ -61,6 +62,7 @@ _HEAP = 1 << 9
 """Of a class: made by a ``class`` statement, so that it can be written."""
 _CACHED = type(functools.cache(lambda: None))
 
+_TYPED = getattr(typing, "_TypedDictMeta", None)
 _SLOTTED = getattr(dataclasses, "_dataclass_setstate", object())
 """How a frozen data class with slots takes its state."""
 
@@ -191,7 +193,25 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             homes.discard("")  # what a template is compiled to
         if any(map(self.is_own, homes)):
             return True
-        return any(is_one(each, Runnable) and self.is_own(type(each).__module__) for each in held)
+        if any(is_one(each, Runnable) and self.is_own(type(each).__module__) for each in held):
+            return True
+        return not is_one(obj, COLLECTIONS) and not is_named(obj, (*_TEMPLATES, *_LOGGERS)) and self._reaches_own(obj)
+
+    def _reaches_own(self, obj: Any) -> bool:
+        """The same, however deep: in partials, callable objects, hooks of a client."""
+        waiting, seen = gc.get_referents(obj), {id(obj): obj}
+        while waiting:
+            each = waiting.pop()
+            kind = type(each)
+            if id(each) in seen or kind in _ATOMS or id(each) in self._user or is_named(each, _LOGGERS):
+                continue
+            seen[id(each)] = each
+            if issubclass(kind, (type, ModuleType, CodeType)):
+                continue
+            if self._origins.by_reference(home(each) if kind is FunctionType else kind.__module__) is False:
+                return True
+            waiting += (each.__closure__, each.__defaults__) if kind is FunctionType else gc.get_referents(each)
+        return False
 
     # -- by value ------------------------------------------------------------------------------------------------------
 
@@ -260,7 +280,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             if self._by_name(obj):
                 return NotImplemented
         else:
-            self.modules.add(obj.__module__)
+            self.modules.add(str(obj.__module__))
         maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         if maker is reducers._make_skeleton_class:
@@ -434,6 +454,8 @@ def _with_slots(arguments: tuple[Any, ...], attributes: dict[str, Any]) -> tuple
     if attributes.get("__pydantic_complete__"):
         attributes.pop("__pydantic_parent_namespace__", None)  # all variables of a function
     metaclass, name, bases, given, *none = arguments
+    if metaclass is _TYPED and bases == (dict,):  # made by a call of TypedDict, not by a class statement
+        bases = ()
     if attributes.get("__slots__"):
         given = {**given, "__slots__": attributes.pop("__slots__")}
     return metaclass, name, bases, given, *none

@@ -27,6 +27,7 @@ from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
+import httpx
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.language_models.fake import FakeListLLM
@@ -985,4 +986,105 @@ def constants_of_a_code() -> Step:
 
     constants = tuple(Plain() if each == "here" else each for each in step.__code__.co_consts)
     step.__code__ = step.__code__.replace(co_consts=constants)
+    return step
+
+
+def counted(kept: list[Any], text: str) -> list[int]:
+    kept.append(text)
+    return [len(kept)]
+
+
+class CountingCall:
+    """A callable object that counts."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, text: str) -> list[int]:
+        return counted(self.kept, text)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def model_form(name: str, holder: Callable[[], Any]) -> None:
+    """A form that keeps the text in what a library's model calls."""
+
+    def make() -> Any:
+        llm = FakeListLLM(responses=["a"], custom_get_token_ids=holder())
+        return RunnableLambda(lambda text: llm.get_token_ids(text)) | (lambda found: found if found != [1] else None)
+
+    FORMS[f"{name} in a field of a library's model"] = make
+
+
+model_form("a partial", lambda: functools.partial(counted, []))
+model_form("a partial of a method", lambda: functools.partial(CountingCall().__call__))
+model_form("a callable object", CountingCall)
+
+
+@form
+def an_object_deep_in_a_model() -> Step:
+    llm = FakeListLLM(responses=["a"], metadata={"held": [[{"it": Plain()}]]})
+
+    def step(text: str) -> Any:
+        held = (llm.metadata or {})["held"][0][0]["it"]
+        before = getattr(held, "kept", None)
+        held.kept = text
+        return before
+
+    return step
+
+
+@form
+def a_hook_of_a_client() -> Step:
+    kept: list[Any] = []
+
+    def hook(request: httpx.Request) -> None:
+        request.headers["before"] = kept[-1] if kept else ""
+        kept.append(request.headers["text"])
+
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=request.headers["before"]))
+    client = httpx.Client(event_hooks={"request": [hook]}, transport=transport)
+    return lambda text: client.get("http://nowhere", headers={"text": text}).text or None
+
+
+@form
+def listed_the_thread_of_a_call() -> Step:
+    def step(text: str) -> Any:
+        held: Any = threading.current_thread()
+        before = getattr(held, "kept", None)
+        held.kept = text
+        return before
+
+    return step
+
+
+@form
+def listed_the_module_of_a_builtin_function() -> Step:
+    def step(text: str) -> Any:
+        held: Any = len.__self__  # type: ignore[attr-defined]
+        before = getattr(held, "kept_by_len", None)
+        held.kept_by_len = text
+        return before
+
+    return step
+
+
+@form
+def listed_a_filter_of_a_logger() -> Step:
+    class Filter(logging.Filter):
+        last: Any = None
+
+        def filter(self, record: Any) -> bool:
+            record.before, self.last = self.last, record.msg
+            return True
+
+    log = logging.Logger("a logger with a filter")
+    log.addFilter(Filter())
+
+    def step(text: str) -> Any:
+        record: Any = logging.LogRecord("", 20, "", 1, text, (), None)
+        log.filter(record)
+        return record.before
+
     return step

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -359,6 +360,14 @@ class Right(BaseModel):
     left: Left | None = None
 
 
+class State(TypedDict):
+    cat: Cat
+
+
+class Plain(typing.TypedDict):
+    cat: Cat
+
+
 class Cats(RootModel[list[Cat]]):
     pass
 
@@ -400,7 +409,8 @@ def models_made_otherwise(text: str) -> Any:
 @step
 def adapters(text: str) -> Any:
     zoos = ZOOS.validate_python([{"pet": {"kind": "cat", "name": text}}])
-    return zoos[0].title, LEAVES.validate_python([{"dog": {}}])[0]["dog"].name
+    typed = State(cat=Cat())["cat"].kind, Plain(cat=Cat())["cat"].name, sorted(Plain.__annotations__)
+    return typed, zoos[0].title, LEAVES.validate_python([{"dog": {}}])[0]["dog"].name
 
 
 @pytest.mark.parametrize("name", STEPS)

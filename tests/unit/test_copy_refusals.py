@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "a session": lambda: Session(sqlalchemy.create_engine("sqlite://")),
     "a file": lambda: open(__file__, encoding="utf-8"),  # noqa: SIM115
     "a binary file": lambda: open(__file__, "rb"),  # noqa: SIM115
+    "a client with a hook": lambda: httpx.Client(event_hooks={"request": [lambda request: None]}),
     "a thread pool": lambda: ThreadPoolExecutor(1),
     "a process pool": lambda: ProcessPoolExecutor(1),
     "a generator": lambda: (number for number in range(3)),

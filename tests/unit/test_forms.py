@@ -25,6 +25,7 @@ REFUSED = {
     "an event",
     "an open file",
     "an object that is pickled by its name",
+    "a hook of a client",
 }
 
 
