@@ -32,6 +32,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
+from itertools import chain as chain_of
 from types import CodeType, FunctionType, ModuleType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -103,7 +104,7 @@ class Copy:
         if to is self._original:
             if kind.__module__ in self._modules:
                 raise TypeError("an object of a class that was made within the call")
-        elif self._pristine is not None and self._is_own(kind):  # else all calls would share its class
+        elif self._pristine is not None and self._is_own(kind.__module__):  # else all calls would share its class
             self._add(self._pristine.of_class(kind).copy(), to)
             return self._made(value, to[kind], to)
         if kind in (list, set, frozenset):
@@ -115,12 +116,12 @@ class Copy:
         if is_model:  # a library's: a message, a document
             before, made = self._exchanged, self._model(kind, value, to)
             return value if self._exchanged == before else made
-        if to is not self._original and self._pristine is not None and any(map(self._is_own, _kinds(value))):
+        if to is not self._original and self._pristine is not None and any(map(self._is_own, _homes(value))):
             raise TypeError(f"a {kind.__name__} that holds an object of the caller's own")
         return value
 
-    def _is_own(self, kind: type) -> bool:
-        return self._origins.by_reference(kind.__module__) is False
+    def _is_own(self, module: object) -> bool:
+        return self._origins.by_reference(module) is False
 
     def _add(self, other: Copy, to: dict[type, type]) -> None:
         """Have the classes of another copy, too: the chain does not name them."""
@@ -153,10 +154,17 @@ class Copy:
         return made
 
 
-def _kinds(value: Any) -> Iterator[type]:
-    """The classes of what a library's object holds."""
-    if top(type(value).__module__) != "langchain_dpicl":
-        yield from (each if isinstance(each, type) else type(each) for each in reachable(value))
+def _homes(value: Any) -> Iterator[object]:
+    """The modules of the classes and functions that a library's object, or a function, reaches."""
+    if top(type(value).__module__) == "langchain_dpicl":
+        return
+    for each in chain_of([value], reachable(value)):
+        if isinstance(each, ModuleType):
+            yield each.__name__
+        elif isinstance(each, FunctionType):
+            yield home(each)
+        else:
+            yield (each if isinstance(each, type) else type(each)).__module__
 
 
 def _exchanged(kind: Any, to: dict[type, type]) -> Any:

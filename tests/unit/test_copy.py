@@ -195,8 +195,11 @@ def test_classes_of_what_is_given_are_a_copys_own_though_the_chain_does_not_name
         kept, is_same, found = copy.returned(copy.chain.invoke(given))
         assert (kept, is_same, found, type(found)) == ([text], True, leaf, Leaf)
     assert Leaf.kept == []
-    with pytest.raises(TypeError, match="caller's own"):
-        copies.copy().given(deque([leaf]))
+    for held in (deque([leaf]), Leaf, boxed, sys.modules[__name__], functools.partial(boxed)):
+        with pytest.raises(TypeError, match="caller's own"):
+            copies.copy().given(held)
+    for plain in (deque(["a"]), str, len, json.dumps, json, functools.partial(json.dumps), Path("a"), Document("a")):
+        assert copies.copy().given(plain) is plain
 
 
 def test_a_graph_s_messages_hold_the_callers_own_classes() -> None:
