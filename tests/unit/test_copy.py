@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from random import random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
@@ -22,13 +22,11 @@ import jinja2
 import pytest
 import tenacity
 from ears import Ears
-from langchain_core.language_models.fake import FakeListLLM
-from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
