@@ -139,12 +139,27 @@ def start(work: Work) -> bool:
     return True
 
 
+def cleaner() -> Callable[[], None]:
+    """What makes this thread's object what it is now: a call may have written on it."""
+    held = vars(threading.current_thread())
+    own = dict(held)
+
+    def clean() -> None:
+        for name in held.keys() - own.keys():
+            del held[name]
+        held.update(own)
+
+    return clean
+
+
 def _serve(inbox: SimpleQueue[Work]) -> None:
+    clean = cleaner()
     while True:
         work = inbox.get()
         with contextlib.suppress(BaseException):  # `threading.excepthook` must not see it
             work()
         del work
+        clean()
         if len(_idle) >= _KEPT:
             return
         _idle.append(inbox)

@@ -230,11 +230,12 @@ class _Round:
 
     def _work(self) -> None:
         """In a thread: one call after another, as long as some wait."""
-        taken = self._take()
+        taken, clean = self._take(), running.cleaner()
         while taken is not None:
             i, call = taken
             with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
                 clean_context().copy().run(immediate, self._call(i, call, False))
+            clean()
             taken = self._take(i)
         self.bell.put(None)
 

@@ -1049,17 +1049,6 @@ def a_hook_of_a_client() -> Step:
 
 
 @form
-def listed_the_thread_of_a_call() -> Step:
-    def step(text: str) -> Any:
-        held: Any = threading.current_thread()
-        before = getattr(held, "kept", None)
-        held.kept = text
-        return before
-
-    return step
-
-
-@form
 def listed_the_module_of_a_builtin_function() -> Step:
     def step(text: str) -> Any:
         held: Any = len.__self__  # type: ignore[attr-defined]

@@ -555,3 +555,20 @@ async def test_an_error_whose_attributes_raise_ends_one_call_and_is_not_logged(
     assert here == awaited == [0, ABSTAIN, 2]
     gc.collect()
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_what_a_call_writes_on_its_thread_no_other_call_reads(at_once: int) -> None:
+    """Threads are used again, by calls of the same release and of later ones."""
+
+    def member(values: dict[str, Any]) -> Any:
+        thread: Any = threading.current_thread()
+        before = getattr(thread, "kept", None), thread.name
+        thread.kept = thread.name = values["input"]
+        return before
+
+    requests: list[boundary.MemberRequest] = [({"input": text}, Examples(())) for text in "abcdef"]
+    chain = Same(RunnableLambda(member))
+    for _ in range(2):
+        assert boundary.run_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
+        assert await boundary.arun_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
