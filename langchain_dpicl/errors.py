@@ -11,6 +11,7 @@
     │   └── StoreFileError                 a saved store that cannot be read or written
     │       └── StoreFileChanged           another process has changed the file, or it is another store's
     ├── UnsafeConfigurationError           the surroundings would carry private text out
+    │   └── ShutWithinCall                 a chain's call asked for the store, a budget or a release
     ├── ModelUnavailable                   the model fails on public input: nothing was charged
     │   └── MembersAbstained               a release says that the members gave no usable answer: charged
     ├── ReleaseFailed                      the private side failed after the charge, which stands
@@ -108,6 +109,19 @@ class StoreFileChanged(StoreFileError):
 
 class UnsafeConfigurationError(DPICLError):
     """The surroundings would carry private text out (global cache, debug mode), or a private part is used unsealed."""
+
+
+class ShutWithinCall(UnsafeConfigurationError):
+    """A chain's call asked for the store, a budget or a release. The message is constant: it says nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the store, budgets and releases are shut while a call of a chain runs: a member gets its own examples as "
+            "`examples`, by its selector or by store.as_vectorstore()"
+        )
+
+    def __reduce__(self) -> tuple[type[ShutWithinCall], tuple[()]]:
+        return type(self), ()
 
 
 class ModelUnavailable(DPICLError):

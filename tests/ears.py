@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
+from langchain_dpicl.calls import shut
 from langchain_dpicl.private import Closed
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Within a call, what stands here passes for the test's own: a store and a ledger are open."""
+    before, token = getattr(shut._thread, "marked", False), shut._context.set(False)
+    shut._thread.marked = False
+    try:
+        yield
+    finally:
+        shut._thread.marked = before
+        shut._context.reset(token)
 
 
 class Spy(Closed, Embeddings):

@@ -39,7 +39,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from langchain_dpicl.budget.schema import ADVICE, SQLITE_APPLICATION_ID
+from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import LedgerError, PrivacyWarning
+from langchain_dpicl.private import Withheld
 from langchain_dpicl.store import sql
 
 P = ParamSpec("P")
@@ -88,8 +90,10 @@ def transaction(
     return decorate
 
 
-class Database:
+class Database(Withheld):
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
+
+    withheld = "only a release charges it. What it tells, if a member is to know, is a part of the input"
 
     noun = "ledger"
     application_id = SQLITE_APPLICATION_ID
@@ -158,6 +162,7 @@ class Database:
         ``work`` may run more than once, always after a rollback. Apart from its statements it may only do what
         ``rolled_back`` undoes: this is called after each try that certainly did not happen.
         """
+        shut.check_open()
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.002
         while True:

@@ -24,6 +24,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from langchain_dpicl.calls import shut
+
 T = TypeVar("T")
 Work = Callable[[], object]
 
@@ -153,6 +155,7 @@ def cleaner() -> Callable[[], None]:
 
 
 def _serve(inbox: SimpleQueue[Work]) -> None:
+    shut.mark_thread()
     clean = cleaner()
     while True:
         work = inbox.get()

@@ -23,7 +23,8 @@ from langchain_dpicl.decoding.steps import TokenRelease
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
-from langchain_dpicl.private import notes
+from langchain_dpicl.private import boundary, notes
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import Configs, Doubts, check_budget
 from langchain_dpicl.release.transaction import checked, transact
@@ -153,7 +154,9 @@ class DPSampler(TokenRelease):
         self.exemplars = Exemplars(selector, model, template, self.units)
         self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {self.settings!r}"
         self._variant += "" if selector.threshold is None else f" threshold={selector.threshold!r}"
-        self._variant += "" if selector.search_query is None else " search_query"
+        if selector.search_query is not None:
+            self.search = Pristine(boundary.seal(selector.search_query))
+            self._variant += " search_query"
         self._use_budget(stacklevel=3)
         if said := poor_plan(self):
             warnings.warn(said, PrivacyWarning, stacklevel=2)

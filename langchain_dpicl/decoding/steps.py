@@ -20,6 +20,8 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
+from langchain_dpicl.private.bucket import Examples
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.release.base import AnyRelease, Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Request
 from langchain_dpicl.selection.rules import Sought, text_searched
@@ -45,6 +47,8 @@ class TokenRelease(AnyRelease):
     template: DemonstrationTemplate
     settings: Settings
     exemplars: Exemplars
+    search: Pristine | None = None
+    """Copies of what makes the text that exemplars are near to, if the selector has a ``search_query``."""
     pad: bool
     slots: int | None
     _variant: str
@@ -83,10 +87,11 @@ class TokenRelease(AnyRelease):
 
     def prepare(self, request: Request) -> Flow[Sought]:
         """What exemplars have to be near to, and to pass. Ask the model a public question if there is doubt."""
-        values, near, search = request.asked, self.selector.nearest_to, self.selector.search_query
+        values, near = request.asked, self.selector.nearest_to
         text = None if near is None else values[near]
-        if search is not None:
-            text = text_searched((yield partial(attempt, search.invoke, dict(values))))
+        if self.search is not None:
+            (made,) = yield boundary.private_calls(self.search, [(values, Examples(()))], max_concurrency=1)
+            text = text_searched(made)
         query = yield from self.looked_for(request, text)
         if not self._doubtful(request):
             return query

@@ -40,7 +40,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from langchain_dpicl.calls import running
+from langchain_dpicl.calls import running, shut
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
@@ -53,7 +53,6 @@ from langchain_dpicl.private.sealing import seal as seal
 from langchain_dpicl.private.silence import clean_context, keep_silent
 from langchain_dpicl.private.silence import in_private as in_private
 from langchain_dpicl.private.sources import check_public as check_public
-from langchain_dpicl.private.sources import searches as searches
 
 T = TypeVar("T")
 
@@ -292,6 +291,7 @@ class _Round:
         coroutine of its task: a GeneratorExit reaches only that one.
         """
         keep_silent()
+        shut.enter()
         values, bucket = self.requests[i]
         _bucket.set(bucket)
         config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}

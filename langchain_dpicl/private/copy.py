@@ -9,12 +9,13 @@ Shared by all copies, and that is all (`Pristine.shared` lists it):
 * what cannot be written: code, long texts, ``object()``;
 * models and embeddings whose class comes from an installed library, weights, HTTP clients, compiled templates, loggers,
   unless they hold functions or objects of the user's own, however deep: then these have a copy, too, or are refused;
-* public collections, what stands in for a member's own bucket, what is released, and what ``share`` names;
+* public collections, and what ``share`` names;
 * installed libraries' modules, with their classes, functions and type variables and what code finds through them (by
   ``sys.modules``, ``typing.get_type_hints``, ``copyreg``), and what C extensions and the system keep.
 
-Refused, with the part's name: what cannot be pickled (locks, files, sockets, generators, connections), and code of an
-installed distribution that the user has neither shared nor isolated.
+Refused, with the part's name: what cannot be pickled (locks, files, sockets, generators, connections), code of an
+installed distribution that the user has neither shared nor isolated, and what no call may reach (see `pickling`). What
+a chain finds by ways that a copy does not exchange is shut while a call runs (see `calls.shut`).
 
 cloudpickle itself keeps the classes that it loads by value, so that two loads of one pickle, and the original, share a
 class and what is written on it. Here every copy makes its own. What leaves a call is made anew with the caller's
@@ -216,28 +217,61 @@ class Pristine:
         A Runnable, or a tuple of objects that belong together.
     share
         Objects that all copies share, and names of installed packages whose code they share.
+    public
+        The collections that it may search. All copies share them.
+    instead
+        Pairs: an object, wherever the chain has it, and what copies have in its place.
     isolate
         Names of installed packages whose code every copy has of its own.
+    found
+        A list that gets the other collections that the chain searches. They are then not refused.
 
-    Raises `UnsafeConfigurationError` for what cannot be copied.
+    Raises `UnsafeConfigurationError` for what cannot be copied, and for what no call may reach (see `pickling`).
     """
 
-    __slots__ = ("_classes", "_data", "_modules", "_of_classes", "_origins", "_records", "_share", "chain", "items")
+    __slots__ = (
+        "_classes",
+        "_data",
+        "_modules",
+        "_of_classes",
+        "_origins",
+        "_records",
+        "_share",
+        "chain",
+        "items",
+        "searches",
+    )
 
-    def __init__(self, chain: Any, *, share: Iterable[object] = (), isolate: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        chain: Any,
+        *,
+        share: Iterable[object] = (),
+        public: Sequence[object] = (),
+        instead: Sequence[tuple[object, object]] = (),
+        isolate: Iterable[str] = (),
+        found: list[Any] | None = None,
+    ) -> None:
         share = tuple(share)
         names = [each for each in share if isinstance(each, str)]
         self._origins = Origins(names, isolate, _own_modules(chain))
         self._share = [each for each in share if not isinstance(each, str)]
-        self._pickle(chain)
+        self._pickle(chain, public, instead, found)
 
-    def _pickle(self, chain: Any) -> None:
+    def _pickle(
+        self,
+        chain: Any,
+        public: Sequence[object] = (),
+        instead: Sequence[tuple[object, object]] = (),
+        found: list[Any] | None = None,
+    ) -> None:
         self._of_classes: dict[type, Pristine] = {}
         attributes: set[str] = set()
         imports: set[str] = set()
         apart = frozenset[str]()
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
-            pickler = Pickler(self._origins, self._share, attributes, apart)
+            listed = None if found is None else list[Any]()
+            pickler = Pickler(self._origins, self._share, public, instead, attributes, listed, apart)
             modules = [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]
             try:
                 data = pickler.of((chain, modules))
@@ -248,10 +282,14 @@ class Pristine:
                 break
             attributes |= pickler.attributes
             imports |= pickler.imports
+        if found is not None:
+            found += listed or ()
         self.chain = chain
         """As it was given. Nothing calls it."""
         self._data, self.items, self._classes = data, pickler.shared, pickler.classes
         self._modules, self._records = sorted(pickler.modules), pickler.records
+        self.searches = pickler.searches
+        """Whether the chain searches the member's own bucket."""
         if len(data) > _LARGE:
             warnings.warn(
                 f"each call has its own copy of the chain, and of {len(data) >> 20} MB that it holds: large tables "

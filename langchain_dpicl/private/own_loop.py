@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from langchain_dpicl.calls import shut
 from langchain_dpicl.calls.running import Threads
 from langchain_dpicl.private.silence import in_private, keep_silent, private
 
@@ -44,6 +45,7 @@ def _own_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
+    shut.mark_thread()
     while True:
         with contextlib.suppress(BaseException):
             loop.run_forever()

@@ -1,6 +1,10 @@
 """The pickle of a chain, and how a copy is made of it: reducers beside cloudpickle's.
 
 What a pickle shares by identity it has as an index into a list (`Pickler.shared`); `copy` says what that is, and why.
+
+No call may reach private records, a ledger, a release, a collection that nobody calls public, or what would show or
+keep text. The pickler meets every object and every class that a copy holds, at any depth, and refuses these by name. A
+selector is exchanged for what gives the call's own bucket.
 """
 
 from __future__ import annotations
@@ -33,14 +37,18 @@ import cloudpickle
 from cloudpickle import cloudpickle as reducers
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
+from langchain_core.vectorstores import VectorStore
+from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import Closed, OwnBucket, Released
+from langchain_dpicl.private import Closed, OwnBucket, PrivateRecords, Withheld
 from langchain_dpicl.private.copies import SHARED_NAMES
 from langchain_dpicl.private.origins import Origins, home, top
 from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
-from langchain_dpicl.private.sources import COLLECTIONS, searches_others
+from langchain_dpicl.private.sealing import check_part
+from langchain_dpicl.private.sources import AROUND, instead_of, is_collection, is_of, parts_of
 
 _LONG = 65_536
 """From this size on texts are shared. No bytes and no arrays: numpy writes into the bytes of a pickle."""
@@ -83,17 +91,38 @@ class _Space:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
-    """The pickle of one chain. ``apart`` are attributes of classes and functions that follow after all of these: with
-    none a chain of classes that name each other may be too long (`RecursionError`)."""
+    """The pickle of one chain.
+
+    ``instead`` are pairs: an object, and what copies have in its place. With ``found`` other collections are not
+    refused, but listed there. ``apart`` are attributes of classes and functions that follow after all of these: with
+    none a chain of classes that name each other may be too long (`RecursionError`).
+    """
 
     def __init__(
-        self, origins: Origins, share: Sequence[object], attributes: set[str], apart: frozenset[str] = frozenset()
+        self,
+        origins: Origins,
+        share: Sequence[object],
+        public: Sequence[object],
+        instead: Sequence[tuple[object, object]],
+        attributes: set[str],
+        found: list[Any] | None = None,
+        apart: frozenset[str] = frozenset(),
     ) -> None:
         self._apart = apart
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
         self._origins = origins
-        self._user = {id(each) for each in share}
+        self._given = share, public, instead
+        self._found = found
+        self._instead = {id(part): made for part, made in instead}
+        self._user = {id(each) for each in (*share, *public)}
+        self._public = {id(each): each for each in parts_of(public)}
+        self._met: dict[int, Any] = {}
+        self._harmless: set[type] = set()
+        self._fine: set[type] = set()
+        self._replaces = False
+        self.searches = False
+        """Whether a vector store is met that searches the member's own bucket."""
         self._wanted = attributes
         self.attributes: set[str] = set()
         """Names that functions in the pickle ask modules for."""
@@ -119,6 +148,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             while self._waiting:
                 self.dump(self._waiting.popleft())
                 self.records += 1
+            self._check_classes()
         except UnsafeConfigurationError:
             raise
         except Exception as error:
@@ -146,6 +176,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         kind = type(obj)
         if kind in _PLAIN:
             return self._put(obj) if id(obj) in self._user else None
+        if id(obj) in self._instead:
+            self._replaces = True
+            return None
+        self._meet(obj, kind)
         if kind is str:
             return self._put(obj) if len(obj) > _LONG else None
         if id(obj) in self._index:
@@ -158,6 +192,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return None if reducers._lookup_module_and_qualname(obj) else self._put(obj)
         if issubclass(kind, type) or kind is FunctionType or kind is ModuleType:
             return self._put(obj) if id(obj) in self._user else None
+        if issubclass(kind, OwnBucket):
+            return None
         return self._put(obj) if id(obj) in self._user or self._is_shared(obj, kind) else None
 
     def _put(self, obj: Any) -> int:
@@ -174,19 +210,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return True
         if issubclass(kind, TYPES) or kind is _CACHED:
             return self._by_name(obj)
-        if is_one(obj, (Closed, OwnBucket, Released)):
+        if is_one(obj, Closed):
             return True
         if not (self._origins.by_reference(kind.__module__) and self._by_name(kind)) or self._holds_own(obj):
             return False
         if is_one(obj, (BaseLanguageModel, Embeddings)) or is_named(obj, SHARED_NAMES) or _is_mark(obj, kind):
             return True
-        return is_one(obj, COLLECTIONS) and not searches_others(obj)
+        return id(obj) in self._public and not is_named(obj, AROUND)
 
     def _holds_own(self, obj: Any) -> bool:
         """Whether a library's object has the user's own code in its fields, which would run on what all calls share."""
-        held = [*getattr(obj, "__dict__", {}).values()]
-        held += [each for some in held if type(some) in (list, tuple) for each in some]
-        held += [each for some in held if type(some) is dict for each in some.values()]
+        held = _fields(obj)
         functions = [getattr(each, "__func__", each) for each in held]
         homes = {home(each) for each in functions if isinstance(each, FunctionType)}
         if is_named(obj, _TEMPLATES):
@@ -213,6 +247,67 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             waiting += (each.__closure__, each.__defaults__) if kind is FunctionType else gc.get_referents(each)
         return False
 
+    # -- what no call may reach ----------------------------------------------------------------------------------------
+
+    def _meet(self, obj: Any, kind: type) -> None:
+        """Raise `UnsafeConfigurationError` for what no call may reach."""
+        if kind in self._harmless or id(obj) in self._met:
+            return
+        self._met[id(obj)] = obj
+        if issubclass(kind, Withheld):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise UnsafeConfigurationError(f"the chain reaches {article} {kind.__name__}: {obj.withheld}")
+        if issubclass(kind, OwnBucket):
+            self.searches |= issubclass(kind, VectorStore)
+            self._fine.update(kind.__mro__)
+            return
+        check_part(obj)
+        if issubclass(kind, type):
+            return  # of collections and stores when all is met: see `_check_classes`
+        if is_collection(obj):
+            if id(obj) not in self._public and not is_named(obj, AROUND) and not self._searches_bucket(obj, kind):
+                if self._found is None:
+                    raise UnsafeConfigurationError(other_collection(obj))
+                self._found.append(obj)
+                self._put(obj)
+                return
+            self._fine.update(kind.__mro__)
+        elif issubclass(kind, BaseLanguageModel):  # all copies share it
+            for each in _fields(obj):
+                if is_one(each, Runnable):
+                    self._meet(each, type(each))
+        elif not issubclass(kind, Runnable):
+            self._harmless.add(kind)
+
+    def _searches_bucket(self, obj: Any, kind: type) -> bool:
+        """Whether a retriever of the user's own searches the member's bucket, and so no other collection."""
+        if not issubclass(kind, BaseRetriever) or not self.is_own(kind.__module__):
+            return False
+        inner = Pickler(self._origins, *self._given, self._wanted, None if self._found is None else [])
+        inner._met[id(obj)] = obj
+        inner._fine.update(kind.__mro__)
+        inner.of(obj)
+        is_own = any(is_one(each, OwnBucket) for each in inner._met.values())
+        return is_own or inner._replaces or bool(inner._found)
+
+    def _check_classes(self) -> None:
+        """Raise `UnsafeConfigurationError` for a class by which a call would make a collection, or open a store."""
+        for each in self._met.values():
+            if is_one(each, type) and each not in self._fine:
+                if is_of(each, (PrivateRecords,)):
+                    raise UnsafeConfigurationError(f"the chain reaches the class {each.__name__}: {each.withheld}")
+                if is_collection(each) and not is_of(each, (), AROUND):
+                    raise UnsafeConfigurationError(other_collection(each))
+
+    def _excuse(self, annotations: Iterable[Any]) -> None:
+        """Classes that stand in annotations are not made."""
+        waiting = list(annotations)
+        while waiting:
+            each = waiting.pop()
+            if is_one(each, type):
+                self._fine.update(getattr(each, "__mro__", ()))
+            waiting += typing.get_args(each)
+
     # -- by value ------------------------------------------------------------------------------------------------------
 
     def is_own(self, module: object) -> bool:
@@ -231,6 +326,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         kind = type(obj)
         self._last = obj
         self._kept.append(obj)
+        if id(obj) in self._instead:
+            return _same, (self._instead[id(obj)],)
         if issubclass(kind, type):
             return self._class(obj)
         if kind is FunctionType:
@@ -243,6 +340,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return self._cached(obj)
         if issubclass(kind, _KEEPERS):
             return self._keeper(obj, kind)
+        if issubclass(kind, OwnBucket) and (made := obj.in_call()) is not obj:
+            return _same, (made,)
         if kind is functools.cached_property:
             return _made_property, (obj.func, obj.attrname)
         if kind is typing.NewType:
@@ -281,6 +380,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 return NotImplemented
         else:
             self.modules.add(str(obj.__module__))
+        self._excuse(vars(obj).get("__annotations__", {}).values())
+        self._excuse(field.annotation for field in getattr(obj, "__pydantic_fields__", {}).values())
         maker, arguments, state, _, _, setter = reducers._dynamic_class_reduce(obj)
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         if maker is reducers._make_skeleton_class:
@@ -314,8 +415,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         }
         if is_own:
             names = names_in(obj.__code__)
-            asked = names.globals | _annotated(obj)
-            self._hold(obj.__globals__, asked)
+            annotated = _annotated(obj)
+            self._excuse(obj.__globals__.get(name) for name in annotated - names.globals)
+            self._excuse(obj.__annotations__.values())
+            self._hold(obj.__globals__, names.globals | annotated)
             self.attributes |= names.attributes
             package = obj.__globals__.get("__package__") or ""
             for path in names.modules:
@@ -438,6 +541,24 @@ _OWN = _Own()
 def name_of(item: Any) -> str:
     """The full name of an object's class."""
     return f"{type(item).__module__}.{type(item).__qualname__}"
+
+
+def other_collection(part: Any) -> str:
+    """Why no call may reach a collection, and what helps."""
+    name = part.__name__ if is_one(part, type) else type(part).__name__
+    return (
+        f"the chain reaches a {name}: every member would search the same documents there, so that one owner would "
+        f"reach every answer. If nobody's private text is in it, name it: public=[...]. {instead_of(part)}"
+    )
+
+
+def _fields(obj: Any) -> list[Any]:
+    """What lies in an object's fields, and in their lists and mappings."""
+    held = list((getattr(obj, "__dict__", None) or {}).values())
+    held += (obj.__pydantic_private__ or {}).values() if isinstance(obj, BaseModel) else ()
+    held += [each for some in held if type(some) in (list, tuple) for each in some]
+    held += [each for some in held if type(some) is dict for each in some.values()]
+    return held
 
 
 def _is_mark(obj: Any, kind: type) -> bool:
@@ -593,8 +714,8 @@ def _made_schema(classes: list[type], made: Any, schema: Any, settings: list[Any
     return made(schema, *settings)
 
 
-def _same(module: ModuleType) -> ModuleType:
-    return module
+def _same(item: Any) -> Any:
+    return item
 
 
 def _made_reference(item: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.caches import BaseCache
@@ -29,11 +29,10 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
-from langchain_dpicl.private import OwnBucket, PrivateRecords
 from langchain_dpicl.private.prompts import literal_examples
-from langchain_dpicl.private.reach import is_named, is_one, reachable
+from langchain_dpicl.private.reach import is_named, is_one
 from langchain_dpicl.private.silence import in_private, keep_silent
-from langchain_dpicl.private.sources import check_collections, is_of, name_of
+from langchain_dpicl.private.sources import is_of, name_of
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
 _KEEPERS = (BaseCache, BaseChatMessageHistory, RunnableWithMessageHistory)
@@ -50,7 +49,7 @@ _KEEPERS_BY_NAME = (
     "shelve.Shelf",
 )
 """Classes that keep something between calls, of libraries that need not be installed. If a library moves its class, the
-name no longer refuses it, and only the comparison around the trial calls (`sharing`) is left: follow the libraries."""
+name no longer refuses it: follow the libraries."""
 
 _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.CircuitBreaker", "pybreaker.CircuitBreaker")
 """By name, too. Successful calls do not change them, so no trial call shows that members share them."""
@@ -60,7 +59,7 @@ def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
     """A copy of a chain in which ``finish`` has been applied to every Runnable, the innermost first.
 
     ``finish`` gets a Runnable whose own parts are finished, and returns it or another. Follows the fields of Runnables
-    and messages' templates, their lists and mappings; it does not look into functions (`reach` does). What nothing
+    and messages' templates, their lists and mappings; it does not look into functions (`pickling` does). What nothing
     changed stays the same object, and the caller's chain stays as it was.
     """
     seen: dict[int, Any] = {}
@@ -98,64 +97,39 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
     return copied
 
 
-def seal(member: Runnable[Any, Any], *, public: Sequence[object] = ()) -> Runnable[Any, Any]:
+def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
     Few-shot templates take what examples say for text (`prompts`). Follows the fields of Runnables, their lists and
-    mappings. What a function, an object or the node of a graph refers to cannot be exchanged: raises
-    `UnsafeConfigurationError` if such a part has any of these.
-
-    Raises it too if the chain reaches (`reach`) what would show private text or carry it to another call: a callback
-    handler, a cache, checkpoints, a memory, a chat history, a graph's store, an `ExemplarStore`; a retriever, a vector
-    store, an example selector or a document store that ``public`` does not name; and a class of any of these.
+    mappings. What a function, an object or the node of a graph refers to cannot be exchanged: `check_part` refuses it
+    there when the chain is copied.
     """
-    found = list(reachable(member))
-    check_collections(found, public)
-    if any(is_of(part, (PrivateRecords,)) for part in found):
-        raise UnsafeConfigurationError(
-            "the chain reaches an ExemplarStore: every member would read the same owners' exemplars there; a "
-            "member gets its own as `examples`"
-        )
     sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part) | literal_examples(part)))
-    for part in reachable(sealed):
-        openings = _openings(part) if is_one(part, Runnable) else {}
-        if shown := sorted(name for name in openings if getattr(part, name) is not None):
-            raise UnsafeConfigurationError(
-                f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show "
-                f"private text by its {', '.join(shown)}: set it up without"
-            )
-        why = ""
-        if is_of(part, _HANDLERS):
-            why = ", which would see private text: set the chain up without callbacks, and give them to the release"
-        elif is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
-            why = (
-                ": members would read there what other members wrote, and it would keep private text: set the chain up "
-                "without, and pass a conversation in as part of the input"
-            )
-        elif is_named(part, _BREAKERS):
-            why = (
-                ": one owner's failing calls would open it for all members, and for public calls. Set the chain up "
-                "without"
-            )
-        if why:
-            raise UnsafeConfigurationError(f"the chain reaches a {name_of(part)}{why}")
     return sealed
 
 
-def seal_public(chain: Runnable[Any, Any], *, public: Sequence[object] = ()) -> Runnable[Any, Any]:
-    """`seal` for a chain whose answers are taken for public text: a selector may only be in its prompts.
-
-    There it selects nothing, since a public call has no bucket.
-    """
-    found = list(reachable(chain))
-    in_prompts = {id(vars(part).get("example_selector")) for part in found if is_one(part, BaseModel)}
-    for part in found:
-        if is_one(part, OwnBucket) and id(part) not in in_prompts:
-            raise UnsafeConfigurationError(
-                f"candidates must come from public text alone, and their chain reaches a {name_of(part)}: what it "
-                "finds would be published without noise; write them without private examples"
-            )
-    return seal(chain, public=public)
+def check_part(part: Any) -> None:
+    """Raise `UnsafeConfigurationError` for a part of a sealed chain that would show private text, or keep it."""
+    openings = _openings(part) if is_one(part, Runnable) else {}
+    if shown := sorted(name for name in openings if getattr(part, name) is not None):
+        raise UnsafeConfigurationError(
+            f"a {type(part).__name__} that a function, an object or a graph of the member refers to would show "
+            f"private text by its {', '.join(shown)}: set it up without"
+        )
+    why = ""
+    if is_of(part, _HANDLERS):
+        why = ", which would see private text: set the chain up without callbacks, and give them to the release"
+    elif is_of(part, _KEEPERS, _KEEPERS_BY_NAME):
+        why = (
+            ": members would read there what other members wrote, and it would keep private text: set the chain up "
+            "without, and pass a conversation in as part of the input"
+        )
+    elif is_named(part, _BREAKERS):
+        why = (
+            ": one owner's failing calls would open it for all members, and for public calls. Set the chain up without"
+        )
+    if why:
+        raise UnsafeConfigurationError(f"the chain reaches a {name_of(part)}{why}")
 
 
 def _openings(part: Any) -> dict[str, Any]:

@@ -38,6 +38,8 @@ from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
 
+from langchain_dpicl.calls import shut
+
 T = TypeVar("T")
 
 private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
@@ -46,9 +48,14 @@ _collector: int | None = None
 """The thread in which the garbage collector runs."""
 
 
+def is_private() -> bool:
+    """Whether this is private code. Where a chain's call runs it is, whatever its context says."""
+    return private.get() or shut.in_call()
+
+
 def silent() -> bool:
     """Whether this is private code, or might be: a destructor that the garbage collector calls."""
-    return private.get() or _collector == threading.get_ident()
+    return is_private() or _collector == threading.get_ident()
 
 
 @functools.cache
@@ -160,11 +167,13 @@ class _Start(_Around):
     """`Thread.start`."""
 
     def __call__(self, thread: threading.Thread) -> None:
-        if private.get():
+        if is_private() and not shut.lends():
             run = partial(_quietly, contextvars.copy_context(), thread.run)
+            mark = shut.mark_thread if shut.in_call() else lambda: None
 
             def quiet() -> None:
                 private.set(True)  # for what ends with the thread: its own values
+                mark()
                 run()
                 del thread.run  # it leads back to the thread
 
@@ -177,7 +186,7 @@ class _MakePool(_Around):
 
     def __call__(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         self.before(pool, *args, **kwargs)
-        pool._dpicl_private = private.get()
+        pool._dpicl_private = is_private()
 
 
 class _Submit(_Around):
@@ -185,19 +194,22 @@ class _Submit(_Around):
     this context."""
 
     def __call__(self, pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if not private.get():
+        if not is_private():
             return self.before(pool, function, *args, **kwargs)
-        function = partial(contextvars.copy_context().run, function)
+        function = shut.marking(partial(contextvars.copy_context().run, function))
         if getattr(pool, "_dpicl_private", False):
             return self.before(pool, function, *args, **kwargs)
-        return contextvars.Context().run(partial(self.before, pool, function, *args, **kwargs))
+        with shut.for_others():
+            return contextvars.Context().run(partial(self.before, pool, function, *args, **kwargs))
 
 
 class _CallBack(_Around):
     """`Future.add_done_callback` of `concurrent.futures`."""
 
     def __call__(self, future: Any, function: Callable[[Any], Any]) -> None:
-        self.before(future, partial(_quietly, contextvars.copy_context(), function) if private.get() else function)
+        if is_private():
+            function = partial(_quietly, contextvars.copy_context(), shut.marking(function))
+        self.before(future, function)
 
 
 class _MakeLoop(_Around):
@@ -205,7 +217,7 @@ class _MakeLoop(_Around):
 
     def __call__(self, loop: Any, *args: Any, **kwargs: Any) -> None:
         self.before(loop, *args, **kwargs)
-        if not private.get():
+        if not is_private():
             return
         call = loop.call_soon_threadsafe
 

@@ -7,7 +7,7 @@ calls public, and what stands in for their own bucket.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
@@ -16,14 +16,14 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.stores import BaseStore
 from langchain_core.vectorstores import VectorStore
 
-from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private import OwnBucket, Released
 from langchain_dpicl.private.reach import is_library, is_named, is_one, reachable
 
 COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
 
-_AROUND = (
+AROUND = (
     "langchain_core.example_selectors.semantic_similarity._VectorStoreExampleSelector",
     "langchain_core.vectorstores.base.VectorStoreRetriever",
     "langchain_classic.retrievers.contextual_compression.ContextualCompressionRetriever",
@@ -34,7 +34,7 @@ _AROUND = (
     "langchain_classic.retrievers.re_phraser.RePhraseQueryRetriever",
     "langchain_classic.retrievers.self_query.base.SelfQueryRetriever",
 )
-"""Libraries' classes that hold no document: what they search, they hold as a field, and `reach` finds it there."""
+"""Libraries' classes that hold no document: what they search, they hold as a field, where a copy has it, too."""
 
 _ALL = "all documents: search by store.as_vectorstore().as_retriever() instead"
 _INSTEAD = {
@@ -52,19 +52,18 @@ _BASES = (BaseCallbackHandler, AsyncCallbackHandler, BaseCallbackManager)
 """They are not abstract, but code names them only to compare with."""
 
 
-def check_collections(found: Sequence[Any], public: Sequence[object]) -> None:
-    """Raises `UnsafeConfigurationError` if one of a chain's parts is a collection that a member may not search."""
-    known = {id(part) for part in reachable(public)}
-    collections = [part for part in found if is_collection(part)]
-    allowed = [part for part in collections if id(part) in known or searches_others(part)]
-    fine = {id(each) for part in allowed for each in (part, *type(part).__mro__)}
-    for part in collections:
-        if id(part) not in fine:
-            raise UnsafeConfigurationError(
-                f"the chain reaches a {name_of(part)}: every member would search the same documents there, so that one "
-                "owner would reach every answer. If nobody's private text is in it, name it: public=[...]. "
-                f"{instead_of(part)}"
-            )
+def parts_of(public: Iterable[object]) -> list[Any]:
+    """The public collections, and those that public retrievers and selectors search."""
+    found: list[Any] = []
+    waiting: list[Any] = list(public)
+    while waiting:
+        part = waiting.pop()
+        if is_collection(part) and not is_one(part, type) and not any(part is each for each in found):
+            found.append(part)
+            waiting += getattr(part, "__dict__", {}).values()
+        elif type(part) in (list, tuple):
+            waiting += part
+    return found
 
 
 def check_public(public: object) -> tuple[object, ...]:
@@ -92,17 +91,12 @@ def instead_of(part: Any) -> str:
     )
 
 
-def searches(chain: Any) -> bool:
-    """Whether a chain reaches a vector store that stands in for the member's own bucket."""
-    return any(is_one(part, OwnBucket) and is_one(part, VectorStore) for part in reachable(chain))
-
-
 def searches_others(part: Any) -> bool:
     """Whether a retriever or selector, or a class of these, holds no document, so that only what it searches counts.
 
     So do some of the libraries' own, and the user's own that reaches what stands in for the member's own bucket.
     """
-    if is_of(part, (), _AROUND):
+    if is_of(part, (), AROUND):
         return True
     is_users = is_one(part, BaseRetriever) and not is_library(type(part).__module__)
     return is_users and any(is_of(each, (OwnBucket,)) for each in reachable(part))

@@ -21,11 +21,10 @@ from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.calls.flow import Either, Flow, arun, awaitable, pause, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.private import Closed, boundary
+from langchain_dpicl.private import Closed, Withheld, boundary
 from langchain_dpicl.private.bucket import MadeUp, other_words
 from langchain_dpicl.private.copy import Isolation, Pristine
 from langchain_dpicl.private.models import Timeout, limit
-from langchain_dpicl.private.sealing import seal_public
 from langchain_dpicl.release import watched
 from langchain_dpicl.release.base import Doubts, releases_in
 from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsing
@@ -69,7 +68,7 @@ class Aggregation(Sealed, Generic[R]):
         """The sealed release of both."""
 
 
-class PrivateEnsemble(Closed, Sealed):
+class PrivateEnsemble(Withheld, Closed, Sealed):
     """Parallel calls of ``member``, each with the bucket that ``selector`` drew for it.
 
     Parameters
@@ -110,8 +109,9 @@ class PrivateEnsemble(Closed, Sealed):
     ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
     `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
     caches, verbosity and callbacks off. A member that reaches a callback handler, a cache, checkpoints, a memory, a
-    chat history, a graph's store or an `ExemplarStore`, by whatever way, is refused: text would leave there, or members
-    would read each other's.
+    chat history, a graph's store, an `ExemplarStore`, a budget or a release, by whatever way, is refused: text would
+    leave there, or members would read each other's. In its copies a selector gives the member's own bucket alone, and
+    while a call runs the store, ledgers and releases refuse everything (`ShutWithinCall`), however it came by them.
 
     Each call, private or public, runs on a copy of the member of its own, with its own objects, functions, classes and
     modules of your code: what it writes there ends with it. The copies are made from one pickle, made with the
@@ -132,16 +132,20 @@ class PrivateEnsemble(Closed, Sealed):
         "(with steps before it, write `steps | (ensemble | DPAggregate(...))`)"
     )
 
+    withheld = (
+        "it calls members of its own. Make a release of it, ask that before, and pass on what it gives: "
+        "RunnablePassthrough.assign(found=release) | (ensemble | DPAggregate(...))"
+    )
     has_member = True
     copies: Pristine
     """Makes the copies of the member that its calls run on."""
+    instead: Sequence[tuple[object, object]] = ()
+    """Pairs: a part of the member, and what its copies have in that place."""
     timeout: float | None = None
     rewriting: PublicChain | None = None
     """What makes the text to search for, if the selector has a ``search_query``."""
     unread: bool | None = None
     """Whether the member looks at no example; None until its answer to a public question shows it."""
-    _searches = False
-    """Whether the member searches its bucket, so that the bucket carries vectors."""
     _tried: frozenset[bool] = frozenset()
     """Where the member has answered on made-up examples: False for threads, True for event loops."""
     _failed = False
@@ -196,10 +200,9 @@ class PrivateEnsemble(Closed, Sealed):
 
     def _take(self, member: Any, timeout: Timeout) -> None:
         """Seal the member, and pickle it for the copies that its calls run on."""
-        sealed = boundary.seal(coerce_to_runnable(member), public=self.public)
+        sealed = boundary.seal(coerce_to_runnable(member))
         self.copies = self.copies_of(sealed)
         self.timeout = limit(self.copies, timeout, self.max_concurrency)
-        self._searches = boundary.searches(sealed)
         self._trying = threading.Lock()
         self._answered = dict[str, _Rehearsed | None]()
         first = sealed
@@ -210,13 +213,18 @@ class PrivateEnsemble(Closed, Sealed):
 
     def copies_of(self, chain: Runnable[Any, Any]) -> Pristine:
         """What makes copies of a chain, which share what the member's copies share."""
-        return Pristine(chain, share=(*self.share, *self.public), isolate=self.isolate)
+        return Pristine(chain, share=self.share, public=self.public, instead=self.instead, isolate=self.isolate)
 
     def shared(self) -> Isolation:
         """What calls of the member have of their own, and what they share (the threat model's list). ``print`` it."""
         if not self.has_member:
             raise InvalidParameter("member", None, "given: without a member nothing is called")
         return self.copies.shared()
+
+    @property
+    def searches(self) -> bool:
+        """Whether the member searches its bucket, so that the bucket carries vectors."""
+        return self.has_member and self.copies.searches
 
     @property
     def needs(self) -> frozenset[str]:
@@ -250,7 +258,7 @@ class PrivateEnsemble(Closed, Sealed):
                 name, bound = slip
                 raise InvalidParameter("member", f"{{{name}}}", bound)
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
-        if self._searches and (operator := operator_in(values)) is not None:
+        if self.searches and (operator := operator_in(values)) is not None:
             bound = "a request without operators of filters, which the chain itself writes; nothing was charged"
             raise InvalidParameter("input", operator, bound)
         self.selector.check_query(values)
@@ -470,7 +478,12 @@ class PrivateEnsemble(Closed, Sealed):
             if not self.has_member:
                 raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
             return PublicChain(self.copies, count, self.timeout)
-        copies = self.copies_of(seal_public(chain, public=self.public))
+        copies = self.copies_of(boundary.seal(chain))
+        if copies.searches:
+            raise UnsafeConfigurationError(
+                "candidates must come from public text alone, and their chain searches a member's own documents: it "
+                "finds none in a public call; write them without"
+            )
         seconds = limit(copies, "auto", self.max_concurrency)
         return PublicChain(copies, count, None if seconds is None else self.timeout)
 
@@ -500,7 +513,7 @@ class PrivateEnsemble(Closed, Sealed):
         ``query`` is the embedding of the request's text, with its filter. ``among`` are the owners who paid, if owners
         pay.
         """
-        buckets = yield partial(self.selector.sample, rate, query, among, self._searches)
+        buckets = yield partial(self.selector.sample, rate, query, among, self.searches)
         found: list[object | boundary.Abstention]
         if not self.has_member:
             found = yield partial(_own_outputs, buckets, reader)

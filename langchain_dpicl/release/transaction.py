@@ -27,6 +27,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config
 
 from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
+from langchain_dpicl.calls import shut
 from langchain_dpicl.calls.flow import Flow, together
 from langchain_dpicl.calls.observing import observer, took
 from langchain_dpicl.errors import (
@@ -212,6 +213,7 @@ def transact(release: Release, values: Any) -> Flow[tuple[Any, Receipt]]:
 
 def checked(release: Release, values: Any) -> Request:
     """Step 1, which blocks if it solves a plan or reads a store's file."""
+    shut.check_open()
     boundary.check_surroundings()
     release.store.refresh()  # a file that cannot be followed is known before anything is charged
     began = time.perf_counter()  # after the store: how long that is read depends on what it holds

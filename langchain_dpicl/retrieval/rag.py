@@ -29,7 +29,7 @@ from langchain_dpicl.budget import Budget
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
-from langchain_dpicl.private.boundary import check_public, searches
+from langchain_dpicl.private.boundary import check_public
 from langchain_dpicl.private.models import Timeout
 from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.advice import poor_plan
@@ -37,7 +37,7 @@ from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.retrieval.rewriting import rewriting_of
-from langchain_dpicl.retrieval.searches import filter_in, filter_of, narrowed, on_stand_in, searches_in
+from langchain_dpicl.retrieval.searches import filter_in, filter_of, narrowed, searches_in, stand_ins
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import OfPrincipal, OfRequest
 from langchain_dpicl.store import ExemplarStore
@@ -208,15 +208,16 @@ def wrap_rag(
             raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
     chosen: Any = CandidateVote(store.embeddings, aggregator) if listed else aggregator  # type: ignore[arg-type]
-    replaced = on_stand_in(coerce_to_runnable(chain), store, collection, public, share)
-    if searches(replaced) == (documents_key is not None):
+    chain = coerce_to_runnable(chain)
+    instead, searches = stand_ins(chain, store, collection, public, share, isolate)
+    if searches == (documents_key is not None):
         bound = "given if the chain has no search of its own" if documents_key is None else "None if the chain searches"
         raise InvalidParameter("documents_key", documents_key, bound)
-    shown = searches_in(replaced)
+    shown = searches_in(chain)
     if documents is None:
         documents = max((search.documents for search in shown), default=DOCUMENTS)
     documents = checks.whole("documents", documents)
-    filters = narrowed(filter, fixed, filter_in(replaced, shown))
+    filters = narrowed(filter, fixed, filter_in(chain, shown))
     if eligible is None and (threshold is not None or filters is not None or visible_to is not None):
         eligible = ELIGIBLE
     selector = PoissonExampleSelector(
@@ -234,11 +235,11 @@ def wrap_rag(
         nearest_to=question_key,
         filter=filters,
         visible_to=visible_to,
-        search_query=rewriting_of(replaced) if search_query is None else search_query,
+        search_query=rewriting_of(chain) if search_query is None else search_query,
     )
     if asks not in (None, "text", "mapping"):
         raise InvalidParameter("asks", asks, '"text" or "mapping"')
-    known = form_of(replaced) if documents_key is None else "mapping"
+    known = form_of(chain) if documents_key is None else "mapping"
     if asks is not None and known not in (None, asks):
         raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
     form = known or asks
@@ -259,8 +260,8 @@ def wrap_rag(
         "share": share,
         "isolate": isolate,
     }
-    member, needed = RunnableLambda(as_asked) | replaced, keys_of(replaced)[0]
-    ensemble = AskedEnsemble(selector, member, form, question_key, documents_key, needed, **settings)
+    member, needed = RunnableLambda(as_asked) | chain, keys_of(chain)[0]
+    ensemble = AskedEnsemble(selector, member, instead, form, question_key, documents_key, needed, **settings)
     release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, noise=noise, return_receipt=return_receipt))
     if said := poor_plan(release):
         warnings.warn(said, PrivacyWarning, stacklevel=2)
@@ -302,12 +303,14 @@ class AskedEnsemble(PrivateEnsemble):
         self,
         selector: PoissonExampleSelector,
         member: Runnable[Any, Any],
+        instead: Sequence[tuple[object, object]],
         asks: Form,
         question_key: str,
         documents_key: str | None,
         needed: frozenset[str],
         **settings: Any,
     ) -> None:
+        self.instead = instead
         super().__init__(selector, member, **settings)
         self.asks, self._question_key, self._documents_key = asks, question_key, documents_key
         self._needed = needed - {documents_key} if asks == "mapping" else frozenset()

@@ -18,10 +18,12 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.private import OwnBucket, Released
-from langchain_dpicl.private.copies import copied
-from langchain_dpicl.private.reach import FunctionScope, apart, is_library, is_named, is_one, is_users, reachable
-from langchain_dpicl.private.sources import check_collections
+from langchain_dpicl.private import Released
+from langchain_dpicl.private.copy import Pristine
+from langchain_dpicl.private.pickling import other_collection
+from langchain_dpicl.private.reach import FunctionScope, is_library, is_named, is_one, is_users, reachable
+from langchain_dpicl.private.sealing import seal
+from langchain_dpicl.private.sources import parts_of
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import OfRequest, OfRequests
 from langchain_dpicl.store.base import PrivateStore
@@ -34,39 +36,38 @@ _DOCUMENTS = (Document, PrivateStore, PoissonExampleSelector)
 _GRAPH_STORES = ("langgraph.store.base.BaseStore",)
 
 
-def on_stand_in(
+def stand_ins(
     chain: Runnable[Any, Any],
     store: PrivateStore,
     collection: VectorStore | None,
     public: Sequence[object],
     share: Sequence[object],
-) -> Runnable[Any, Any]:
-    """A copy of a chain that searches a member's bucket in the place of the collection.
+    isolate: Sequence[str],
+) -> tuple[list[tuple[object, object]], bool]:
+    """The collection with what stands in for it in the chain's copies, if the chain has it; and whether it searches.
 
-    Only what leads to the collection is copied. Without a ``collection`` it is the chain's one vector store that is not
-    public. Raises `UnsafeConfigurationError` if the copy still reaches a collection, or a document.
+    Without a ``collection`` it is the chain's one vector store that is not public. Raises `UnsafeConfigurationError` if
+    the chain reaches another collection, or a document.
     """
-    if collection is not None and any(part is collection for part in reachable(public)):
+    if any(part is collection for part in parts_of(public)):
         raise InvalidParameter("public", type(collection).__name__, "without the source, whose documents are private")
-    known = {id(part) for part in reachable(public)}
-    found = [part for part in reachable(chain) if is_one(part, VectorStore) and not is_one(part, OwnBucket)]
-    found = [part for part in found if id(part) not in known]
-    if collection is not None:
-        found = [part for part in found if part is collection]
-    if len(found) == 1:
-        stand_in = store.as_vectorstore()
-        _check_uses(chain, found[0], stand_in)
-        kept = [*apart(chain, found), *(each for each in share if not isinstance(each, str))]
-        chain = copied(chain, [(found[0], stand_in), *((part, part) for part in kept)])
-    parts = list(reachable(chain))
-    check_collections(parts, public)
-    for part in parts:
+    found: list[Any] = []
+    copies = Pristine(seal(chain), share=share, public=public, isolate=isolate, found=found)
+    searched = [part for part in found if is_one(part, VectorStore) and collection in (None, part)]
+    source = searched[0] if len(searched) == 1 else None
+    if others := [part for part in found if part is not source]:
+        raise UnsafeConfigurationError(other_collection(others[0]))
+    for part in reachable(chain):
         if is_one(part, _DOCUMENTS) or is_named(part, _GRAPH_STORES):
             raise UnsafeConfigurationError(
                 f"the chain reaches a {type(part).__name__}: every member would read the same documents there. Put "
                 "them into the source, or write the chain without it and name documents_key"
             )
-    return chain
+    if source is None:
+        return [], copies.searches
+    stand_in = store.as_vectorstore()
+    _check_uses(chain, source, stand_in)
+    return [(source, stand_in)], True
 
 
 def _check_uses(chain: Any, collection: VectorStore, stand_in: VectorStore) -> None:

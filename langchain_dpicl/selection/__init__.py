@@ -28,13 +28,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from itertools import repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, ShutWithinCall
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import FULLEST, Crowd, calls_made
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
@@ -48,6 +48,36 @@ from langchain_dpicl.store.records import Vectors, attempt
 
 _BUCKET = round(2 * FULLEST)
 """Owners whom a bucket holds at most if the plan chooses the rate."""
+
+
+class BucketSelector(OwnBucket, BaseExampleSelector):
+    """What a call's copy of a chain has in the place of a selector: it gives the call's own bucket, and nothing else.
+
+    Raises `ShutWithinCall` for everything else that a selector has.
+    """
+
+    def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """This call's bucket."""
+        bucket = current_bucket()
+        if bucket is None:
+            raise ShutWithinCall
+        return list(bucket)
+
+    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`select_examples`, which waits for nothing."""
+        return self.select_examples(input_variables)
+
+    def add_example(self, example: dict[str, str]) -> NoReturn:
+        """Refused: members cannot write."""
+        raise ShutWithinCall
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ShutWithinCall
+
+    def __repr__(self) -> str:
+        return "BucketSelector()"
 
 
 class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
@@ -361,6 +391,9 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         for member, exemplar, vector in zip(member_of[position[order]].tolist(), exemplars, vectors, strict=False):
             buckets[member].add(exemplar, vector)
         return buckets
+
+    def in_call(self) -> BucketSelector:
+        return BucketSelector()
 
     def add_example(self, example: dict[str, str]) -> Any:
         """Add one private exemplar, its own owner, to the store."""

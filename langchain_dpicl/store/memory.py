@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl.calls.shut import Shut
 from langchain_dpicl.errors import InvalidRecords, StoreError
 from langchain_dpicl.store.base import Arrival, Held, Numbers, StoreView, owner_mark
 from langchain_dpicl.store.contents import Contents, OwnerSlots
@@ -62,8 +63,14 @@ def reaches(similarity: NDArray[np.float32], threshold: float) -> NDArray[np.boo
 class MemoryStore(LiveStore, StoreView):
     """A store that is its own view: nobody changes it while a thread holds its ``lock``.
 
-    A `reading` holds the lock. Take it yourself to call several methods of the view on the store.
+    A `reading` holds the lock. Take it yourself to call several methods of the view on the store. No call of a chain
+    reads it, or writes there.
     """
+
+    _held: Shut[Contents] = Shut()
+    _index: Shut[Any] = Shut()
+    _owner_slots: Shut[OwnerSlots] = Shut()
+    numbers: Shut[Numbers] = Shut()
 
     def __init__(self, embeddings: Embeddings, contents: Contents) -> None:
         super().__init__(embeddings, contents.keys, contents.dimension)

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import DPICLError, InvalidParameter, StoreError, UnsafeConfigurationError
 from langchain_dpicl.extras import require
 
@@ -158,6 +159,7 @@ class Connections:
     def _borrowed(self, statement: str) -> Iterator[Connection]:
         """A connection of the pool that has run a statement. The pool rolls back what is left open, and closes a
         connection that may be broken."""
+        shut.check_open()
         pooled = self._engine.raw_connection()
         driver: Any = pooled.driver_connection
         try:

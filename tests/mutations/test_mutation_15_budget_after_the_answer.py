@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ears import Ears
+from ears import Ears, outside
 
 from langchain_dpicl import PrivacyBudgetExceeded
 from langchain_dpicl.budget import Charge
@@ -23,7 +23,8 @@ def check(sealed_of: Callable[..., Any]) -> None:
     found, budgets = Ears(), Ears()
 
     def member(_: dict[str, Any]) -> str:
-        found.append(budgets[0].spent())
+        with outside():
+            found.append(budgets[0].spent())
         return "Positive"
 
     sealed = sealed_of(member, members=MEMBERS, releases=RELEASES)

@@ -15,6 +15,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl import PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
 from langchain_dpicl.private.copy import Pristine, Same
+from langchain_dpicl.private.pickling import Pickler
 from langchain_dpicl.release import ensemble as module
 
 MEMBERS = 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ways
-from ears import Ears, Spy
+from ears import Ears, Spy, outside
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
 from ways import shown
@@ -48,7 +48,8 @@ class Member(Spy):
         return len(self.spent)
 
     def __call__(self, values: dict[str, Any]) -> str:
-        spent = self.budget.spent() if self.budget is not None else -1
+        with outside():
+            spent = self.budget.spent() if self.budget is not None else -1
         with self.lock:
             self.spent.append(spent)
         if isinstance(self.answer, BaseException):

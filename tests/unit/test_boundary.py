@@ -490,17 +490,6 @@ def test_a_release_works_in_a_forked_child(sealed_of: Any) -> None:
     assert sealed.invoke(QUESTION) == "Positive"
 
 
-def test_releases_within_members_do_not_wait_for_each_other_for_ever(sealed_of: Any) -> None:
-    """A member may ask another sealed chain (a tool that does): threads must not run out while they wait."""
-    inner = sealed_of(lambda _: "Positive", members=6)
-    outer = sealed_of(lambda values: inner.invoke({"input": values["input"]}), members=9)
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(outer.invoke(QUESTION)), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert done == ["Positive"]
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_a_member_writes_into_its_input_is_seen_by_nobody(way: str, sealed_of: Any, canary: str) -> None:
     """Not by another member, whose prompt would then hold two owners' records, and not by the caller or a tracer."""

@@ -35,6 +35,7 @@ from pydantic import PrivateAttr
 
 from langchain_dpicl import UnsafeConfigurationError
 from langchain_dpicl.private import boundary
+from langchain_dpicl.private.copy import Pristine
 
 
 def prompt() -> Runnable[Any, Any]:
@@ -295,15 +296,15 @@ def test_a_chain_that_refers_to_itself_can_be_sealed_where_it_is_silent() -> Non
         def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
             return self.me.steps[0].model.callbacks
 
-    boundary.seal(Circle())
+    Pristine(boundary.seal(Circle()))
     with pytest.raises(UnsafeConfigurationError):  # a copy would still refer to the original
-        boundary.seal(Circle(callbacks=[Recorder()]))
+        Pristine(boundary.seal(Circle(callbacks=[Recorder()])))
 
 
 def test_a_refusal_shows_nothing_of_the_chain(canary: str) -> None:
     loud = model(canary, callbacks=[Recorder()], metadata={"key": canary})
     with pytest.raises(UnsafeConfigurationError) as caught:
-        boundary.seal(RunnableLambda(lambda values: loud.invoke(values)))
+        Pristine(boundary.seal(RunnableLambda(lambda values: loud.invoke(values))))
     assert canary not in str(caught.value)
 
 

@@ -19,6 +19,7 @@ from langchain_dpicl.errors import (
     MissingExtra,
     ModelLost,
     ReleaseFailed,
+    ShutWithinCall,
     UnknownOwner,
 )
 
@@ -74,7 +75,7 @@ def samples() -> list[Exception]:
         InvalidParameter("epsilon", -1, "a number > 0"),
         MissingExtra("torch", "local", "not found"),
     ]
-    parts += [MembersAbstained(), ReleaseFailed(), ModelLost()]
+    parts += [MembersAbstained(), ReleaseFailed(), ModelLost(), ShutWithinCall()]
     made = [*parts, InvalidConfiguration("server.yaml", [("", "missing: store")])]
     special = {type(error) for error in made}
     return made + [kind("a message") for kind in CLASSES.values() if kind not in special]
@@ -105,6 +106,6 @@ def test_errors_after_the_charge_are_constant() -> None:
     assert str(ReleaseFailed()) == str(ReleaseFailed())
     assert "charge stands" in str(ReleaseFailed())
     assert "charged" in str(MembersAbstained())
-    for kind in (ReleaseFailed, MembersAbstained):
+    for kind in (ReleaseFailed, MembersAbstained, ShutWithinCall):
         with pytest.raises(TypeError):
             kind("a private text")  # type: ignore[call-arg]

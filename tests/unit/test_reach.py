@@ -35,8 +35,8 @@ from langchain_dpicl import (
     PrivateEnsemble,
     UnsafeConfigurationError,
 )
+from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.private.reach import is_one, reachable
-from langchain_dpicl.private.sealing import seal_public
 
 
 class Treasure:
@@ -350,21 +350,23 @@ def test_only_collections_can_be_public(wrong: Any, sealed_of: Any, store_of: An
         sealed_of(str, public=InMemoryVectorStore(DeterministicFakeEmbedding(size=2)))
 
 
-def test_candidates_reach_no_collection_and_no_selector(store_of: Any, records: Any, sealed_of: Any) -> None:
+def test_candidates_reach_no_collection_and_a_selector_gives_them_nothing(
+    store_of: Any, records: Any, sealed_of: Any
+) -> None:
     store = store_of(records(8))
+    ensemble = sealed_of(lambda values: "Positive").ensemble
     selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     collection = InMemoryVectorStore(DeterministicFakeEmbedding(size=2))
     for held, why in (
         (collection, "search the same"),
         (collection.as_retriever(), "search the same"),
         (store, "same owners"),
-        (selector, "public text alone"),
+        (DPRetriever(sealed_of(lambda values: "Positive")), "makes releases"),
     ):
         with pytest.raises(UnsafeConfigurationError, match=why):
-            seal_public(RunnableLambda(lambda values, held=held: str(held)))
-    released = DPRetriever(sealed_of(lambda values: "Positive"))
-    chain = RunnableLambda(lambda values: "q") | released | (lambda found: found[0].page_content)
-    assert seal_public(chain).invoke({}) == "Positive", "its documents are releases"
+            ensemble.public_chain(RunnableLambda(lambda values, held=held: str(held)), 1)
+    chain, *_ = ensemble.public_chain(RunnableLambda(lambda values: str(selector.select_examples(values))), 1)
+    assert run_private(chain, [ensemble.public_request({})], max_concurrency=1) == ["[]"], "a public call has no bucket"
 
 
 # -- what shows or keeps text, one plain object away -------------------------------------------------------------------

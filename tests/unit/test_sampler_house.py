@@ -363,19 +363,6 @@ def test_a_bound_sampler_counts_once(sampler_of: Make) -> None:
     assert releases_in(sampler.with_config(tags=["x"])) == [sampler]
 
 
-async def test_a_sampler_within_a_member_charges_its_own_budget_at_every_call(sampler_of: Make, run: Any) -> None:
-    """Four members at epsilon 1000: the noise hides their agreement once in 1e20."""
-    sampler = sampler_of()
-    votes = sampler | RunnableLambda(lambda text: "Positive" if text == WORD else "Negative")
-    member = RunnableLambda(lambda values: {"input": values["input"]}) | votes
-    other = sampler_of(releases=10)
-    store, budget = other.selector.store, other.budget
-    selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
-    release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
-    assert await run(release, {"input": "a"}) == "Positive"
-    assert (budget.spent(), sampler.budget.spent()) == (1, 4 * TOKENS)
-
-
 # -- retrieval, and where it makes no sense ----------------------------------------------------------------------------
 
 

@@ -42,7 +42,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.retrieval.rag import RELEVANT
 from langchain_dpicl.store.filters import MetadataFilter
-from langchain_dpicl.store.standin import MemberVectorStore
 
 QUESTION = "which desk renews a prescription?"
 LABELS = ["porch", "ledger"]
@@ -357,10 +356,10 @@ def test_a_candidates_chain_gets_the_question_and_nothing_of_the_wrapping(collec
 
 
 def test_the_chain_itself_is_no_writer_of_candidates(collection: Any, budget_of: Any) -> None:
-    """Asked without a bucket it would search the whole collection, and its answer be published."""
+    """A public call has no bucket, so it would find nothing."""
     chain = rag(collection.as_retriever(), Model())
     mean = EmbeddingMean(EMBEDDINGS, candidates=chain)
-    with pytest.raises(UnsafeConfigurationError, match="would search the same documents"):
+    with pytest.raises(UnsafeConfigurationError, match="public text alone"):
         wrap_rag(chain, collection, mean, budget_of(), members=4, rate=1.0, owner_key="patient")
 
 
@@ -615,11 +614,11 @@ HELD: dict[str, Callable[[Any], Any]] = {
         lambda question, held={"c": [collection]}: str(held["c"][0].similarity_search(question))
     ),
     "a bound method of its own": lambda collection: collection.similarity_search,
+    "a class's global": lambda collection: OfTheClass().__call__,
 }
 
 
 HIDDEN: dict[str, Callable[[Any], Any]] = {
-    "a class's global": lambda collection: OfTheClass().__call__,
     "a method that the stand-in lacks": lambda collection: collection.dump,
     "an attribute that the stand-in lacks": lambda collection: lambda question: str(collection.store),
     "a second collection": lambda collection: (
@@ -684,12 +683,9 @@ def test_a_class_named_to_compare_with_is_no_collection(wrap: Any, collection: A
 
 
 def test_the_source_is_out_of_the_members_reach(wrap: Any, collection: Any) -> None:
-    from langchain_dpicl.private.reach import reachable
-
-    private = wrap(rag(collection.as_retriever(), Model()))
-    found = list(reachable(private.ensemble.copies.chain))
-    assert any(isinstance(part, MemberVectorStore) for part in found)
-    assert not any(part is collection or part is private.ensemble.selector for part in found)
+    copies = wrap(rag(collection.as_retriever(), Model())).ensemble.copies
+    assert copies.searches
+    assert not any(isinstance(part, VectorStore) for part in copies.items), "each copy has a stand-in of its own"
 
 
 # -- chains without a retriever ----------------------------------------------------------------------------------------
