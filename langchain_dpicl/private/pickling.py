@@ -48,7 +48,7 @@ from langchain_dpicl.private.copies import SHARED_NAMES
 from langchain_dpicl.private.origins import Origins, home, top
 from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
 from langchain_dpicl.private.sealing import check_part
-from langchain_dpicl.private.sources import AROUND, instead_of, is_collection, is_of, parts_of
+from langchain_dpicl.private.sources import AROUND, COLLECTIONS, instead_of, is_collection, is_of, parts_of
 
 _LONG = 65_536
 """From this size on texts are shared. No bytes and no arrays: numpy writes into the bytes of a pickle."""
@@ -259,6 +259,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             raise UnsafeConfigurationError(f"the chain reaches {article} {kind.__name__}: {obj.withheld}")
         if issubclass(kind, OwnBucket):
             self.searches |= issubclass(kind, VectorStore)
+            held = [each for each in vars(obj).values() if is_one(each, Embeddings)]
+            self._met.update((id(each), each) for each in held)  # the store's model, which may keep records' vectors
             self._fine.update(kind.__mro__)
             return
         check_part(obj)

@@ -83,22 +83,6 @@ def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]
             waiting += _inside(item)
 
 
-def apart(chain: Any, goals: Iterable[object]) -> list[Any]:
-    """What a chain can get at and from which none of these objects can be reached."""
-    parts = list(reachable(chain))
-    holders: dict[int, list[int]] = {}
-    for part in parts:
-        for held in () if is_one(part, CLOSED) else _inside(part):
-            holders.setdefault(id(held), []).append(id(part))
-    leading: set[int] = set()
-    waiting = [id(goal) for goal in goals]
-    while waiting:
-        if (found := waiting.pop()) not in leading:
-            leading.add(found)
-            waiting += holders.get(found, ())
-    return [part for part in parts if id(part) not in leading]
-
-
 def is_library(module: object) -> bool:
     """Whether a module of this name belongs to Python or to a known library, whose own globals are not followed."""
     return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES

@@ -16,7 +16,6 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_dpicl import PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
 from langchain_dpicl.private.copy import Pristine, Same
 from langchain_dpicl.private.pickling import Pickler
-from langchain_dpicl.release import ensemble as module
 
 MEMBERS = 20
 QUESTION = {"input": "why does she cough?"}
@@ -84,8 +83,8 @@ def test_20_a_search_among_all_records_is_caught(
     world = (whole_collection, store_of, records, owner_keyed, in_the_first(store_of, owner_keyed))
     found = moved(*world)
     assert found == 0, MOVED.format(found)
-    monkeypatch.setattr(module.boundary, "seal", lambda chain, **_: chain)
-    assert moved(*world) == MEMBERS, "the mutant's sealing looks at nothing"
+    monkeypatch.setattr(Pickler, "_meet", lambda *_: None)
+    assert moved(*world) == MEMBERS, "the mutant's copies share every collection"
 
 
 def test_20_a_member_of_its_own_moves_with_one_owner_alone(store_of: Any, records: Any, owner_keyed: Any) -> None:

@@ -309,12 +309,12 @@ def sampler(selector: PoissonExampleSelector, budget_of: Any) -> DPSampler:
 
 def transcript_of(kind: str, selector: PoissonExampleSelector, sampler: DPSampler, budget_of: Any) -> Transcript:
     """``kind``: a function that makes some releases of this kind, or samples, and gives all of them."""
-    said = Turns()
+    said, members = Turns(), selector.members
 
     def released(aggregator: Any, answer: Callable[[int], str], epsilon: float, count: int) -> Transcript:
         """``answer`` is what the i-th member says, from 0 to 7 in every release."""
         ensemble = PrivateEnsemble(
-            selector, lambda _: answer(next(said) % selector.members), max_concurrency=1, count_empty=True
+            selector, lambda _: answer(next(said) % members), max_concurrency=1, count_empty=True
         )
         sealed = ensemble | DPAggregate(aggregator, budget_of(epsilon, releases=120, accept_noise=True))
         sealed.line()

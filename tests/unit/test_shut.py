@@ -18,10 +18,12 @@ from ears import Ears, Spy
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
+from table_model import TableModel
 
 from langchain_dpicl import (
     DPAggregate,
     DPRetriever,
+    DPSampler,
     EmbeddingMean,
     ExemplarStore,
     NoisyVote,
@@ -157,6 +159,22 @@ def test_so_it_is_beside_share_and_in_public_chains(what: str, world: dict[str, 
     )
     with pytest.raises(UnsafeConfigurationError, match=REFUSED[what]):
         PrivateEnsemble(searching, lambda values: "Positive")
+
+
+def test_so_it_is_in_a_samplers_search_query(world: dict[str, Any], budget_of: Any) -> None:
+    heard = Ears()
+    model, budget = TableModel(lambda *_: [0.0, 0.0], "ab"), budget_of()
+    options: dict[str, Any] = {"rate": 0.5, "max_exemplars": 8, "nearest_to": "input"}
+    for held, why in (("release", "it makes releases"), ("store", "same owners' exemplars")):
+        selector = PoissonExampleSelector(world["store"], 4, search_query=by_closure(world[held]), **options)
+        with pytest.raises(UnsafeConfigurationError, match=why):
+            DPSampler(model, selector, budget, shots=4, top_k=2, max_tokens=1)
+    tries = guarded(ATTACKS["reading"], PLACES["here"])
+    selector = PoissonExampleSelector(
+        world["store"], 4, search_query=lambda values: heard.append(tries()) or "a text", **options
+    )
+    DPSampler(model, selector, budget, shots=4, top_k=2, max_tokens=1).invoke(QUESTION)
+    assert heard == ["ShutWithinCall"]
 
 
 def test_a_step_of_the_chain_is_no_exception(world: dict[str, Any]) -> None:
@@ -466,6 +484,23 @@ def test_outside_of_calls_all_is_open(world: dict[str, Any], sealed_of: Any) -> 
     assert len(read_all(world["store"])) == 80
     assert world["release"].invoke(QUESTION) == "Positive"
     assert world["retriever"].invoke("a question")[0].page_content == "Positive"
+
+
+def test_the_stores_model_may_keep_vectors_of_records(
+    records: Any, embeddings: Any, tmp_path: Path, budget_of: Any
+) -> None:
+    from langchain_classic.embeddings import CacheBackedEmbeddings
+    from langchain_classic.storage import LocalFileStore
+
+    kept = CacheBackedEmbeddings.from_bytes_store(embeddings, LocalFileStore(tmp_path), key_encoder="sha256")
+    store = ExemplarStore.from_records(records(40), kept, owner_key="owner")
+    selector = PoissonExampleSelector(store, 2, rate=1.0, max_exemplars=40)
+    vectors = store.as_vectorstore()
+    member = PrivateEnsemble(selector, lambda values: vectors.similarity_search(values["input"])[0].metadata["output"])
+    vote = DPAggregate(NoisyVote(LABELS, mechanism="vote"), budget_of())
+    assert (member | vote).invoke(QUESTION) in LABELS
+    with pytest.raises(UnsafeConfigurationError, match="CacheBackedEmbeddings"):
+        PrivateEnsemble(selector, lambda values: str(kept.embed_query(values["input"])))
 
 
 def test_the_stand_in_is_pickled_by_value() -> None:
