@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+from langchain_core.runnables import RunnableLambda
 from pgvector_server import KEY, ask, everyone
 from threads import raced
 
 from langchain_dpicl import (
     ExemplarStore,
     InvalidRecords,
+    ShutWithinCall,
     StoreError,
 )
+from langchain_dpicl.private.boundary import run_private
+from langchain_dpicl.private.copy import Same
 
 DIMENSION = 8
 UNIT = np.full(DIMENSION, DIMENSION**-0.5, np.float32)
@@ -55,6 +59,35 @@ def test_it_is_the_same_store_as_on_faiss(
         assert everyone(both[0]) == everyone(both[1])
         assert list(both[0].owners) == list(both[1].owners)
         assert (len(both[0]), both[0].owner_count) == (len(both[1]), both[1].owner_count)
+
+
+def test_no_call_of_a_chain_reads_it_or_writes_there(shared_store: Any, records: Any) -> None:
+    store = shared_store(records(8))
+    held: list[Any] = []
+    store.maintenance()
+    attacks: list[Callable[[], Any]] = [
+        lambda: everyone(store),
+        lambda: store.owners,
+        lambda: len(store),
+        lambda: store.load_vectors(),
+        lambda: store.add(records(1)),
+        lambda: store.forget("owner-3"),
+        lambda: store.maintenance().get_by_ids(["#0"]),
+        lambda: type(store).open(store._connections._url.render_as_string(hide_password=False), store.embeddings),
+    ]
+
+    def member(values: dict[str, Any]) -> str:
+        for attack in attacks:
+            try:
+                held.append(attack())
+            except ShutWithinCall:
+                held.append("shut")
+        return "Positive"
+
+    before = everyone(store)
+    assert run_private(Same(RunnableLambda(member)), [({}, [])], max_concurrency=1) == ["Positive"]
+    assert held == ["shut"] * len(attacks)
+    assert everyone(store) == before
 
 
 def test_texts_and_names_of_any_kind_come_back_as_they_were(shared_store: Any) -> None:

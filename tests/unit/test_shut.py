@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import pickle
 import sys
 import threading
@@ -117,7 +118,35 @@ def by_method(held: Any) -> Any:
     return Desk([{"archive": Desk(held)}]).answer
 
 
-WAYS_TO = [by_closure, by_global, by_import, by_default, by_method]
+def by_module(held: Any) -> Callable[[Any], Any]:
+    global NAMED
+    NAMED = held
+
+    def member(values: Any) -> str:
+        import test_shut
+
+        return repr(test_shut.NAMED)
+
+    return member
+
+
+def by_class(held: Any) -> Callable[[Any], Any]:
+    class Desk:
+        archive = held
+
+    return lambda values: repr(Desk.archive)
+
+
+def by_cache(held: Any) -> Callable[[Any], Any]:
+    get = functools.cache(lambda: held)
+    return lambda values: repr(get())
+
+
+def by_bound_method(held: Any) -> Any:
+    return functools.partial(lambda method, values: repr(method.__self__), held.__repr__)
+
+
+WAYS_TO = [by_closure, by_global, by_import, by_default, by_method, by_module, by_class, by_cache, by_bound_method]
 
 REFUSED = {
     "store": "ExemplarStore: every member would read the same owners' exemplars",
@@ -245,6 +274,19 @@ async def test_it_gives_nothing_but_the_bucket(attack: str, way: str, world: dic
     _ = release.invoke(QUESTION) if way == "invoke" else await release.ainvoke(QUESTION)
     assert heard[-4:] == ["ShutWithinCall"] * 4
     assert len(world["store"]) == before
+
+
+def test_each_copy_has_stand_ins_of_its_own(world: dict[str, Any]) -> None:
+    vectors = world["store"].as_vectorstore()
+
+    def search(values: Any) -> Any:
+        before = vars(vectors).get("kept")
+        vectors.kept = values
+        return before
+
+    copies = PrivateEnsemble(world["selector"], search).copies
+    assert [copies.copy().chain.invoke(text) for text in ("a", "b")] == [None, None]
+    assert copies.searches
 
 
 def test_each_copy_has_a_selector_of_its_own(world: dict[str, Any]) -> None:
