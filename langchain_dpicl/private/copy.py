@@ -41,8 +41,9 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
+from langchain_dpicl.private.loading import Unpickler, fill
 from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.pickling import DESCRIPTIONS, TYPES, Pickler, Unpickler, fill, name_of
+from langchain_dpicl.private.pickling import DESCRIPTIONS, TYPES, Pickler, name_of
 from langchain_dpicl.private.reach import reachable
 
 _LARGE = 1 << 22

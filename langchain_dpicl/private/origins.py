@@ -18,6 +18,24 @@ from types import FunctionType
 from packaging.requirements import Requirement
 
 _ROOTS = ("langchain-dpicl", "langchain", "langgraph")
+SHARED_NAMES = (
+    "anthropic._base_client.BaseClient",
+    "google.genai.client.Client",
+    "httpx._client.BaseClient",
+    "jinja2.environment.Template",
+    "llama_cpp.llama.Llama",
+    "logging.Logger",
+    "openai._base_client.BaseClient",
+    "requests.sessions.Session",
+    "spacy.language.Language",
+    "tokenizers.Tokenizer",
+    "torch.nn.modules.module.Module",
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "xllamacpp.Server",
+)
+"""Libraries' models and compiled templates, and clients of model servers, by name. A name that becomes outdated fails
+closed: such an object is copied, or refused if it cannot be."""
+
 _EXTRAS = frozenset({"dev", "docs"})
 """Of this package: no chain's code comes from these."""
 

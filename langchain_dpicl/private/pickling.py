@@ -1,4 +1,4 @@
-"""The pickle of a chain, and how a copy is made of it: reducers beside cloudpickle's.
+"""The pickle of a chain, of which its copies are made: reducers beside cloudpickle's.
 
 What a pickle shares by identity it has as an index into a list (`Pickler.shared`); `copy` says what that is, and why.
 
@@ -28,9 +28,9 @@ import types
 import typing
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import resolve_name
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -40,13 +40,33 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
-from pydantic import BaseModel
 
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private import Closed, OwnBucket, PrivateRecords, Withheld
-from langchain_dpicl.private.copies import SHARED_NAMES
-from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.reach import is_named, is_one, names_in, takes_nothing
+from langchain_dpicl.private.loading import (
+    OWN,
+    Own,
+    fill_class,
+    fill_enum,
+    fill_function,
+    fill_object,
+    made_cached,
+    made_class,
+    made_constant,
+    made_descriptor,
+    made_function,
+    made_property,
+    made_reference,
+    made_schema,
+    made_space,
+    made_type,
+    made_type_variable,
+    made_variable,
+    same,
+    skeleton,
+)
+from langchain_dpicl.private.origins import SHARED_NAMES, Origins, home, top
+from langchain_dpicl.private.reach import fields_of, held_by, is_named, is_one, names_in, takes_nothing
 from langchain_dpicl.private.sealing import check_part
 from langchain_dpicl.private.sources import AROUND, COLLECTIONS, instead_of, is_collection, is_of, parts_of
 
@@ -55,7 +75,6 @@ _LONG = 65_536
 
 _ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
-_HOOKS = frozenset({"__init_subclass__", "__pydantic_init_subclass__"})
 DESCRIPTIONS = frozenset({"__annotations__", "__dataclass_fields__"})
 """Attributes in which classes and functions name classes, and which no object needs in order to be made."""
 _STATELESS = ("random.SystemRandom", "pydantic._internal._namespace_utils.NsResolver")
@@ -186,7 +205,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return self._index[id(obj)]
         if obj is builtins:
             return "builtins"
-        if kind is _Own:
+        if kind is Own:
             return "copy"
         if kind is type and not obj.__flags__ & _HEAP:
             return None if reducers._lookup_module_and_qualname(obj) else self._put(obj)
@@ -220,7 +239,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
 
     def _holds_own(self, obj: Any) -> bool:
         """Whether a library's object has the user's own code in its fields, which would run on what all calls share."""
-        held = _fields(obj)
+        held = fields_of(obj)
         functions = [getattr(each, "__func__", each) for each in held]
         homes = {home(each) for each in functions if isinstance(each, FunctionType)}
         if is_named(obj, _TEMPLATES):
@@ -275,7 +294,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 return
             self._fine.update(kind.__mro__)
         elif issubclass(kind, BaseLanguageModel):  # all copies share it
-            for each in _fields(obj):
+            for each in fields_of(obj):
                 if is_one(each, Runnable):
                     self._meet(each, type(each))
         elif not issubclass(kind, Runnable):
@@ -329,7 +348,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._last = obj
         self._kept.append(obj)
         if id(obj) in self._instead:
-            return _same, (self._instead[id(obj)],)
+            return same, (self._instead[id(obj)],)
         if issubclass(kind, type):
             return self._class(obj)
         if kind is FunctionType:
@@ -343,28 +362,28 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         if issubclass(kind, _KEEPERS):
             return self._keeper(obj, kind)
         if issubclass(kind, OwnBucket) and (made := obj.in_call()) is not obj:
-            return _same, (made,)
+            return same, (made,)
         if kind is functools.cached_property:
-            return _made_property, (obj.func, obj.attrname)
+            return made_property, (obj.func, obj.attrname)
         if kind is typing.NewType:
-            return _made_type, (obj.__name__, obj.__module__, obj.__supertype__)
+            return made_type, (obj.__name__, obj.__module__, obj.__supertype__)
         if issubclass(kind, TYPES):
             return self._variable(obj, kind)
         if is_named(obj, _STATELESS):
             return kind, ()
         if is_named(obj, _SCHEMAS):
             made, (schema, *settings) = obj.__reduce__()
-            return _made_schema, (_classes_in(schema), made, self._of_schemas(schema), settings)
+            return made_schema, (_classes_in(schema), made, self._of_schemas(schema), settings)
         if issubclass(kind, contextlib._GeneratorContextManagerBase) and "args" in vars(obj):  # it was never entered
             return kind, (obj.func, obj.args, obj.kwds)
         if issubclass(kind, property):
             accessors = (obj.fget, obj.fset, obj.fdel, obj.__doc__)
-            return _made_descriptor, (kind, accessors), getattr(obj, "__dict__", None)
+            return made_descriptor, (kind, accessors), getattr(obj, "__dict__", None)
         if getattr(kind, "__setstate__", None) is _SLOTTED:  # which asks a class of the copy
             state = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
-            return object.__new__, (kind,), (None, state), None, None, _fill_object
+            return object.__new__, (kind,), (None, state), None, None, fill_object
         if _has_fallback(kind):
-            return *obj.__reduce_ex__(4), _fill_object
+            return *obj.__reduce_ex__(4), fill_object
         if issubclass(kind, (MethodType, BuiltinMethodType)) and (found := self._library_method(obj)) is not None:
             return getattr, found
         if issubclass(kind, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr, sys.stdin):
@@ -388,7 +407,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         if maker is reducers._make_skeleton_class:
             self._put_off(obj, state[0])
-            maker, arguments, state, setter = _skeleton, _with_slots(arguments, state[0]), (_OWN, state), _fill_class
+            maker, arguments, state, setter = skeleton, _with_slots(arguments, state[0]), (OWN, state), fill_class
         self.classes.append(obj)
         if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
             arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
@@ -398,8 +417,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 name: {k: v for k, v in vars(each).items() if k not in _OF_MEMBERS}
                 for name, each in obj.__members__.items()
             }
-            state, setter = (state, own), _fill_enum
-        return _made_class, (_OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
+            state, setter = (state, own), fill_enum
+        return made_class, (OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
 
     def _function(self, obj: FunctionType) -> Any:
         around = vars(sys.modules.get(home(obj), self._nowhere))
@@ -429,7 +448,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         space = self._space_of(obj.__globals__) if is_own else sys.modules[home(obj)]
         arguments = (obj.__code__, space, obj.__name__, len(obj.__closure__ or ()))
         cells = [reducers._get_cell_contents(cell) for cell in obj.__closure__ or ()]
-        return _made_function, arguments, (state, dict(vars(obj)), cells), None, None, _fill_function
+        return made_function, arguments, (state, dict(vars(obj)), cells), None, None, fill_function
 
     def _of_schemas(self, schema: Any) -> Any:
         """A validator's schema, of which nothing but validators has a part: what else has one holds classes."""
@@ -484,7 +503,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
     def _space(self, obj: _Space) -> Any:
         name = str(obj.around.get("__name__") or "")
         self.modules.add(name)
-        return _made_space, (_OWN, name, obj.around.get("__package__"), obj.around.get("__file__"))
+        return made_space, (OWN, name, obj.around.get("__package__"), obj.around.get("__file__"))
 
     def _module(self, obj: ModuleType) -> Any:
         if sys.modules.get(obj.__name__) is obj and not self.is_own(obj.__name__):
@@ -492,19 +511,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         around = vars(obj)
         wanted = (self._wanted | {"__getattr__"}) & around.keys() - _OF_MODULES
         self._hold(around, wanted)
-        return _same, (self._space_of(around),)
+        return same, (self._space_of(around),)
 
     def _cached(self, obj: Any) -> Any:
         if takes_nothing(obj):
             with contextlib.suppress(Exception):  # else each call asks anew
-                return _made_constant, (obj(),)
-        return _made_cached, (obj.cache_parameters(), obj.__wrapped__)
+                return made_constant, (obj(),)
+        return made_cached, (obj.cache_parameters(), obj.__wrapped__)
 
     def _variable(self, obj: Any, kind: type) -> Any:
         if kind is not typing.TypeVar:
             return kind, (obj.__name__,)
         how = {"covariant": obj.__covariant__, "contravariant": obj.__contravariant__, "bound": obj.__bound__}
-        return _made_type_variable, (obj.__name__, obj.__constraints__, how)
+        return made_type_variable, (obj.__name__, obj.__constraints__, how)
 
     def _library_method(self, obj: Any) -> tuple[ModuleType, str] | None:
         """A method of an object that a library keeps, as ``random.random``: its module and name there."""
@@ -518,9 +537,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         if kind is threading.local:
             return threading.local, ()
         if kind is contextvars.ContextVar:
-            return _made_variable, (obj.name, contextvars.Context().run(_default, obj))
+            return made_variable, (obj.name, contextvars.Context().run(_default, obj))
         if kind is weakref.ref:
-            return _made_reference, (obj(),)
+            return made_reference, (obj(),)
         if kind in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
             return kind, (dict(obj),)
         return NotImplemented
@@ -531,13 +550,6 @@ def _default(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
         return (variable.get(),)
     except LookupError:
         return ()
-
-
-class _Own:
-    """In a pickle: the copy that is being made."""
-
-
-_OWN = _Own()
 
 
 def name_of(item: Any) -> str:
@@ -552,15 +564,6 @@ def other_collection(part: Any) -> str:
         f"the chain reaches a {name}: every member would search the same documents there, so that one owner would "
         f"reach every answer. If nobody's private text is in it, name it: public=[...]. {instead_of(part)}"
     )
-
-
-def _fields(obj: Any) -> list[Any]:
-    """What lies in an object's fields, and in their lists and mappings."""
-    held = list((getattr(obj, "__dict__", None) or {}).values())
-    held += (obj.__pydantic_private__ or {}).values() if isinstance(obj, BaseModel) else ()
-    held += [each for some in held if type(some) in (list, tuple) for each in some]
-    held += [each for some in held if type(some) is dict for each in some.values()]
-    return held
 
 
 def _is_mark(obj: Any, kind: type) -> bool:
@@ -617,139 +620,8 @@ def _annotated(function: FunctionType) -> set[str]:
 def _holds(holder: Any, item: Any) -> bool:
     held = [*gc.get_referents(holder), *getattr(holder, "__dict__", {}).values()]
     if isinstance(holder, FunctionType):
-        named = names_in(holder.__code__).globals
-        held += [value for name, value in holder.__globals__.items() if name in named]
-        held += [each for cell in holder.__closure__ or () for each in gc.get_referents(cell)]
+        held += held_by(holder)
     return any(each is item for each in held)
-
-
-# -- how a copy is made ------------------------------------------------------------------------------------------------
-
-
-class Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, copy: Any, origins: Origins) -> None:
-        super().__init__(file)
-        self._copy, self._origins = copy, origins
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        """What a pickle takes by its name, as a ``__reduce__`` of the user's may say: nothing of the user's own."""
-        if not self._origins.by_reference(module):
-            raise pickle.UnpicklingError(f"{module}.{name} would be shared by all copies")
-        return super().find_class(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        """What is shared, by its index, or what the copy has by itself."""
-        return self._copy._shared[pid] if type(pid) is int else self._copy.own(pid)
-
-
-def _made_space(copy: Any, name: str, package: str | None, file: str | None) -> ModuleType:
-    made: ModuleType = copy.module(name, package, file)
-    return made
-
-
-def _made_class(copy: Any, index: int, maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    made: type = copy.adopt(maker(copy, *arguments) if maker is _skeleton else maker(*arguments), index)
-    return made
-
-
-def _skeleton(copy: Any, metaclass: Any, name: str, bases: tuple[Any, ...], given: dict[str, Any], *_: None) -> type:
-    """A class without its attributes. No metaclass of the user's own is asked."""
-    resolved = types.resolve_bases(bases)
-    namespace = given if resolved is bases else {**given, "__orig_bases__": bases}
-    maker = next(kind for kind in metaclass.__mro__ if not copy.has_made(kind))
-    made: type = maker.__new__(metaclass, name, resolved, namespace)
-    return made
-
-
-def _fill_class(made: type, state: Any) -> None:
-    copy, (attributes, slots) = state
-    for name in _HOOKS & attributes.keys():
-        copy.late.append((made, name, attributes.pop(name)))
-    reducers._class_setstate(made, (attributes, slots))
-
-
-def fill(made: Any, held: dict[str, Any]) -> None:
-    """Give a module, a class or a function what follows it in a pickle."""
-    if isinstance(made, ModuleType):
-        vars(made).update(held)
-        return
-    put = type.__setattr__ if isinstance(made, type) else object.__setattr__
-    for name, value in held.items():
-        put(made, name, value)
-
-
-def _made_function(code: CodeType, around: ModuleType, name: str, cells: int) -> FunctionType:
-    return FunctionType(code, vars(around), name, None, tuple(CellType() for _ in range(cells)) or None)
-
-
-def _fill_enum(made: Any, state: Any) -> None:
-    attributes, own = state
-    reducers._class_setstate(made, attributes)
-    for name, held in own.items():
-        vars(made._member_map_[name]).update(held)
-
-
-def _fill_function(function: FunctionType, state: Any) -> None:
-    attributes, own, cells = state
-    vars(function).update(own)
-    for cell, value in zip(function.__closure__ or (), cells, strict=True):
-        if value is not reducers._empty_cell_value:
-            cell.cell_contents = value
-    for name, value in attributes.items():
-        setattr(function, name, value)
-
-
-def _fill_object(made: Any, state: Any) -> None:
-    """Give an object its fields. None of its class's methods is asked."""
-    attributes, slots = state if type(state) is tuple else (state, None)
-    for name, value in {**(attributes or {}), **(slots or {})}.items():
-        object.__setattr__(made, name, value)
-
-
-def _made_descriptor(kind: type[property], accessors: tuple[Any, ...]) -> property:
-    made = kind.__new__(kind)
-    property.__init__(made, *accessors)
-    return made
-
-
-def _made_schema(classes: list[type], made: Any, schema: Any, settings: list[Any]) -> Any:
-    return made(schema, *settings)
-
-
-def _same(item: Any) -> Any:
-    return item
-
-
-def _made_reference(item: Any) -> Any:
-    return weakref.ref(item if item is not None else _Own())
-
-
-def _made_cached(parameters: dict[str, Any], wrapped: Any) -> Any:
-    return functools.lru_cache(**parameters)(wrapped)
-
-
-def _made_constant(value: Any) -> Any:
-    """What a cached function without arguments gives."""
-    constant = functools.cache(lambda: value)
-    constant()
-    return constant
-
-
-def _made_property(function: Any, name: str | None) -> Any:
-    made = functools.cached_property(function)
-    made.attrname = name
-    return made
-
-
-def _made_type(name: str, module: str, of: Any) -> Any:
-    new: Any = typing.NewType
-    made = new(name, of)
-    made.__module__ = module
-    return made
-
-
-def _made_type_variable(name: str, constraints: tuple[Any, ...], how: dict[str, Any]) -> Any:
-    return typing.TypeVar(name, *constraints, **how)
 
 
 def _is_plain(code: CodeType) -> bool:
@@ -764,7 +636,3 @@ def _is_plain(code: CodeType) -> bool:
         elif type(each) not in _ATOMS:
             return False
     return True
-
-
-def _made_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
-    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)

@@ -1,32 +1,22 @@
-"""What a chain can get at, beyond what LCEL shows of it.
+"""The objects that a chain shows: in its fields, and in what its own functions hold and name.
 
-`sealing.rebuilt` changes what lies in the fields of a chain's steps. It cannot change a retriever in a function's
-closure, in a tool or in an object of the user's own, but a member can use it there: `reachable` finds it, so that such
-a chain can be refused. It follows whatever an object refers to (fields, slots, containers, closures, default arguments,
-bound objects, caches, iterators, weak references). Of functions and classes that are no known library's it also follows
-the globals and the modules' attributes that they name, through submodules.
-
-Of models it follows only the Runnables in their fields. It does not look into embeddings, vector stores, objects that
-are marked `Closed`, and libraries' cached functions. It calls a cached function of the user's own once if that takes no
-argument and has no value yet, because the chain can get at the value. It cannot see what another function computes when
-it runs, looks up by a string, or imports for the first time.
+For what is read of a chain, such as the searches in it, its releases or the names in its prompts. No safety rests on
+it: what a call may reach is decided when the chain is copied (`pickling`). So it follows what is easy to follow: what
+objects refer to, what functions close over, and the globals and modules' attributes that the user's own functions name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import gc
-import importlib.util
 import inspect
-import itertools
 import logging
 import sys
-import typing
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -37,38 +27,25 @@ from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
 
 from langchain_dpicl.private import Closed
+from langchain_dpicl.private.origins import Origins, home
 
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
 _PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
-CLOSED = (Closed, Embeddings, VectorStore)
-_CACHED = type(functools.cache(lambda: None))
+_CLOSED = (Closed, Embeddings, VectorStore)
 
-_LIBRARIES = sys.stdlib_module_names | frozenset(
-    """
-    langchain langchain_classic langchain_community langchain_core langchain_dpicl langchain_experimental
-    langchain_text_splitters langchain_anthropic langchain_aws langchain_chroma langchain_cohere langchain_deepseek
-    langchain_fireworks langchain_google_genai langchain_google_vertexai langchain_groq langchain_huggingface
-    langchain_mistralai langchain_ollama langchain_openai langchain_pinecone langchain_postgres langchain_protocol
-    langchain_qdrant langchain_xai langgraph langgraph_sdk langserve langsmith
-    _pytest aiohttp annotated_types anthropic anyio boto3 botocore certifi dill faiss fastapi google grpc h11
-    httpcore httpx huggingface_hub hypothesis jinja2 joblib jsonpatch jsonpointer llama_cpp matplotlib nltk numpy
-    openai opentelemetry orjson ormsgpack packaging pandas PIL pluggy psycopg pydantic pydantic_core
-    pydantic_settings pytest regex requests safetensors scipy sentence_transformers sklearn sniffio spacy sqlalchemy
-    starlette tenacity tiktoken tokenizers torch tqdm transformers typing_extensions typing_inspection urllib3
-    uuid_utils werkzeug xllamacpp xxhash yaml zstandard
-    """.split()
-)
-"""Top-level packages whose own globals hold nothing of the user's. All other code is read like the user's own.
+_ORIGINS = Origins()
 
-The list becomes outdated as libraries are renamed and new ones appear. This fails closed: the code of a library that is
-missing here is read too, so more is found, and a chain may be refused that could run.
-"""
+
+def is_users(module: object) -> bool:
+    """Whether a module of this name is the user's own, and no installed library's."""
+    return _ORIGINS.by_reference(module) is False
 
 
 def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]:
-    """Every object that a chain can get at, itself included, each once; numbers, texts and arrays left out.
+    """Every object that a chain shows, itself included, each once; numbers, texts and arrays left out.
 
-    Does not look into objects of the ``closed`` classes.
+    Does not look into embeddings, vector stores, what is marked `Closed`, and objects of the ``closed`` classes; of
+    models only into the Runnables in their fields.
     """
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
     waiting = deque([chain])
@@ -79,25 +56,60 @@ def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]
             continue
         seen[id(item)] = item
         yield item
-        if not is_one(item, CLOSED) and not is_one(item, closed):
+        if not is_one(item, _CLOSED) and not is_one(item, closed):
             waiting += _inside(item)
 
 
-def is_library(module: object) -> bool:
-    """Whether a module of this name belongs to Python or to a known library, whose own globals are not followed."""
-    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+def fields_of(model: Any) -> list[Any]:
+    """What a model's fields hold, and what lists and mappings in them do."""
+    held = [*getattr(model, "__dict__", {}).values(), *(getattr(model, "__pydantic_private__", None) or {}).values()]
+    held += [each for some in held if type(some) in (list, tuple) for each in some]
+    held += [each for some in held if type(some) is dict for each in some.values()]
+    return held
 
 
-def is_users(function: FunctionType) -> bool:
-    """Whether a function is the user's. Code without a module, as templates compile to, is read like the user's."""
-    return not is_library(function.__globals__.get("__name__"))
+def _inside(item: Any) -> list[Any]:
+    """The objects that one object refers to. Of libraries' classes none."""
+    if issubclass(type(item), type):
+        return [*vars(item).values(), *item.__mro__[1:], type(item)] if is_users(item.__module__) else []
+    if type(item) is FunctionType:
+        return held_by(item)
+    if is_one(item, BaseLanguageModel):
+        return [each for each in fields_of(item) if is_one(each, Runnable)]
+    if issubclass(type(item), weakref.ref):
+        return [weakref.ref.__call__(item)]
+    return gc.get_referents(item)  # runs no code of the object's, whatever it is; its class is among them
 
 
-def is_cached(item: Any) -> bool:
-    """Whether an object is ``functools.lru_cache`` or ``functools.cache`` around anything but a library's function."""
-    if type(item) is not _CACHED:
-        return False
-    return type(item.__wrapped__) is not FunctionType or is_users(item.__wrapped__)
+def held_by(function: FunctionType) -> list[Any]:
+    """What a function holds: defaults, attributes, the variables around it; and what one of the user's own names."""
+    held = [function.__defaults__, function.__kwdefaults__, *vars(function).values()]
+    held += [value for cell in function.__closure__ or () for value in gc.get_referents(cell)]
+    if not is_users(home(function)):
+        return held
+    names, around = names_in(function.__code__), function.__globals__
+    held += [around[name] for name in names.globals & around.keys()]
+    imported = {_resolved(path, str(around.get("__package__") or "")) for path in names.modules}
+    imported |= {name.partition(".")[0] for name in imported}
+    waiting = [each for each in held if is_one(each, ModuleType)]
+    waiting += [sys.modules[name] for name in imported & sys.modules.keys()]
+    seen: set[int] = set()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found = [vars(module)[name] for name in names.attributes & vars(module).keys()]
+        waiting += [each for each in found if type(each) is ModuleType]
+        held += found
+    return held
+
+
+def _resolved(path: str, package: str) -> str:
+    try:
+        return resolve_name(path, package)
+    except ImportError:  # beyond the outermost package
+        return ""
 
 
 def takes_nothing(cached: Any) -> bool:
@@ -119,43 +131,6 @@ def is_one(item: Any, kinds: type | tuple[type, ...]) -> bool:
 def is_named(item: Any, names: Iterable[str]) -> bool:
     """Whether one of an object's classes has one of these full names: for libraries that need not be installed."""
     return not set(names).isdisjoint(f"{kind.__module__}.{kind.__qualname__}" for kind in type(item).__mro__)
-
-
-def _inside(item: Any) -> list[Any]:
-    """The objects that one object refers to. Of libraries' classes and cached functions none."""
-    if issubclass(type(item), type):
-        if is_library(item.__module__):
-            return []
-        held = [
-            value
-            for name, value in vars(item).items()  # its annotations and other descriptions of itself are left out
-            if isinstance(value, (FunctionType, staticmethod, classmethod)) or not name.startswith(("__", "_abc_"))
-        ]
-        for field in vars(item).get("__pydantic_fields__", {}).values():
-            held += [field.default_factory, *field.metadata, *_validators(field.annotation)]
-        return [*held, *item.__mro__[1:], type(item)]
-    if type(item) is FunctionType:
-        scope = FunctionScope(item)
-        return [*(value for *_, value in (*scope.held, *scope.attributes)), *vars(item).values()]
-    if type(item) is _CACHED:
-        if not is_cached(item):
-            return []
-        if takes_nothing(item) and not item.cache_info().currsize:
-            with contextlib.suppress(Exception):  # `sealing` refuses one that stays empty
-                item()
-    elif is_one(item, BaseLanguageModel):  # the rest of it is the model's own
-        held = [*vars(item).values(), *(getattr(item, "__pydantic_private__", None) or {}).values()]
-        held += [each for some in held if type(some) in (list, tuple) for each in some]
-        held += [each for some in held if type(some) is dict for each in some.values()]
-        return [each for each in held if is_one(each, Runnable)]
-    elif issubclass(type(item), weakref.ref):
-        return [weakref.ref.__call__(item), *gc.get_referents(item)]
-    return gc.get_referents(item)  # runs no code of the object's, whatever it is; its class is among them
-
-
-def _validators(annotation: Any) -> list[Any]:
-    inner = [each for part in typing.get_args(annotation) for each in _validators(part)]
-    return [*getattr(annotation, "__metadata__", ()), *inner]
 
 
 class Names(NamedTuple):
@@ -187,48 +162,3 @@ def names_in(code: CodeType) -> Names:
             for names, inner in zip(found, names_in(constant), strict=True):
                 names |= inner
     return found
-
-
-class FunctionScope:
-    """What a function can get at: ``names`` in its code, and what they stand for now.
-
-    Attributes
-    ----------
-    held
-        With their names: its defaults, the variables around it, and, of the user's own function, the globals.
-    attributes
-        With module and name: the attributes of modules that the user's own function holds or imports, submodules
-        included.
-    """
-
-    def __init__(self, function: FunctionType) -> None:
-        code, around = function.__code__, function.__globals__
-        self.names = names_in(code)
-        arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
-        self.held: list[tuple[str, Any]] = [*(function.__kwdefaults__ or {}).items()]
-        self.held += itertools.zip_longest(reversed(arguments), reversed(defaults), fillvalue="")
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self.held += [(name, value) for value in gc.get_referents(cell)]  # none, if it has no value yet
-        self.attributes: list[tuple[ModuleType, str, Any]] = []
-        if not is_users(function):
-            return
-        self.held += [(name, around[name]) for name in self.names.globals & around.keys()]
-        waiting: list[ModuleType] = [value for _, value in self.held if is_one(value, ModuleType)]
-        own = str(around.get("__name__"))
-        package = around.get("__package__") or (own if "__path__" in around else own.rpartition(".")[0])
-        for path in self.names.modules:
-            try:
-                name = importlib.util.resolve_name(path, package)
-            except ImportError:  # beyond the outermost package
-                continue
-            waiting += [sys.modules[each] for each in {name, name.partition(".")[0]} if each in sys.modules]
-        seen: set[int] = set()
-        while waiting:
-            module = waiting.pop()
-            if id(module) not in seen:
-                seen.add(id(module))
-                for name in self.names.attributes & vars(module).keys():
-                    value = vars(module)[name]
-                    self.attributes.append((module, name, value))
-                    if type(value) is ModuleType:
-                        waiting.append(value)

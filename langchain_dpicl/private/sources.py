@@ -18,7 +18,7 @@ from langchain_core.vectorstores import VectorStore
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private import OwnBucket, Released
-from langchain_dpicl.private.reach import is_library, is_named, is_one, reachable
+from langchain_dpicl.private.reach import is_named, is_one
 
 COLLECTIONS = (BaseRetriever, VectorStore, BaseExampleSelector, BaseStore)
 _DOCSTORES = ("langchain_community.docstore.base.Docstore", "langchain_classic.docstore.base.Docstore")
@@ -89,17 +89,6 @@ def instead_of(part: Any) -> str:
         "If it holds the private documents, put them into an ExemplarStore, build the app over store.as_vectorstore() "
         "and give it to PrivateEnsemble(selector, app)"
     )
-
-
-def searches_others(part: Any) -> bool:
-    """Whether a retriever or selector, or a class of these, holds no document, so that only what it searches counts.
-
-    So do some of the libraries' own, and the user's own that reaches what stands in for the member's own bucket.
-    """
-    if is_of(part, (), AROUND):
-        return True
-    is_users = is_one(part, BaseRetriever) and not is_library(type(part).__module__)
-    return is_users and any(is_of(each, (OwnBucket,)) for each in reachable(part))
 
 
 def is_collection(part: Any) -> bool:

@@ -26,7 +26,7 @@ from langchain_dpicl.private.bucket import MadeUp, other_words
 from langchain_dpicl.private.copy import Isolation, Pristine
 from langchain_dpicl.private.models import Timeout, limit
 from langchain_dpicl.release import watched
-from langchain_dpicl.release.base import Doubts, releases_in
+from langchain_dpicl.release.base import Doubts
 from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsing
 from langchain_dpicl.release.watched import Heard, PublicChain, WatchedExamples
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
@@ -429,9 +429,6 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
             question = {self.selector.nearest_to or alone: question}
         values = self.check_request(question)
         buckets = watched.public_buckets(given, self.selector)
-        if releases_in(self.copies.chain):
-            bound = "without one, which would be charged: rehearse it alone"
-            raise InvalidParameter("member", "a release in it", bound)
         boundary.check_surroundings()
         made_up = partial(self.made_up, 2, values)
         under_way = Rehearsing(self.public_chain, made_up, self.rewriting, values, buckets, self.count_empty)

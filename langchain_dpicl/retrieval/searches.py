@@ -21,7 +21,7 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Released
 from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.pickling import other_collection
-from langchain_dpicl.private.reach import FunctionScope, is_library, is_named, is_one, is_users, reachable
+from langchain_dpicl.private.reach import held_by, is_named, is_one, is_users, names_in, reachable
 from langchain_dpicl.private.sealing import seal
 from langchain_dpicl.private.sources import parts_of
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -76,10 +76,8 @@ def _check_uses(chain: Any, collection: VectorStore, stand_in: VectorStore) -> N
         names: set[str] = set()
         if type(part) is MethodType and part.__self__ is collection:
             names = {part.__name__}
-        elif type(part) is FunctionType and is_users(part):
-            scope = FunctionScope(part)
-            if any(value is collection for *_, value in (*scope.held, *scope.attributes)):
-                names = scope.names.attributes
+        elif type(part) is FunctionType and any(each is collection for each in held_by(part)):
+            names = names_in(part.__code__).attributes
         lost = [name for name in sorted(names) if _has(collection, name) and not _has(stand_in, name)]
         if lost:
             raise UnsafeConfigurationError(
@@ -123,7 +121,7 @@ def searches_in(chain: Any) -> list[Search]:
         if is_one(part, BaseRetriever) and isinstance(settings, Mapping):
             kind = getattr(part, "search_type", "similarity")
             search = Search(str(getattr(kind, "value", kind)), {**settings, **added})
-            if is_library(type(part).__module__):
+            if not is_users(type(part).__module__):
                 check_search(search.kind, search.settings)
                 _check_translator(getattr(part, "structured_query_translator", None))
             found.append(search)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.private import pickling
+from langchain_dpicl.private import loading
 from langchain_dpicl.private.copy import Pristine
 
 
@@ -31,10 +31,10 @@ def test_30_a_class_that_copies_share_is_caught(canary: str, monkeypatch: pytest
     assert found_by_another_call(copies, canary) is None
     assert not hasattr(Kept, "last")
     made: dict[int, type] = {}
-    once = pickling._made_class
+    once = loading.made_class
 
     def tracked(own: Any, index: int, *how: Any) -> type:
         return made.setdefault(index, made.get(index) or once(own, index, *how))
 
-    monkeypatch.setattr(pickling, "_made_class", tracked)
+    monkeypatch.setattr(loading, "made_class", tracked)
     assert found_by_another_call(copies, canary) == canary, "the mutant's copies share the class"
