@@ -233,6 +233,7 @@ class Pristine:
     __slots__ = (
         "_classes",
         "_data",
+        "_known",
         "_modules",
         "_of_classes",
         "_origins",
@@ -267,6 +268,7 @@ class Pristine:
         found: list[Any] | None = None,
     ) -> None:
         self._of_classes: dict[type, Pristine] = {}
+        self._known: dict[tuple[str, str], Any] = {}
         attributes: set[str] = set()
         imports: set[str] = set()
         apart = frozenset[str]()
@@ -308,7 +310,7 @@ class Pristine:
     def copy(self) -> Copy:
         """A copy that shares nothing with another but what `shared` lists."""
         made = Copy(self, self.items, self._classes, self._origins)
-        unpickler = Unpickler(io.BytesIO(self._data), made, self._origins)
+        unpickler = Unpickler(io.BytesIO(self._data), made, self._origins, self._known)
         made.chain, _ = unpickler.load()
         for _ in range(self._records):
             fill(*unpickler.load())

@@ -30,15 +30,20 @@ OWN = Own()
 
 
 class Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, copy: Any, origins: Origins) -> None:
+    """Loads one copy. ``known`` are the classes and functions that other copies of the same pickle have found."""
+
+    def __init__(self, file: Any, copy: Any, origins: Origins, known: dict[tuple[str, str], Any]) -> None:
         super().__init__(file)
-        self._copy, self._origins = copy, origins
+        self._copy, self._origins, self._known = copy, origins, known
 
     def find_class(self, module: str, name: str, /) -> Any:
         """What a pickle takes by its name, as a ``__reduce__`` of the user's may say: nothing of the user's own."""
-        if not self._origins.by_reference(module):
-            raise pickle.UnpicklingError(f"{module}.{name} would be shared by all copies")
-        return super().find_class(module, name)
+        found = self._known.get((module, name))
+        if found is None:
+            if not self._origins.by_reference(module):
+                raise pickle.UnpicklingError(f"{module}.{name} would be shared by all copies")
+            found = self._known[module, name] = super().find_class(module, name)
+        return found
 
     def persistent_load(self, pid: Any) -> Any:
         """What is shared, by its index, or what the copy has by itself."""

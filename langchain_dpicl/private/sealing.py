@@ -23,6 +23,7 @@ from langchain_core.callbacks import (
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
@@ -52,7 +53,7 @@ _KEEPERS_BY_NAME = (
 name no longer refuses it: follow the libraries."""
 
 _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.CircuitBreaker", "pybreaker.CircuitBreaker")
-"""By name, too. Successful calls do not change them, so no trial call shows that members share them."""
+"""By name, too."""
 
 
 def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
@@ -104,8 +105,16 @@ def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
     mappings. What a function, an object or the node of a graph refers to cannot be exchanged: `check_part` refuses it
     there when the chain is copied.
     """
-    sealed: Runnable[Any, Any] = rebuilt(member, lambda part: _changed(part, _openings(part) | literal_examples(part)))
+    sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
     return sealed
+
+
+def _sealed(part: Any) -> Any:
+    made = _changed(part, _openings(part) | literal_examples(part))
+    if isinstance(made, BasePromptTemplate):
+        made = copy.copy(made) if made is part else made
+        vars(made)["_serialized"] = {}  # a description for tracers: each copy would make it anew
+    return made
 
 
 def check_part(part: Any) -> None:
