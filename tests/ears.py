@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.calls import shut
 from langchain_dpicl.private import Closed
+from langchain_dpicl.private.copy import Pristine
 
 
 @contextlib.contextmanager
@@ -52,3 +54,16 @@ class Ears(list[Any], Spy):
     """A list of what was heard."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class Same(Pristine):
+    """A chain without copies: every call is made on this chain itself."""
+
+    __slots__ = ()
+
+    def __init__(self, chain: Any) -> None:
+        self.chain, self.items = chain, []
+
+    def copy(self) -> Any:
+        """The chain itself."""
+        return SimpleNamespace(chain=self.chain, given=lambda value: value, returned=lambda value: value)

@@ -53,9 +53,7 @@ _LARGE = 1 << 22
 class Copy:
     """One call's copy of a chain."""
 
-    def __init__(
-        self, pristine: Pristine | None, shared: Sequence[Any], originals: Sequence[type], origins: Origins
-    ) -> None:
+    def __init__(self, pristine: Pristine, shared: Sequence[Any], originals: Sequence[type], origins: Origins) -> None:
         self.chain: Any = None
         self._pristine, self._origins = pristine, origins
         self._shared, self._originals = shared, originals
@@ -106,7 +104,7 @@ class Copy:
         if to is self._original:
             if kind.__module__ in self._modules:
                 raise TypeError("an object of a class that was made within the call")
-        elif self._pristine is not None and self._is_own(kind.__module__):  # else all calls would share its class
+        elif self._is_own(kind.__module__):  # else all calls would share its class
             self._add(self._pristine.of_class(kind).copy(), to)
             return self._made(value, to[kind], to)
         if kind in (list, set, frozenset):
@@ -118,7 +116,7 @@ class Copy:
         if is_model:  # a library's: a message, a document
             before, made = self._exchanged, self._model(kind, value, to)
             return value if self._exchanged == before else made
-        if to is not self._original and self._pristine is not None and any(map(self._is_own, _homes(value))):
+        if to is not self._original and any(map(self._is_own, _homes(value))):
             raise TypeError(f"a {kind.__name__} that holds an object of the caller's own")
         return value
 
@@ -390,17 +388,3 @@ def _own_modules(chain: Any) -> Iterator[str]:
             waiting += vars(item).values()
         elif not isinstance(item, type):
             yield type(item).__module__
-
-
-class Same(Pristine):
-    """A chain without copies, for tests: every call is made on this chain itself."""
-
-    __slots__ = ()
-
-    def __init__(self, chain: Any) -> None:
-        self.chain, self.items, self._classes, self._origins = chain, [], [], Origins()
-
-    def copy(self) -> Copy:
-        made = Copy(None, (), (), self._origins)
-        made.chain = self.chain
-        return made

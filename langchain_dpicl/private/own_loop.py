@@ -85,9 +85,6 @@ async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
     separate_pools()
     loop, here = _own_loop(), asyncio.get_running_loop()
-    if here is loop or private.get():  # a release within a member: on a loop of its thread, which is as silent
-        await work()
-        return
     over = asyncio.Event()
     raised: list[BaseException] = []
     tasks: list[asyncio.Task[None]] = []

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+from ears import Same
 from langchain_core.runnables import RunnableLambda
 from pgvector_server import KEY, ask, everyone
 from threads import raced
@@ -25,7 +26,6 @@ from langchain_dpicl import (
     StoreError,
 )
 from langchain_dpicl.private.boundary import run_private
-from langchain_dpicl.private.copy import Same
 
 DIMENSION = 8
 UNIT = np.full(DIMENSION, DIMENSION**-0.5, np.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Same
 from exact import Branching, Law, law
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
@@ -21,7 +22,6 @@ from langchain_dpicl.decoding.model import Demonstration, Rows, attempt
 from langchain_dpicl.privacy import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.copy import Same
 
 Patch = pytest.MonkeyPatch
 FAILED = "one owner's failure fails the release"

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ears import Same
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl import PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
-from langchain_dpicl.private.copy import Pristine, Same
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.pickling import Pickler
 
 MEMBERS = 20

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ears import Same
 
-from langchain_dpicl.private.copy import Pristine, Same
+from langchain_dpicl.private.copy import Pristine
 
 QUESTION = {"input": "why does she cough?"}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from channels import QUESTION, Recorder
-from ears import Ears
+from ears import Ears, Same
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.globals import set_debug, set_llm_cache, set_verbose
@@ -37,7 +37,6 @@ from ways import WAYS, ask
 from langchain_dpicl import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.copy import Same
 from langchain_dpicl.selection import Examples
 
 

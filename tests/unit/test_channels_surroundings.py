@@ -33,7 +33,7 @@ from channels import (
     secret_store,
     surroundings,
 )
-from ears import Ears, Spy
+from ears import Ears, Same, Spy
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda
@@ -41,7 +41,6 @@ from langsmith import traceable
 
 from langchain_dpicl import PrivacyBudget, UnsafeConfigurationError
 from langchain_dpicl.private import boundary, silence
-from langchain_dpicl.private.copy import Same
 
 MEMBERS = 3
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ears import Same
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
@@ -20,7 +21,6 @@ from langchain_dpicl import EmbeddingMean, Keywords, LabelScorer, MembersAbstain
 from langchain_dpicl.aggregators import Aggregator, Words
 from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.private.boundary import ABSTAIN, arun_private, run_private
-from langchain_dpicl.private.copy import Same
 
 SECRET = "Mrs Alder of 9 Elm Street"
 

@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 import pytest
 from chat_server import chat_server
+from ears import Same
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.private import boundary, silence
-from langchain_dpicl.private.copy import Same
 
 
 class OwnRecords(logging.Logger):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ears import Ears
+from ears import Ears, Same
 from langchain_classic.embeddings import CacheBackedEmbeddings
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -33,7 +33,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.private.boundary import arun_private, run_private
 from langchain_dpicl.private.bucket import Examples, MadeUp
-from langchain_dpicl.private.copy import Same
 from langchain_dpicl.store.standin import MemberVectorStore
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)

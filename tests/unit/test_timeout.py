@@ -20,7 +20,7 @@ import httpx
 import pytest
 from channels import QUESTION
 from chat_server import ChatServer, Reply, chat_server
-from ears import Ears, Spy
+from ears import Ears, Same, Spy
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -42,7 +42,7 @@ from langchain_dpicl import (
 from langchain_dpicl.calls import flow, running
 from langchain_dpicl.private import boundary, notes
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.private.copy import Pristine, Same
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.models import DEFAULT_TIMEOUT, limit
 from langchain_dpicl.selection import Examples
 
