@@ -1,12 +1,17 @@
-"""What a copy of a chain costs: the CPU time of twenty, which a release of twenty calls makes, beside their limits."""
+"""What a copy of a chain costs: the CPU time of twenty, which a release of twenty calls makes, beside their limits; and
+the memory of fifty requests at once, of ten calls each."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import statistics
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any, TypedDict
 
 from langchain_core.output_parsers import StrOutputParser
@@ -18,7 +23,7 @@ from pydantic import SecretStr
 
 from langchain_dpicl.private.copy import Pristine
 
-COPIES = 20
+COPIES, REQUESTS, CALLS = 20, 50, 10
 LABELS = ["red", "blue"]
 
 
@@ -57,6 +62,34 @@ def chains() -> dict[str, tuple[Any, float]]:
     }
 
 
+def resident() -> float:
+    """The process's memory, in megabytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def memory(chain: Any) -> float:
+    """Megabytes that fifty requests take while all of their calls are under way, each in a thread with its copy."""
+    pristine, gate = Pristine((chain,)), threading.Barrier(REQUESTS * CALLS + 1)
+
+    def call() -> None:
+        held = pristine.copy()
+        gate.wait()
+        gate.wait()
+        del held
+
+    gc.collect()
+    before = resident()
+    threads = [threading.Thread(target=call) for _ in range(REQUESTS * CALLS)]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    found = resident() - before
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -71,12 +104,13 @@ def main() -> int:
             times.append(1000.0 * (time.process_time() - begun))
         took = statistics.median(times)
         rows[name] = {"milliseconds": round(took, 2), "limit": limit, "ratio": round(took / limit, 3)}
-        rows[name]["bytes"] = pristine.size
+        rows[name] |= {"bytes": pristine.size, "megabytes": round(memory(chain), 1)}
     if options.json:
         print(json.dumps(rows))
     else:
         for name, row in rows.items():
-            print(f"{COPIES} copies of {name}: {row['milliseconds']} ms of CPU, {row['ratio']} of the limit")
+            at_once = f"{REQUESTS} requests at once take {row['megabytes']} MB"
+            print(f"{COPIES} copies of {name}: {row['milliseconds']} ms of CPU, {row['ratio']} of the limit; {at_once}")
     return int(any(row["ratio"] > 1.0 for row in rows.values()))
 
 
