@@ -43,7 +43,7 @@ from pydantic import BaseModel
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.loading import Unpickler, fill
 from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.pickling import DESCRIPTIONS, TYPES, Pickler, name_of
+from langchain_dpicl.private.pickling import TYPES, Pickler, name_of
 from langchain_dpicl.private.reach import reachable
 
 _LARGE = 1 << 22
@@ -269,16 +269,10 @@ class Pristine:
         self._known: dict[tuple[str, str], Any] = {}
         attributes: set[str] = set()
         imports: set[str] = set()
-        apart = frozenset[str]()
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
             listed = None if found is None else list[Any]()
-            pickler = Pickler(self._origins, self._share, public, instead, attributes, listed, apart)
-            modules = [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]
-            try:
-                data = pickler.of((chain, modules))
-            except RecursionError:
-                apart = DESCRIPTIONS
-                continue
+            pickler = Pickler(self._origins, self._share, public, instead, attributes, listed)
+            data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
             if pickler.attributes <= attributes and pickler.imports <= imports:
                 break
             attributes |= pickler.attributes

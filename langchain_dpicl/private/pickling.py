@@ -75,8 +75,9 @@ _LONG = 65_536
 
 _ATOMS = frozenset({int, float, complex, bool, type(None), type(...), str, bytes})
 _PLAIN = frozenset({int, float, complex, bool, type(None), tuple, list, dict, set, frozenset})
-DESCRIPTIONS = frozenset({"__annotations__", "__dataclass_fields__"})
-"""Attributes in which classes and functions name classes, and which no object needs in order to be made."""
+_DESCRIPTIONS = frozenset({"__annotations__", "__dataclass_fields__"})
+"""Attributes in which classes and functions name classes, and which no object needs in order to be made. They follow
+after all else, lest the stack grow with a chain of classes that name each other."""
 _STATELESS = ("random.SystemRandom", "pydantic._internal._namespace_utils.NsResolver")
 """A copy has a new one. The second one would hold all variables of the function around a decorated one."""
 _SCHEMAS = ("pydantic_core._pydantic_core.SchemaValidator", "pydantic_core._pydantic_core.SchemaSerializer")
@@ -113,8 +114,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
     """The pickle of one chain.
 
     ``instead`` are pairs: an object, and what copies have in its place. With ``found`` other collections are not
-    refused, but listed there. ``apart`` are attributes of classes and functions that follow after all of these: with
-    none a chain of classes that name each other may be too long (`RecursionError`).
+    refused, but listed there.
     """
 
     def __init__(
@@ -125,9 +125,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         instead: Sequence[tuple[object, object]],
         attributes: set[str],
         found: list[Any] | None = None,
-        apart: frozenset[str] = frozenset(),
     ) -> None:
-        self._apart = apart
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
         self._origins = origins
@@ -171,8 +169,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         except UnsafeConfigurationError:
             raise
         except Exception as error:
-            if isinstance(error.__cause__, RecursionError) and not self._apart:
-                raise error.__cause__ from None
             reason = f"{type(error).__name__}: {error}"
         else:
             return self._file.getvalue()
@@ -462,7 +458,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
 
     def _put_off(self, obj: Any, attributes: dict[str, Any]) -> None:
         """Take these of a class's or a function's attributes out, and have them in a pickle that follows."""
-        if late := {name: attributes.pop(name) for name in sorted(self._apart & attributes.keys())}:
+        if late := {name: attributes.pop(name) for name in sorted(_DESCRIPTIONS & attributes.keys())}:
             self._waiting.append((obj, late))
 
     def _by_name(self, obj: Any) -> bool:
