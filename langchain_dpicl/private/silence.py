@@ -14,6 +14,8 @@ Whether code is private is a context variable. Private code hands it on to all t
 * Objects that the garbage collector finds may be anybody's. What is logged, warned of or raised while it runs is
   dropped, but for what event loops of public code report.
 
+What a server gives private code as a cookie is dropped, too: a client that all calls share keeps none for the next.
+
 Warnings are dropped by a filter, before Python notes in a module that one was shown. It stands before all other
 filters, and private code cannot change these: they are the whole process's.
 
@@ -35,6 +37,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from http.cookiejar import CookieJar
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -261,6 +264,7 @@ _PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (ThreadPoolExecutor, "__init__", _MakePool),
     (ThreadPoolExecutor, "submit", _Submit),
     (Future, "add_done_callback", _CallBack),
+    (CookieJar, "extract_cookies", _Unless),  # a client would send with one call what another was given
 )
 
 

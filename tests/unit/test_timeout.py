@@ -516,6 +516,20 @@ def test_a_call_whose_server_is_late_abstains_alone(way: str) -> None:
         assert time.monotonic() - start < 6
 
 
+@pytest.mark.parametrize("way", BOTH)
+def test_no_call_sends_a_cookie_that_another_was_given(way: str) -> None:
+    """Public code keeps its cookies as before."""
+    with chat_server(lambda prompt: (200, {"Set-Cookie": f"kept={prompt}"}, prompt)) as server:
+        model = chat(server)
+        name = "client" if way == "sync" else "async_client"
+        cookies = getattr(model, name)._client._client.cookies  # type: ignore[attr-defined]
+        assert outputs(way, chain_of(model), "ab", timeout=5) == ["a", "b"]
+        assert not cookies
+        _ = model.invoke("c") if way == "sync" else asyncio.run(model.ainvoke("c"))
+        assert dict(cookies) == {"kept": "c"}
+        cookies.clear()
+
+
 # -- refusals (429) ----------------------------------------------------------------------------------------------------
 
 
