@@ -28,9 +28,7 @@ SHARED_NAMES = (
     "openai._base_client.BaseClient",
     "requests.sessions.Session",
     "spacy.language.Language",
-    "tokenizers.Tokenizer",
     "torch.nn.modules.module.Module",
-    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
     "xllamacpp.Server",
 )
 """Libraries' models and compiled templates, and clients of model servers, by name. A name that becomes outdated fails

@@ -704,3 +704,19 @@ def test_known_breakers_are_refused_and_each_call_has_one_of_its_own(sealed_of: 
         sealed.invoke(QUESTION)
     assert own.failures == 0
     assert sealed.invoke(QUESTION)["answer"] == "Positive", "the public copy's is closed"
+
+
+def test_a_tokenizer_is_copied_with_its_settings() -> None:
+    """Truncation that one call sets is no other's."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+
+    def count(text: str) -> int:
+        found = len(made.encode(text).ids)
+        made.enable_truncation(found - 1)
+        return found
+
+    pristine = Pristine(RunnableLambda(count))
+    assert [pristine.copy().chain.invoke("a b a b") for _ in range(3)] == [4, 4, 4]
+    assert len(made.encode("a b a b").ids) == 4
