@@ -14,14 +14,11 @@ import contextlib
 import contextvars
 import email.utils
 import math
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from langchain_dpicl.calls import shut
@@ -40,7 +37,6 @@ STARVED = 30.0
 """Seconds to wait for a thread while the process can start none."""
 
 _LONGEST_WAIT = 60.0
-_KEPT = 512
 
 
 class Call:
@@ -94,7 +90,7 @@ class Call:
                 for raised in (cause, response):
                     named = (getattr(raised, name, None) for name in ("status_code", "code", "status"))  # by SDKs
                     if next((status for status in named if isinstance(status, int)), None) == 429:
-                        return self._wait_after(getattr(response, "headers", None))
+                        return self._wait_after(getattr(cause if response is None else response, "headers", None))
                 cause = cause.__cause__
         return None
 
@@ -120,52 +116,24 @@ class Call:
 
 # -- its thread --------------------------------------------------------------------------------------------------------
 
-_idle: deque[SimpleQueue[Work]] = deque()
-
 
 def start(work: Work) -> bool:
-    """Run ``work`` at once, in a thread of its own: one that is idle, or a new one. ``work`` must not raise.
+    """Run ``work`` in a new thread, on which no other call has written. ``work`` must not raise.
 
-    The threads are daemons: a call that hangs does not keep the process alive. Returns False if none can start.
+    The thread is a daemon: a call that hangs does not keep the process alive. Returns False if none can start.
     """
+    thread = threading.Thread(target=_marked, args=(work,), name="dpicl-member", daemon=True)
     try:
-        inbox = _idle.pop()
-    except IndexError:
-        inbox = SimpleQueue()
-        try:
-            thread = threading.Thread(target=_serve, args=(inbox,), name="dpicl-member", daemon=True)
-            contextvars.Context().run(thread.start)  # it serves others, too
-        except (RuntimeError, MemoryError):
-            return False
-    inbox.put(work)
+        contextvars.Context().run(thread.start)
+    except (RuntimeError, MemoryError):
+        return False
     return True
 
 
-def cleaner() -> Callable[[], None]:
-    """What makes this thread's object what it is now: a call may have written on it."""
-    held = vars(threading.current_thread())
-    own = dict(held)
-
-    def clean() -> None:
-        for name in held.keys() - own.keys():
-            del held[name]
-        held.update(own)
-
-    return clean
-
-
-def _serve(inbox: SimpleQueue[Work]) -> None:
+def _marked(work: Work) -> None:
     shut.mark_thread()
-    clean = cleaner()
-    while True:
-        work = inbox.get()
-        with contextlib.suppress(BaseException):  # `threading.excepthook` must not see it
-            work()
-        del work
-        clean()
-        if len(_idle) >= _KEPT:
-            return
-        _idle.append(inbox)
+    with contextlib.suppress(BaseException):  # `threading.excepthook` must not see it
+        work()
 
 
 class Threads(ThreadPoolExecutor):
@@ -193,7 +161,3 @@ class Threads(ThreadPoolExecutor):
         if not start(partial(contextvars.copy_context().run, work)):
             raise RuntimeError("can't start new thread")
         return done
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # a fork copies no threads

@@ -33,6 +33,22 @@ def check_open() -> None:
         raise ShutWithinCall
 
 
+def check_records() -> None:
+    """The same for private records; and if the garbage collector runs here, which may end objects of a call."""
+    if in_call() or collects():
+        raise ShutWithinCall
+
+
+def collects() -> bool:
+    """Whether the garbage collector runs in this thread."""
+    return getattr(_thread, "collects", False)
+
+
+def note_collector(phase: str) -> None:
+    """The garbage collector begins in this thread, or ends."""
+    _thread.collects = phase == "start"
+
+
 def enter() -> None:
     """A call begins in this context."""
     _context.set(True)
@@ -89,10 +105,10 @@ class Shut(Generic[T]):
     def __get__(self, holder: Any, owner: type) -> T | Shut[T]:
         if holder is None:
             return self
-        check_open()
+        check_records()
         found: T = vars(holder)[self._name]
         return found
 
     def __set__(self, holder: object, value: T) -> None:
-        check_open()
+        check_records()
         vars(holder)[self._name] = value

@@ -32,7 +32,7 @@ _RESET_PROMPT = "."
 """A prompt before each group with a shared prefix, so that the cache holds nothing else."""
 
 _LONGEST = 600.0
-"""Seconds that a request may take."""
+"""Seconds that a connection may take."""
 
 _PLAIN_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n{% endfor %}"
@@ -205,7 +205,10 @@ def _clients(place: _Place) -> dict[str, Any]:
     """
     import httpx
 
-    timeout, limits = httpx.Timeout(_LONGEST), httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    timeout, limits = (
+        httpx.Timeout(None, connect=_LONGEST),
+        httpx.Limits(max_connections=None, max_keepalive_connections=0),
+    )
     given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
     here = httpx.Client(event_hooks={"request": [place.aim]}, **given)
     awaited = httpx.AsyncClient(event_hooks={"request": [place.aaim]}, **given)
@@ -268,6 +271,9 @@ def _completion_class() -> type[OpenAI]:
         said = {name: value for name, value in (result.llm_output or {}).items() if name != "token_usage"}
         return LLMResult(generations=result.generations[first:], llm_output=said)
 
+    # By its name all copies of a chain share it, as they share a library's models.
+    LocalOpenAI.__qualname__ = "LocalOpenAI"
+    globals()["LocalOpenAI"] = LocalOpenAI
     return LocalOpenAI
 
 

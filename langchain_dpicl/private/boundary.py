@@ -46,7 +46,7 @@ from langchain_dpicl.calls.running import Call
 from langchain_dpicl.errors import DPICLError, ReleaseFailed
 from langchain_dpicl.private import notes
 from langchain_dpicl.private.copy import Pristine
-from langchain_dpicl.private.own_loop import on_own_loop
+from langchain_dpicl.private.own_loop import on_own_loop, separate_pools
 from langchain_dpicl.private.sealing import check_loop as check_loop
 from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
 from langchain_dpicl.private.sealing import seal as seal
@@ -84,7 +84,7 @@ _bucket: contextvars.ContextVar[Sequence[dict[str, Any]] | None] = contextvars.C
 
 def current_bucket() -> Sequence[dict[str, Any]] | None:
     """The exemplars of the member that is running in this context; None outside of the boundary."""
-    return _bucket.get()
+    return None if shut.collects() else _bucket.get()
 
 
 MemberRequest = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
@@ -111,6 +111,7 @@ def run_private(member: Pristine, requests: Sequence[MemberRequest], **how: Any)
     ``timeout`` seconds from its own start. What hangs is left behind in its thread. If the caller is interrupted, no
     further call begins, and those under way are waited for.
     """
+    separate_pools()
     calls = _Round(member, requests, **how)
     calls.run()
     return calls.result()
@@ -179,9 +180,10 @@ class _Round:
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended: a task would show its result
+        self.begun = 0
         self.places = self.max_concurrency  # for threads that may start
         self.lock = threading.Lock()
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a call has ended
 
     def result(self) -> list[object | Abstention]:
         """All outputs, in the order of the requests. Logs if a member's patience was over."""
@@ -204,13 +206,10 @@ class _Round:
         """Begin what waits, and wait for what is under way. A call that is late abstains."""
         starved = math.inf
         while self.waiting or self.under_way:
-            while self.waiting and self.places > 0 and running.start(self._work):
-                self.places -= 1
-            lacks_thread = bool(self.waiting) and self.places > 0
-            if lacks_thread and not self.under_way:
-                starved = min(starved, time.monotonic() + running.STARVED)
-                if time.monotonic() > starved:
-                    return  # those that wait abstain
+            lacks_thread = not self._start()
+            starved = min(starved, time.monotonic() + running.STARVED) if lacks_thread else math.inf
+            if time.monotonic() > starved and not self.under_way:
+                return  # those that wait abstain
             with contextlib.suppress(Empty):
                 self.bell.get(timeout=0.05 if lacks_thread else self._seconds_left())
             with self.lock:
@@ -219,37 +218,42 @@ class _Round:
                     del self.under_way[i]
                 self.places += len(late)
 
+    def _start(self) -> bool:
+        """Begin as many calls as may run. False if a thread is lacking."""
+        while True:
+            with self.lock:
+                if self.stopped.is_set() or self.begun == len(self.requests) or self.places < 1:
+                    return True
+                self.places -= 1
+                self.begun += 1
+            if not running.start(self._work):
+                with self.lock:
+                    self.places += 1
+                    self.begun -= 1
+                return False
+
     def _seconds_left(self) -> float | None:
         """Seconds until the next call may be late; None without a limit."""
         if self.timeout is None:
             return None
         with self.lock:
-            left = min((call.left() for call in self.under_way.values()), default=self.timeout)
-        return min(max(left, 0.001), threading.TIMEOUT_MAX)
+            left = [self.timeout, *(call.left() for call in self.under_way.values())]  # a pause stops the clock
+        return min(max(min(left), 0.001), threading.TIMEOUT_MAX)
 
     def _work(self) -> None:
-        """In a thread: one call after another, as long as some wait."""
-        taken, clean = self._take(), running.cleaner()
-        while taken is not None:
-            i, call = taken
-            with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
-                clean_context().copy().run(immediate, self._call(i, call, False))
-            clean()
-            taken = self._take(i)
-        self.bell.put(None)
-
-    def _take(self, ended: int | None = None) -> tuple[int, Call] | None:
-        """Note how a call of this thread has ended, and begin the next. None if it was late: its place is another's."""
+        """In a thread of its own: one call."""
         with self.lock:
-            if ended is not None and self.under_way.pop(ended, None) is None:
-                return None
-            if ended is not None:
-                self.outputs[ended] = self.found.pop(ended, ABSTAIN)
             if not self.waiting:
-                return None
+                return
             i = self.waiting.popleft()
             call = self.under_way[i] = Call(self.timeout, self.patience)
-            return i, call
+        with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
+            clean_context().copy().run(immediate, self._call(i, call, False))
+        with self.lock:
+            if self.under_way.pop(i, None) is not None:  # else it was late
+                self.outputs[i] = self.found.pop(i, ABSTAIN)
+                self.places += 1
+        self.bell.put(None)
 
     # -- on an event loop ----------------------------------------------------------------------------------------------
 
@@ -272,8 +276,8 @@ class _Round:
             task.add_done_callback(_forget)
             try:
                 while not (task.done() or call.overdue()):
-                    left = call.left()
-                    await asyncio.wait([task], timeout=None if math.isinf(left) else left)
+                    left = None if self.timeout is None else min(call.left(), self.timeout)  # a pause stops the clock
+                    await asyncio.wait([task], timeout=left)
             finally:
                 if not task.done():
                     call.close()
@@ -311,7 +315,7 @@ class _Round:
                 found, wait = output, None
             except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
                 found, wait = self.failed(error), call.wait_after_error(error)
-            if wait is None:
+            if wait is None or call.overdue():
                 break
             await call.pause(wait, self.stopped, in_loop)
         self.gave_up = self.gave_up or call.gave_up

@@ -29,7 +29,7 @@ class Examples(list[dict[str, Any]]):
         """Append an exemplar, with its vector if it is known."""
         self.append(exemplar)
         if vector is not None:
-            self._vectors[id(exemplar)] = exemplar, vector
+            self._vectors[id(exemplar)] = exemplar, vector.copy()  # a view leads to all others
 
     def vector_of(self, exemplar: dict[str, Any]) -> NDArray[np.float32] | None:
         """The vector that an exemplar was added with, also if the member has sorted its bucket since."""

@@ -43,9 +43,10 @@ from pydantic import BaseModel
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.loading import Unpickler, fill
 from langchain_dpicl.private.origins import Origins, home, top
-from langchain_dpicl.private.pickling import TYPES, Pickler, name_of
+from langchain_dpicl.private.pickling import TYPES, Pickler, is_nameless, name_of
 from langchain_dpicl.private.reach import reachable
 
+_ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
 
@@ -96,6 +97,8 @@ class Copy:
     def _mapped(self, value: Any, to: dict[type, type]) -> Any:
         """The same with other classes, none of whose code runs. A library's object that holds none stays as it is."""
         kind = type(value)
+        if kind in _ATOMS:
+            return value
         is_model = BaseModel in kind.__mro__
         if kind in to:
             return self._made(value, to[kind], to)
@@ -104,7 +107,9 @@ class Copy:
         if to is self._original:
             if kind.__module__ in self._modules:
                 raise TypeError("an object of a class that was made within the call")
-        elif self._is_own(kind.__module__):  # else all calls would share its class
+        elif self._is_own(kind.__module__) or is_nameless(kind):  # else all calls would share its class
+            if any(base in to for base in kind.__mro__):
+                raise TypeError("an object of a class made from one of the chain's: name its class in the chain, too")
             self._add(self._pristine.of_class(kind).copy(), to)
             return self._made(value, to[kind], to)
         if kind in (list, set, frozenset):
@@ -239,6 +244,7 @@ class Pristine:
         "_share",
         "chain",
         "items",
+        "models",
         "searches",
     )
 
@@ -283,6 +289,8 @@ class Pristine:
         """As it was given. Nothing calls it."""
         self._data, self.items, self._classes = data, pickler.shared, pickler.classes
         self._modules, self._records = sorted(pickler.modules), pickler.records
+        self.models = pickler.models
+        """The chain's models, those included of which each call has a copy."""
         self.searches = pickler.searches
         """Whether the chain searches the member's own bucket."""
         if len(data) > _LARGE:

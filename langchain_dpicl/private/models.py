@@ -1,8 +1,8 @@
 """The models that all calls share: how long a call of them may take, and what of them would be a queue.
 
 A call's time runs from its own start, so nothing that calls share may make one wait for another: no rate limiter, and
-no pool of connections that is smaller than the number of calls. A model that computes in this process takes one call
-after another. So its calls have no time limit at all.
+no pool with fewer connections than a release has calls. A model that computes in this process takes one call after
+another. So its calls have no time limit at all.
 """
 
 from __future__ import annotations
@@ -21,45 +21,51 @@ DEFAULT_TIMEOUT = 120.0
 
 Timeout = float | Literal["auto"] | None
 
+_NEVER = 1e6
+"""Seconds: a socket takes no time limit of any length."""
+
 _OPENAI = ("openai._base_client.BaseClient",)
 _HTTP = ("httpx._client.BaseClient", "httpx2._client.BaseClient")
 _RESOURCES = ("client", "async_client", "root_client", "root_async_client")
 """The fields in which LangChain's OpenAI models have their clients, or parts of these."""
 
 
-def limit(copies: Pristine, timeout: Timeout, at_once: int) -> float | None:
-    """Set the time limit of a chain's calls, ``at_once`` at the same time, in the clients of its models. Return it.
+def limit(copies: Pristine, timeout: Timeout, calls: int, *, is_public: bool = False) -> float | None:
+    """Set the time limit of a chain's calls, so many in a release, in the clients of its models. Return it.
 
     Parameters
     ----------
     timeout
         Seconds, None for no limit, or "auto": `DEFAULT_TIMEOUT`, or None for a model that computes in this process.
+    is_public
+        The chain has the limit of another one's calls, and none if a model of its own computes in this process.
 
-    Raises `InvalidParameter` if ``timeout`` is given for such a model, or ``at_once`` is more than the connections of a
-    model's client, and `UnsafeConfigurationError` for a model with a rate limiter.
+    The clients of OpenAI models repeat nothing by themselves then: a request that is made again after its call's time
+    is over takes the place of another call's, and the prompt that killed one server may kill the next.
+
+    Raises `InvalidParameter` if ``timeout`` is given for such a model, or a model's client has fewer connections than
+    there are calls, and `UnsafeConfigurationError` for a model with a rate limiter.
     """
     embedded = ""
-    for item in copies.items:
-        if not is_one(item, BaseLanguageModel):
-            continue
-        if getattr(item, "rate_limiter", None) is not None:
+    for model in copies.models:
+        if getattr(model, "rate_limiter", None) is not None:
             raise UnsafeConfigurationError(
-                f"the chain reaches a {type(item).__name__} with a rate_limiter, for which one call would wait until "
+                f"the chain reaches a {type(model).__name__} with a rate_limiter, for which one call would wait until "
                 "another one is served: leave it out, and give max_concurrency=. A server that refuses a call (HTTP "
                 "status 429) is asked again"
             )
-        if _computes_here(item):
-            embedded = type(item).__name__
+        if _computes_here(model):
+            embedded = type(model).__name__
     seconds = None
     if timeout == "auto":
         seconds = None if embedded else DEFAULT_TIMEOUT
-    elif timeout is not None:
+    elif timeout is not None and not (is_public and embedded):
         seconds = checks.positive("timeout", timeout)
         if embedded:
             bound = f"None: a {embedded} computes in this process, one call after another, and no clock can end a call"
             raise InvalidParameter("timeout", timeout, bound)
     for place, item in enumerate(copies.items):
-        copies.items[place] = _limited(item, seconds, at_once)
+        copies.items[place] = _limited(item, seconds, calls)
     return seconds
 
 
@@ -73,12 +79,12 @@ def _computes_here(model: Any) -> bool:
     return getattr(type(model), "_agenerate", None) in defaults
 
 
-def _limited(item: Any, seconds: float | None, at_once: int) -> Any:
+def _limited(item: Any, seconds: float | None, calls: int) -> Any:
     """A model, or a client, whose requests take no longer. Everything else stays as it is."""
     if is_named(item, _HTTP):
-        _check_pool(item, at_once)
+        _check_pool(item, calls)
     if is_named(item, _OPENAI):
-        return _limited_client(item, seconds, at_once)
+        return _limited_client(item, seconds, calls)
     if not is_one(item, BaseLanguageModel):
         return item
     fields = {name: vars(item).get(name) for name in _RESOURCES}
@@ -86,9 +92,9 @@ def _limited(item: Any, seconds: float | None, at_once: int) -> Any:
     for name, held in fields.items():
         inner = getattr(held, "_client", None)
         if is_named(held, _OPENAI):
-            made[name] = _limited_client(held, seconds, at_once)
+            made[name] = _limited_client(held, seconds, calls)
         elif is_named(inner, _OPENAI):
-            made[name] = type(held)(_limited_client(inner, seconds, at_once))
+            made[name] = type(held)(_limited_client(inner, seconds, calls))
     if not made:
         return item
     copied = copy.copy(item)
@@ -96,18 +102,25 @@ def _limited(item: Any, seconds: float | None, at_once: int) -> Any:
     return copied
 
 
-def _limited_client(client: Any, seconds: float | None, at_once: int) -> Any:
-    _check_pool(client._client, at_once)
+def _limited_client(client: Any, seconds: float | None, calls: int) -> Any:
+    _check_pool(client._client, calls)
     if seconds is None:
-        return client
-    own = client.timeout
-    return client.with_options(timeout=min(own, seconds) if isinstance(own, (int, float)) else seconds)
+        return client.with_options(max_retries=0)
+    seconds = min(seconds, _NEVER)
+    own: Any = client.timeout
+    if hasattr(own, "as_dict"):  # of httpx: one for each step
+        steps = {step: seconds if each is None else min(each, seconds) for step, each in own.as_dict().items()}
+        own = type(own)(**steps)
+    else:
+        own = min(own, seconds) if isinstance(own, (int, float)) else seconds
+    return client.with_options(timeout=own, max_retries=0)
 
 
-def _check_pool(client: Any, at_once: int) -> None:
+def _check_pool(client: Any, calls: int) -> None:
+    """Raise `InvalidParameter` for too few connections: a call whose time is over may keep its own for a while."""
     transports = [getattr(client, "_transport", None), *(getattr(client, "_mounts", None) or {}).values()]
     for transport in transports:
         connections = getattr(getattr(transport, "_pool", None), "_max_connections", None)
-        if connections is not None and connections < at_once:
-            bound = f"at most {connections}, the connections of the model's client, for which calls would wait"
-            raise InvalidParameter("max_concurrency", at_once, bound)
+        if connections is not None and connections < calls:
+            bound = f"one whose client has {calls} connections at least, as many as a release has calls"
+            raise InvalidParameter("member", f"a model with {connections}", bound)

@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 import copy
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ from langchain_dpicl.calls import shut
 from langchain_dpicl.calls.running import Threads
 from langchain_dpicl.private.silence import in_private, keep_silent, private
 
+_FIRST = os.getpid()
 _guard = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # at most one
 
@@ -38,10 +40,15 @@ def _own_loop() -> asyncio.AbstractEventLoop:
             loop: asyncio.AbstractEventLoop = in_private(asyncio.new_event_loop)
             loop.set_debug(False)
             loop.set_default_executor(Threads())
+            vars(loop).update(set_default_executor=lambda executor: None, shutdown_default_executor=_nothing)
             thread = threading.Thread(target=in_private, args=(_run, loop), name="dpicl-loop", daemon=True)
             contextvars.Context().run(thread.start)  # not in the context of the call that happens to be the first
             _loops.append(loop)
         return _loops[0]
+
+
+async def _nothing(timeout: float | None = None) -> None:
+    """For what a call would do to the executor of all."""
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -52,30 +59,42 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def separate_pools() -> None:
-    """Give this loop connections of its own: another pool in the place of an asynchronous client's.
+    """Give private calls connections of their own loop, and of their own process: another pool for each.
 
-    For clients of ``httpx`` and of ``httpx2``, on which most model SDKs stand.
+    For clients of ``httpx`` and of ``httpx2``, on which most model SDKs stand. A forked child has its parent's sockets:
+    it would read the parent's answers.
     """
     for name in ("httpcore", "httpcore2"):
-        kind: Any = getattr(sys.modules.get(name), "AsyncConnectionPool", None)
-        if kind is not None and not hasattr(kind, "dpicl_twins"):
-            kind.dpicl_twins = weakref.WeakKeyDictionary()
-            kind.handle_async_request = _by_loop(kind.handle_async_request, kind.dpicl_twins)
+        library = sys.modules.get(name)
+        for kind in (getattr(library, "AsyncConnectionPool", None), getattr(library, "ConnectionPool", None)):
+            if kind is not None and not hasattr(kind, "dpicl_twins"):
+                kind.dpicl_twins = weakref.WeakKeyDictionary()
+                method = "handle_async_request" if hasattr(kind, "handle_async_request") else "handle_request"
+                setattr(kind, method, _with_twins(getattr(kind, method), kind.dpicl_twins))
 
 
-def _by_loop(before: Any, twins: Any) -> Any:
+def _with_twins(before: Any, twins: Any) -> Any:
+    """A pool's method that answers each request by the pool's twin; it may return an awaitable."""
+
     @functools.wraps(before)
-    async def handle_async_request(pool: Any, request: Any) -> Any:
-        if private.get():
-            of_loops = twins.setdefault(pool, weakref.WeakKeyDictionary())
-            loop = asyncio.get_running_loop()
-            if loop not in of_loops:
-                of_loops[loop] = twin = copy.copy(pool)
-                twin._connections, twin._requests = [], []
-            pool = of_loops[loop]
-        return await before(pool, request)
+    def handle(pool: Any, request: Any) -> Any:
+        place: Any = os.getpid()
+        if inspect.iscoroutinefunction(before):
+            place = asyncio.get_running_loop()
+        elif place == _FIRST:
+            return before(pool, request)
+        if not private.get():
+            return before(pool, request)
+        known = twins.setdefault(pool, {})
+        for each in [each for each in known if isinstance(each, asyncio.AbstractEventLoop) and each.is_closed()]:
+            del known[each]
+        if place not in known:
+            known[place] = twin = copy.copy(pool)
+            twin._connections, twin._requests = [], []
+            twin._optional_thread_lock = type(pool._optional_thread_lock)()
+        return before(known[place], request)
 
-    return handle_async_request
+    return handle
 
 
 async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -113,7 +132,7 @@ async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
             loop.call_soon_threadsafe(lambda: tasks[0].cancel())
     if cancelled:
         raise asyncio.CancelledError
-    if raised:
+    if raised and not isinstance(raised[0], asyncio.CancelledError):  # else a call has cancelled what it has found
         try:
             raise raised[0]
         finally:

@@ -137,7 +137,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._met: dict[int, Any] = {}
         self._harmless: set[type] = set()
         self._fine: set[type] = set()
+        self._named: set[int] = set()  # what code names, so that it may make objects of these classes
+        self._of_parts: set[type] = set()
         self._replaces = False
+        self.models: list[Any] = []
         self.searches = False
         """Whether a vector store is met that searches the member's own bucket."""
         self._wanted = attributes
@@ -225,7 +228,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return True
         if issubclass(kind, TYPES) or kind is _CACHED:
             return self._by_name(obj)
-        if is_one(obj, Closed):
+        if issubclass(kind, Closed):
             return True
         if not (self._origins.by_reference(kind.__module__) and self._by_name(kind)) or self._holds_own(obj):
             return False
@@ -255,11 +258,18 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             if id(each) in seen or kind in _ATOMS or id(each) in self._user or is_named(each, _LOGGERS):
                 continue
             seen[id(each)] = each
-            if issubclass(kind, (type, ModuleType, CodeType)):
+            if kind is CodeType:
+                continue
+            if issubclass(kind, (type, ModuleType)):
+                if self._origins.by_reference(each.__module__ if issubclass(kind, type) else each.__name__) is False:
+                    return True
                 continue
             if self._origins.by_reference(home(each) if kind is FunctionType else kind.__module__) is False:
                 return True
-            waiting += (each.__closure__, each.__defaults__) if kind is FunctionType else gc.get_referents(each)
+            if kind is FunctionType:
+                waiting += (each.__closure__, each.__defaults__, each.__kwdefaults__, vars(each))
+            else:
+                waiting += gc.get_referents(each)
         return False
 
     # -- what no call may reach ----------------------------------------------------------------------------------------
@@ -276,7 +286,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             self.searches |= issubclass(kind, VectorStore)
             held = [each for each in vars(obj).values() if is_one(each, Embeddings)]
             self._met.update((id(each), each) for each in held)  # the store's model, which may keep records' vectors
-            self._fine.update(kind.__mro__)
+            self._of_parts.update(kind.__mro__)
             return
         check_part(obj)
         if issubclass(kind, type):
@@ -288,8 +298,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 self._found.append(obj)
                 self._put(obj)
                 return
-            self._fine.update(kind.__mro__)
-        elif issubclass(kind, BaseLanguageModel):  # all copies share it
+            self._of_parts.update(kind.__mro__)
+        elif issubclass(kind, BaseLanguageModel):
+            self.models.append(obj)
             for each in fields_of(obj):
                 if is_one(each, Runnable):
                     self._meet(each, type(each))
@@ -302,7 +313,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return False
         inner = Pickler(self._origins, *self._given, self._wanted, None if self._found is None else [])
         inner._met[id(obj)] = obj
-        inner._fine.update(kind.__mro__)
+        inner._of_parts.update(kind.__mro__)
         inner.of(obj)
         is_own = any(is_one(each, OwnBucket) for each in inner._met.values())
         return is_own or inner._replaces or bool(inner._found)
@@ -310,7 +321,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
     def _check_classes(self) -> None:
         """Raise `UnsafeConfigurationError` for a class by which a call would make a collection, or open a store."""
         for each in self._met.values():
-            if is_one(each, type) and each not in self._fine:
+            if not is_one(each, type) or each in self._of_parts:
+                continue
+            if each not in self._fine or id(each) in self._named:
                 if is_of(each, (PrivateRecords,)):
                     raise UnsafeConfigurationError(f"the chain reaches the class {each.__name__}: {each.withheld}")
                 if is_collection(each) and not is_of(each, (), AROUND):
@@ -435,6 +448,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             annotated = _annotated(obj)
             self._excuse(obj.__globals__.get(name) for name in annotated - names.globals)
             self._excuse(obj.__annotations__.values())
+            self._named |= {id(obj.__globals__[name]) for name in names.globals & obj.__globals__.keys()}
             self._hold(obj.__globals__, names.globals | annotated)
             self.attributes |= names.attributes
             package = obj.__globals__.get("__package__") or ""
@@ -546,6 +560,11 @@ def _default(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
         return (variable.get(),)
     except LookupError:
         return ()
+
+
+def is_nameless(kind: type) -> bool:
+    """Whether a class was made by code and does not stand under its name in the module that it names."""
+    return bool(kind.__flags__ & _HEAP) and reducers._lookup_module_and_qualname(kind) is None
 
 
 def name_of(item: Any) -> str:

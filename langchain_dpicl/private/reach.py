@@ -30,7 +30,7 @@ from langchain_dpicl.private import Closed
 from langchain_dpicl.private.origins import Origins, home
 
 _ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, CodeType, FrameType})
-_PLAIN = (np.ndarray, np.generic, logging.Logger, ModuleType)
+_PLAIN = (np.generic, logging.Logger, ModuleType)
 _CLOSED = (Closed, Embeddings, VectorStore)
 
 _ORIGINS = Origins()
@@ -42,7 +42,7 @@ def is_users(module: object) -> bool:
 
 
 def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]:
-    """Every object that a chain shows, itself included, each once; numbers, texts and arrays left out.
+    """Every object that a chain shows, itself included, each once; numbers and texts left out.
 
     Does not look into embeddings, vector stores, what is marked `Closed`, and objects of the ``closed`` classes; of
     models only into the Runnables in their fields.
@@ -76,6 +76,8 @@ def _inside(item: Any) -> list[Any]:
         return held_by(item)
     if is_one(item, BaseLanguageModel):
         return [each for each in fields_of(item) if is_one(each, Runnable)]
+    if issubclass(type(item), np.ndarray):
+        return list(item.flat) if item.dtype.hasobject else []
     if issubclass(type(item), weakref.ref):
         return [weakref.ref.__call__(item)]
     return gc.get_referents(item)  # runs no code of the object's, whatever it is; its class is among them

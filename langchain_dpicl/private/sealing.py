@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from langchain_core.caches import BaseCache
@@ -56,14 +56,14 @@ _BREAKERS = ("aiobreaker.circuitbreaker.CircuitBreaker", "circuitbreaker.Circuit
 """By name, too."""
 
 
-def rebuilt(value: Any, finish: Callable[[Any], Any]) -> Any:
-    """A copy of a chain in which ``finish`` has been applied to every Runnable, the innermost first.
+def rebuilt(value: Any, finish: Callable[[Any], Any], keep: Iterable[object] = ()) -> Any:
+    """A copy of a chain in which ``finish`` has been applied to every Runnable but these, the innermost first.
 
     ``finish`` gets a Runnable whose own parts are finished, and returns it or another. Follows the fields of Runnables
     and messages' templates, their lists and mappings; it does not look into functions (`pickling` does). What nothing
     changed stays the same object, and the caller's chain stays as it was.
     """
-    seen: dict[int, Any] = {}
+    seen: dict[int, Any] = {id(each): each for each in keep}
 
     def changes(held: dict[Any, Any]) -> dict[Any, Any]:
         return {key: made for key, part in held.items() if (made := of(part)) is not part}
@@ -98,14 +98,14 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
     return copied
 
 
-def seal(member: Runnable[Any, Any]) -> Runnable[Any, Any]:
+def seal(member: Runnable[Any, Any], keep: Iterable[object] = ()) -> Runnable[Any, Any]:
     """A copy of the chain whose parts have no cache, verbosity, checkpoints, callbacks or listeners of their own.
 
     Few-shot templates take what examples say for text (`prompts`). Follows the fields of Runnables, their lists and
     mappings. What a function, an object or the node of a graph refers to cannot be exchanged: `check_part` refuses it
-    there when the chain is copied.
+    there when the chain is copied. The objects in ``keep`` stay the same: all copies share them.
     """
-    sealed: Runnable[Any, Any] = rebuilt(member, _sealed)
+    sealed: Runnable[Any, Any] = rebuilt(member, _sealed, keep)
     return sealed
 
 

@@ -156,6 +156,7 @@ def _collecting(phase: str, info: object) -> None:
     if phase == "start":
         _cover(sys, "unraisablehook", _Unless)
     _collector = threading.get_ident() if phase == "start" else None
+    shut.note_collector(phase)
 
 
 # -- what private code starts ------------------------------------------------------------------------------------------

@@ -84,18 +84,19 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         Let what the member says to an empty bucket count like every other answer: a public vote in the place of each.
         Not with a selector of ``calls=``, whose guarantee rests on nothing standing in an absent owner's place.
     max_concurrency
-        How many calls run at once. Default: all N, at most 64. Not more than your model server answers at once, since a
-        request that waits there is on its call's clock, and not more than the connections of a model's client. The
+        How many calls of one release run at once. Default: all N, at most 64. All releases that are made at once should
+        not be more than your model server answers at once: a request that waits there is on its call's clock. The
         embedded model needs no limit.
     timeout
         Seconds that one call may take, from its own start; the member then abstains, and nothing waits for what is
-        left of the call. The models' clients get the same limit. Default "auto": 120, but None if a model computes in
-        this process, the embedded one included: it takes one call after another, so that a clock would count the
-        others' calls, and a number raises `InvalidParameter`. None: no limit. A server that refuses a call (HTTP status
-        429) is asked again after the time that it asks for, for ten minutes at most; the clock then begins anew. The
-        clock cannot tell a call's work from its wait for code that blocks the event loop or holds the interpreter's
-        lock. What hangs keeps its thread. A model with a ``rate_limiter``, for which calls would wait for each other,
-        is refused.
+        left of the call (a coroutine has five seconds to end). The clients of OpenAI models get the same limit, and
+        repeat nothing by themselves (``max_retries``). Default "auto": 120, but None if a model computes in this
+        process, the embedded one included: it takes one call after another, so that a clock would count the others'
+        calls, and a number raises `InvalidParameter`. None: no limit but the client's own. A server that refuses a call
+        (HTTP status 429) is asked again after the time that it asks for, for ten minutes at most; the clock then begins
+        anew. The clock cannot tell a call's work from its wait for code that blocks the event loop or holds the
+        interpreter's lock. What hangs keeps its thread. A model with a ``rate_limiter``, or whose client has fewer
+        connections than the release has calls, is refused: calls would wait there for each other.
     public
         The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
         private text is in them. Any other is refused: every member would find the same owners' documents there.
@@ -200,9 +201,9 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
 
     def _take(self, member: Any, timeout: Timeout) -> None:
         """Seal the member, and pickle it for the copies that its calls run on."""
-        sealed = boundary.seal(coerce_to_runnable(member))
+        sealed = boundary.seal(coerce_to_runnable(member), keep=self.share)
         self.copies = self.copies_of(sealed)
-        self.timeout = limit(self.copies, timeout, self.max_concurrency)
+        self.timeout = limit(self.copies, timeout, self.members)
         self._trying = threading.Lock()
         self._answered = dict[str, _Rehearsed | None]()
         first = sealed
@@ -475,14 +476,15 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
             if not self.has_member:
                 raise InvalidParameter("prior", "zero_shot", "a chain or probabilities: there is no member to ask")
             return PublicChain(self.copies, count, self.timeout)
-        copies = self.copies_of(boundary.seal(chain))
+        copies = self.copies_of(boundary.seal(chain, keep=self.share))
         if copies.searches:
             raise UnsafeConfigurationError(
                 "candidates must come from public text alone, and their chain searches a member's own documents: it "
                 "finds none in a public call; write them without"
             )
-        seconds = limit(copies, "auto", self.max_concurrency)
-        return PublicChain(copies, count, None if seconds is None else self.timeout)
+        return PublicChain(
+            copies, count, limit(copies, self.timeout if self.has_member else "auto", self.members, is_public=True)
+        )
 
     def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
         """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""

@@ -248,7 +248,8 @@ class SealedRelease(AnyRelease[T]):
         query = yield from self.looked_for(request, text)
         if self._candidates is not None:
             chain, count, timeout = self._candidates
-            answers = yield self.ensemble.calls(chain, [self.ensemble.public_request(values)] * count, timeout=timeout)
+            requests = [self.ensemble.public_request(values) for _ in range(count)]
+            answers = yield self.ensemble.calls(chain, requests, timeout=timeout)
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
         if self.ensemble.has_member:
             yield from self.ensemble.check_member(values, aggregator, request.caller, partial(self._tells, request))

@@ -159,7 +159,7 @@ class Connections:
     def _borrowed(self, statement: str) -> Iterator[Connection]:
         """A connection of the pool that has run a statement. The pool rolls back what is left open, and closes a
         connection that may be broken."""
-        shut.check_open()
+        shut.check_records()
         pooled = self._engine.raw_connection()
         driver: Any = pooled.driver_connection
         try:

@@ -37,4 +37,5 @@ def test_30_a_class_that_copies_share_is_caught(canary: str, monkeypatch: pytest
         return made.setdefault(index, made.get(index) or once(own, index, *how))
 
     monkeypatch.setattr(loading, "made_class", tracked)
+    copies._known.clear()
     assert found_by_another_call(copies, canary) == canary, "the mutant's copies share the class"

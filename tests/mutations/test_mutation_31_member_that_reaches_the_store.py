@@ -70,14 +70,14 @@ def test_31_a_member_that_reaches_the_store_is_caught(
     store = store_of([*records(RECORD), {"input": canary, "output": "Negative", "owner": "alder"}, *records(30)[8:]])
     assert said(make, store) == []
     with monkeypatch.context() as patch:
-        patch.setattr(shut, "check_open", lambda: None)
+        patch.setattr(shut, "check_records", lambda: None)
         found = said(make, store)
         assert (make is by_chance) == (found == [canary] * MEMBERS), "only the copies stand before the others"
     with monkeypatch.context() as patch:
         patch.setattr(Pickler, "_meet", lambda *_: None)
         patch.setattr(Pickler, "persistent_id", sharing_selectors(Pickler.persistent_id))
         assert said(make, store) == [], "the store is shut all the same"
-        patch.setattr(shut, "check_open", lambda: None)
+        patch.setattr(shut, "check_records", lambda: None)
         found = said(make, store)
         assert len(found) == MEMBERS
         assert all(canary in each for each in found), "the mutant's members all say the owner's record"
@@ -95,7 +95,8 @@ def test_31_candidates_that_name_a_release_are_caught(
     copies, *_ = release.ensemble.public_chain(chain, 1)
     question = [release.ensemble.public_request({"input": "a question"})]
     assert not isinstance(run_private(copies, question, max_concurrency=1)[0], str), "a release is shut there"
-    monkeypatch.setattr(shut, "check_open", lambda: None)
+    for check in ("check_open", "check_records"):
+        monkeypatch.setattr(shut, check, lambda: None)
     (found,) = run_private(copies, question, max_concurrency=1)
     assert "Positive" in str(found), "the mutant's candidate is a release"
     assert release.budget.spent() == 1

@@ -21,6 +21,7 @@ from channels import QUESTION, Recorder
 from ears import Ears, Same
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.globals import set_debug, set_llm_cache, set_verbose
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -34,7 +35,13 @@ from langchain_core.tracers import context as tracer_context
 from langchain_core.tracers.context import register_configure_hook
 from ways import WAYS, ask
 
-from langchain_dpicl import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
+from langchain_dpicl import (
+    EmbeddingMean,
+    InvalidParameter,
+    ModelUnavailable,
+    PoissonExampleSelector,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
 from langchain_dpicl.selection import Examples
@@ -547,7 +554,7 @@ async def test_an_error_whose_attributes_raise_ends_one_call_and_is_not_logged(
 
 @pytest.mark.parametrize("at_once", [1, 3])
 async def test_what_a_call_writes_on_its_thread_no_other_call_reads(at_once: int) -> None:
-    """Threads are used again, by calls of the same release and of later ones."""
+    """Each has one of its own. What is asynchronous runs on one loop, which may call functions in any."""
 
     def member(values: dict[str, Any]) -> Any:
         thread: Any = threading.current_thread()
@@ -560,3 +567,25 @@ async def test_what_a_call_writes_on_its_thread_no_other_call_reads(at_once: int
     for _ in range(2):
         assert boundary.run_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
         assert await boundary.arun_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
+
+
+async def test_a_call_cannot_write_into_anothers_vectors(store_of: Any, records: Any) -> None:
+    """A row of one matrix would lead to all rows."""
+    selector = PoissonExampleSelector(store_of(records(20)), 5, rate=1.0, max_exemplars=8)
+    buckets = selector.sample(with_vectors=True)
+    vectors = [bucket.vector_of(each) for bucket in buckets for each in bucket]
+    assert len(vectors) == 20
+    assert all(vector is not None and vector.base is None for vector in vectors)
+
+
+def test_candidates_do_not_read_what_one_of_them_wrote_into_its_examples(sealed_of: Any) -> None:
+    found = Ears()
+
+    def candidate(values: dict[str, Any]) -> str:
+        found.append(len(values["examples"]))
+        values["examples"].append({"input": "kept"})
+        return f"a text {len(found)}"
+
+    mean = EmbeddingMean(DeterministicFakeEmbedding(size=8), RunnableLambda(candidate), 5)
+    sealed_of(lambda values: "a text", vote=mean).invoke({"input": "how many?"})
+    assert list(found) == [0] * 5

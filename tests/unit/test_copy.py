@@ -19,6 +19,7 @@ from random import random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import jinja2
+import numpy as np
 import pytest
 import tenacity
 from ears import Ears
@@ -720,3 +721,58 @@ def test_a_tokenizer_is_copied_with_its_settings() -> None:
     pristine = Pristine(RunnableLambda(count))
     assert [pristine.copy().chain.invoke("a b a b") for _ in range(3)] == [4, 4, 4]
     assert len(made.encode("a b a b").ids) == 4
+
+
+class Count(BaseModel):
+    number: int = 0
+    seen: ClassVar[list[str]] = []
+
+
+@pytest.mark.own_models
+@pytest.mark.parametrize("where", ["a class", "a default", "an attribute"])
+def test_a_library_s_model_that_holds_a_class_of_the_users_is_copied(where: str) -> None:
+    def stop(text: str, *, kind: type = Count) -> str:
+        return text
+
+    def marked(text: str) -> str:
+        return text
+
+    marked.kind = Count  # type: ignore[attr-defined]
+    held: Any = {"a class": Count, "a default": stop, "an attribute": marked}[where]
+    model = FakeListLLM(responses=["x"], metadata={"format": held})
+
+    def member(text: str) -> list[str]:
+        found = (model.metadata or {})["format"]
+        kind = found if where == "a class" else getattr(found, "kind", None) or found.__kwdefaults__["kind"]
+        kind.seen.append(text)
+        return list(kind.seen)
+
+    pristine = Pristine(RunnableLambda(member))
+    assert [pristine.copy().chain.invoke(text) for text in "ab"] == [["a"], ["b"]]
+    assert Count.seen == []
+
+
+def test_classes_without_a_name_in_their_module_and_objects_in_arrays_are_no_exception() -> None:
+    """A class that names a library's module as its own, and objects that numpy holds."""
+    made = dataclasses.make_dataclass("Made", [("number", int)])
+    made.__module__ = "types"
+    pristine = Pristine(RunnableLambda(lambda values: type(values["it"])))
+    first, second = (pristine.copy() for _ in range(2))
+    kinds = [each.chain.invoke(each.given({"it": made(1)})) for each in (first, second)]
+    assert kinds[0] is not kinds[1] is not made
+    with pytest.raises(TypeError, match="caller's own"):
+        pristine.copy().given({"it": np.array([Leaf()], dtype=object)})
+
+
+class Shoot(Leaf):
+    pass
+
+
+def test_an_object_of_a_class_made_from_one_of_the_chain_s_is_refused() -> None:
+    """A copy of the class alone would have another base: ``isinstance`` would be False without a word."""
+    pristine = Pristine(RunnableLambda(lambda values: isinstance(values["it"], Leaf)))
+    with pytest.raises(TypeError, match="name its class in the chain"):
+        pristine.copy().given({"it": Shoot()})
+    both = Pristine(RunnableLambda(lambda values: (isinstance(values["it"], Leaf), Shoot)[0]))
+    copy = both.copy()
+    assert copy.chain.invoke(copy.given({"it": Shoot()})) is True
