@@ -14,11 +14,15 @@ import contextlib
 import contextvars
 import email.utils
 import math
+import os
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from langchain_dpicl.calls import shut
@@ -37,6 +41,8 @@ STARVED = 30.0
 """Seconds to wait for a thread while the process can start none."""
 
 _LONGEST_WAIT = 60.0
+_KEPT = 512
+_NAME = "dpicl-member"
 
 
 class Call:
@@ -117,23 +123,55 @@ class Call:
 # -- its thread --------------------------------------------------------------------------------------------------------
 
 
-def start(work: Work) -> bool:
-    """Run ``work`` in a new thread, on which no other call has written. ``work`` must not raise.
+_idle: deque[SimpleQueue[Work]] = deque()
 
-    The thread is a daemon: a call that hangs does not keep the process alive. Returns False if none can start.
+
+def start(work: Work) -> bool:
+    """Run ``work`` at once, in a thread of its own: one that is idle, or a new one. ``work`` must not raise.
+
+    The threads are daemons: a call that hangs does not keep the process alive. Returns False if none can start.
     """
-    thread = threading.Thread(target=_marked, args=(work,), name="dpicl-member", daemon=True)
     try:
-        contextvars.Context().run(thread.start)
-    except (RuntimeError, MemoryError):
-        return False
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = SimpleQueue()
+        try:
+            thread = threading.Thread(target=_serve, args=(inbox,), name=_NAME, daemon=True)
+            contextvars.Context().run(thread.start)  # it serves others, too
+        except (RuntimeError, MemoryError):
+            return False
+    inbox.put(work)
     return True
 
 
-def _marked(work: Work) -> None:
+def renewer() -> Callable[[], None]:
+    """Return what makes this thread as good as new for the next call: what a call may have set for it is gone.
+
+    That is its object, with all that is written there, its event loop, and its profiler and tracer.
+    """
+    profiler, tracer = sys.getprofile(), sys.gettrace()
+
+    def renew() -> None:
+        threading._DummyThread().name = _NAME  # it becomes the thread's object
+        asyncio.set_event_loop(None)
+        sys.setprofile(profiler)
+        sys.settrace(tracer)
+
+    return renew
+
+
+def _serve(inbox: SimpleQueue[Work]) -> None:
     shut.mark_thread()
-    with contextlib.suppress(BaseException):  # `threading.excepthook` must not see it
-        work()
+    renew = renewer()
+    while True:
+        work = inbox.get()
+        with contextlib.suppress(BaseException):  # `threading.excepthook` must not see it
+            work()
+        del work
+        renew()
+        if len(_idle) >= _KEPT:
+            return
+        _idle.append(inbox)
 
 
 class Threads(ThreadPoolExecutor):
@@ -161,3 +199,7 @@ class Threads(ThreadPoolExecutor):
         if not start(partial(contextvars.copy_context().run, work)):
             raise RuntimeError("can't start new thread")
         return done
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # a fork copies no threads

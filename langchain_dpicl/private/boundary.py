@@ -180,10 +180,9 @@ class _Round:
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended: a task would show its result
-        self.begun = 0
         self.places = self.max_concurrency  # for threads that may start
         self.lock = threading.Lock()
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a call has ended
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
 
     def result(self) -> list[object | Abstention]:
         """All outputs, in the order of the requests. Logs if a member's patience was over."""
@@ -222,14 +221,12 @@ class _Round:
         """Begin as many calls as may run. False if a thread is lacking."""
         while True:
             with self.lock:
-                if self.stopped.is_set() or self.begun == len(self.requests) or self.places < 1:
+                if self.stopped.is_set() or not self.waiting or self.places < 1:
                     return True
                 self.places -= 1
-                self.begun += 1
             if not running.start(self._work):
                 with self.lock:
                     self.places += 1
-                    self.begun -= 1
                 return False
 
     def _seconds_left(self) -> float | None:
@@ -241,19 +238,29 @@ class _Round:
         return min(max(min(left), 0.001), threading.TIMEOUT_MAX)
 
     def _work(self) -> None:
-        """In a thread of its own: one call."""
+        """In a thread: one call after another, as long as some wait. Each has the thread as if it were new."""
+        taken, renew = self._take(), running.renewer()
+        while taken is not None:
+            i, call = taken
+            with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
+                clean_context().copy().run(immediate, self._call(i, call, False))
+            taken = self._take(i)
+            if taken is not None:
+                renew()
+        self.bell.put(None)
+
+    def _take(self, ended: int | None = None) -> tuple[int, Call] | None:
+        """Note how a call of this thread has ended, and begin the next. None if it was late: its place is another's."""
         with self.lock:
+            if ended is not None and self.under_way.pop(ended, None) is None:
+                return None
+            if ended is not None:
+                self.outputs[ended] = self.found.pop(ended, ABSTAIN)
             if not self.waiting:
-                return
+                return None
             i = self.waiting.popleft()
             call = self.under_way[i] = Call(self.timeout, self.patience)
-        with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call
-            clean_context().copy().run(immediate, self._call(i, call, False))
-        with self.lock:
-            if self.under_way.pop(i, None) is not None:  # else it was late
-                self.outputs[i] = self.found.pop(i, ABSTAIN)
-                self.places += 1
-        self.bell.put(None)
+            return i, call
 
     # -- on an event loop ----------------------------------------------------------------------------------------------
 

@@ -554,19 +554,21 @@ async def test_an_error_whose_attributes_raise_ends_one_call_and_is_not_logged(
 
 @pytest.mark.parametrize("at_once", [1, 3])
 async def test_what_a_call_writes_on_its_thread_no_other_call_reads(at_once: int) -> None:
-    """Each has one of its own. What is asynchronous runs on one loop, which may call functions in any."""
+    """Threads are used again, by calls of the same release and of later ones, as if they were new."""
 
     def member(values: dict[str, Any]) -> Any:
         thread: Any = threading.current_thread()
-        before = getattr(thread, "kept", None), thread.name
-        thread.kept = thread.name = values["input"]
+        before = getattr(thread, "kept", None), getattr(thread._started, "kept", None), thread.name
+        thread.kept = thread._started.kept = thread.name = values["input"]
         return before
 
     requests: list[boundary.MemberRequest] = [({"input": text}, Examples(())) for text in "abcdef"]
     chain = Same(RunnableLambda(member))
     for _ in range(2):
-        assert boundary.run_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
-        assert await boundary.arun_private(chain, requests, max_concurrency=at_once) == [(None, "dpicl-member")] * 6
+        assert boundary.run_private(chain, requests, max_concurrency=at_once) == [(None, None, "dpicl-member")] * 6
+        assert (
+            await boundary.arun_private(chain, requests, max_concurrency=at_once) == [(None, None, "dpicl-member")] * 6
+        )
 
 
 async def test_a_call_cannot_write_into_anothers_vectors(store_of: Any, records: Any) -> None:

@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -355,6 +356,7 @@ def test_a_process_that_can_start_no_thread_goes_on_with_fewer(
             hang.wait(30)
         return str(values["input"])
 
+    monkeypatch.setattr(running, "_idle", deque())
     monkeypatch.setattr(running, "STARVED", 0.5)
     monkeypatch.setattr(threading.Thread, "start", start)
     found = boundary.run_private(
