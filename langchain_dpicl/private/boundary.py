@@ -180,7 +180,7 @@ class _Round:
         self.waiting = deque(range(len(self.requests)))
         self.under_way: dict[int, Call] = {}
         self.found: dict[int, object] = {}  # what calls gave that have ended: a task would show its result
-        self.places = self.max_concurrency  # for threads that may start
+        self.places = min(self.max_concurrency, len(self.requests))  # for threads that may start
         self.lock = threading.Lock()
         self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
 

@@ -31,6 +31,7 @@ import functools
 import io
 import operator
 import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from itertools import chain as chain_of
@@ -114,10 +115,12 @@ class Copy:
             return self._made(value, to[kind], to)
         if kind in (list, set, frozenset):
             return kind(self._mapped(each, to) for each in value)
+        if kind is deque:
+            return deque((self._mapped(each, to) for each in value), value.maxlen)
         if tuple in kind.__mro__:
             return tuple.__new__(kind, [self._mapped(each, to) for each in value])
-        if kind is dict:
-            return {self._mapped(key, to): self._mapped(each, to) for key, each in value.items()}
+        if kind in (dict, OrderedDict):
+            return kind((self._mapped(key, to), self._mapped(each, to)) for key, each in value.items())
         if is_model:  # a library's: a message, a document
             before, made = self._exchanged, self._model(kind, value, to)
             return value if self._exchanged == before else made

@@ -133,6 +133,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         self._found = found
         self._instead = {id(part): made for part, made in instead}
         self._user = {id(each) for each in (*share, *public)}
+        self._user |= {id(kind) for each in share for kind in type(each).__mro__}  # else it would be no instance of it
         self._public = {id(each): each for each in parts_of(public)}
         self._met: dict[int, Any] = {}
         self._harmless: set[type] = set()
@@ -298,7 +299,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 self._found.append(obj)
                 self._put(obj)
                 return
-            self._of_parts.update(kind.__mro__)
+            self._fine.update(kind.__mro__)
         elif issubclass(kind, BaseLanguageModel):
             self.models.append(obj)
             for each in fields_of(obj):

@@ -10,6 +10,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
+from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
@@ -105,9 +106,9 @@ class MemberVectorStore(OwnBucket, VectorStore):
         self._embeddings, self._input_key, self._dimension, self.k = embeddings, input_key, dimension, k
 
     @property
-    def embeddings(self) -> Embeddings:
-        """The model that embeds the store's records and queries."""
-        return self._embeddings
+    def embeddings(self) -> Embeddings | None:
+        """The model that embeds the store's records and queries. None within a call: it may keep what it embeds."""
+        return None if shut.in_call() else self._embeddings
 
     def as_retriever(self, **kwargs: Any) -> VectorStoreRetriever:
         """A retriever of the member's own documents. Raises `InvalidParameter` for settings that would get lost."""

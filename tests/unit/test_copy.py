@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from random import random
@@ -194,10 +194,10 @@ def test_classes_of_what_is_given_are_a_copys_own_though_the_chain_does_not_name
         kept, is_same, found = copy.returned(copy.chain.invoke(given))
         assert (kept, is_same, found, type(found)) == ([text], True, leaf, Leaf)
     assert Leaf.kept == []
-    for held in (deque([leaf]), Leaf, boxed, sys.modules[__name__], functools.partial(boxed)):
+    for held in (defaultdict(None, {1: leaf}), Leaf, boxed, sys.modules[__name__], functools.partial(boxed)):
         with pytest.raises(TypeError, match="caller's own"):
             copies.copy().given(held)
-    for plain in (deque(["a"]), str, len, json.dumps, json, functools.partial(json.dumps), Path("a"), Document("a")):
+    for plain in (str, len, json.dumps, json, functools.partial(json.dumps), Path("a"), Document("a")):
         assert copies.copy().given(plain) is plain
 
 
@@ -776,3 +776,24 @@ def test_an_object_of_a_class_made_from_one_of_the_chain_s_is_refused() -> None:
     both = Pristine(RunnableLambda(lambda values: (isinstance(values["it"], Leaf), Shoot)[0]))
     copy = both.copy()
     assert copy.chain.invoke(copy.given({"it": Shoot()})) is True
+
+
+def test_answers_in_deques_and_ordered_mappings_are_of_the_callers_own_classes() -> None:
+    pristine = Pristine(RunnableLambda(lambda values: (values["it"], deque([Leaf()], 3), OrderedDict(a=Leaf()))))
+    copy = pristine.copy()
+    given, row, mapping = copy.returned(copy.chain.invoke(copy.given({"it": deque([Leaf()])})))
+    assert [type(each) for each in (given[0], row[0], mapping["a"])] == [Leaf] * 3
+    assert (row.maxlen, type(mapping)) == (3, OrderedDict)
+
+
+class Board:
+    """An object of the user's own, which all calls share if its name is given."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_shared_object_is_an_instance_of_its_class() -> None:
+    board = Board()
+    pristine = Pristine(RunnableLambda(lambda values: (isinstance(board, Board), board is values)), share=[board])
+    assert pristine.copy().chain.invoke(board) == (True, True)
