@@ -37,11 +37,12 @@ _TRUNCATED = 1e-15
 class PLDAccountant:
     """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile; an upper bound.
 
-    ``places``: see `Composition`; a bound at any number of them. With fewer than `MAX_PLACES` the curves of all counts
-    of a line share one grid.
+    ``places``: see `Composition`; a bound at any number of them. ``shared``: the curves of all counts of a line share
+    one grid (see `adaptive.blocks`).
     """
 
     places: int = MAX_PLACES
+    shared: bool = False
 
     def epsilon(self, schedule: Sequence[Line], delta: float) -> float:
         """The least certified epsilon at `delta`, in the worse direction.
@@ -71,10 +72,9 @@ class PLDAccountant:
             counts[line.profile, line.rate] = counts.get((line.profile, line.rate), 0) + line.count
         lines = [Line(*of, count) for of, count in counts.items() if count <= MAX_COUNT]
         if len(lines) == len(counts) and any(line.is_adaptive for line in lines):
-            shared = self.places < MAX_PLACES
-            parts = [[part for line in lines for part in line.parts(way, shared)] for way in DIRECTIONS]
+            parts = [[part for line in lines for part in line.parts(way, self.shared)] for way in DIRECTIONS]
             yield [Composition(each, self.places) for each in parts]
-            if shared and all(count == 1 for each in parts for _, count in each):
+            if self.shared and all(count == 1 for each in parts for _, count in each):
                 return  # the optimum's own curve, or the few of several lines: the sum would say no less
         yield compositions(schedule, self.places)
 

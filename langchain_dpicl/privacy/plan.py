@@ -255,4 +255,4 @@ def _spent(plan: PrivacyPlan, counts: tuple[int, ...]) -> float:
     if counts == tuple(line.count for line in plan.lines.values()):
         return plan.epsilon
     schedule = [line.line(line.parameter, count) for line, count in zip(plan.lines.values(), counts, strict=True)]
-    return min(plan.epsilon, PLDAccountant(_PLACES).epsilon(schedule, plan.delta))
+    return min(plan.epsilon, PLDAccountant(_PLACES, shared=True).epsilon(schedule, plan.delta))

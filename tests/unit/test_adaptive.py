@@ -238,12 +238,13 @@ def test_curves_of_one_grid_are_bounds_too_and_lose_little(eps0: float, rate: fl
     delta = 1e-6
     for count in (5, 6, 8, 14, 20, 32):
         line = Line(BoundedRange(eps0), rate, count)
-        finest, shared = PLD.epsilon([line], delta), PLDAccountant(1 << 19).epsilon([line], delta)
+        finest, shared = PLD.epsilon([line], delta), PLDAccountant(1 << 19, shared=True).epsilon([line], delta)
         assert finest * (1 - 5e-4) <= shared <= finest * (1 + 2e-3) + 1e-5
         if count < 15:
             assert repeated(eps0, rate, count, shared) <= delta
     wide = Line(BoundedRange(100.0), 1.0, 8)  # no curve
-    assert PLDAccountant(1 << 19).epsilon([wide], delta) == pytest.approx(PLD.epsilon([wide], delta), rel=1e-3)
+    shared = PLDAccountant(1 << 19, shared=True).epsilon([wide], delta)
+    assert shared == pytest.approx(PLD.epsilon([wide], delta), rel=1e-3)
 
 
 # -- several lines -----------------------------------------------------------------------------------------------------

@@ -573,7 +573,7 @@ async def test_what_a_call_writes_on_its_thread_no_other_call_reads(at_once: int
 
 async def test_a_call_cannot_write_into_anothers_vectors(store_of: Any, records: Any) -> None:
     """A row of one matrix would lead to all rows."""
-    selector = PoissonExampleSelector(store_of(records(20)), 5, rate=1.0, max_exemplars=8)
+    selector = PoissonExampleSelector(store_of(records(20)), 5, rate=1.0, max_exemplars=20)
     buckets = selector.sample(with_vectors=True)
     vectors = [bucket.vector_of(each) for bucket in buckets for each in bucket]
     assert len(vectors) == 20
