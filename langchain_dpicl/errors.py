@@ -37,6 +37,7 @@ context, and the frames that they pass hold no private values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class DPICLError(Exception):
@@ -81,6 +82,18 @@ class InvalidConfiguration(InvalidParameter):
         return type(self), (str(self.value), self.mistakes)
 
 
+class _Constant(Exception):
+    """An error whose message is always the same: it tells nothing but that it happened."""
+
+    message: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(self.message)
+
+    def __reduce__(self) -> tuple[type[_Constant], tuple[()]]:
+        return type(self), ()
+
+
 class StoreError(DPICLError):
     """The exemplar store refuses: its records, its files, or the model that embeds them."""
 
@@ -111,48 +124,36 @@ class UnsafeConfigurationError(DPICLError):
     """The surroundings would carry private text out (global cache, debug mode), or a private part is used unsealed."""
 
 
-class ShutWithinCall(UnsafeConfigurationError):
+class ShutWithinCall(_Constant, UnsafeConfigurationError):
     """A chain's call asked for the store, a budget or a release. The message is constant: it says nothing more."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the store, budgets and releases are shut while a call of a chain runs: a member gets its own examples as "
-            "`examples`, by its selector or by store.as_vectorstore()"
-        )
-
-    def __reduce__(self) -> tuple[type[ShutWithinCall], tuple[()]]:
-        return type(self), ()
+    message = (
+        "the store, budgets and releases are shut while a call of a chain runs: a member gets its own examples as "
+        "`examples`, by its selector or by store.as_vectorstore()"
+    )
 
 
 class ModelUnavailable(DPICLError):
     """The member fails on public input (server down, wrong key, broken chain). Raised before anything is charged."""
 
 
-class MembersAbstained(ModelUnavailable):
+class MembersAbstained(_Constant, ModelUnavailable):
     """Most members abstain: the model is down, the member chain fails, or its answers are of no use.
 
     This is itself a private release (abstentions are counted and noised like an answer), so it was charged like one.
     Until the member answers a public request again, further requests raise `ModelUnavailable` and cost nothing.
     """
 
-    def __init__(self) -> None:
-        super().__init__(
-            "most members gave no usable answer (by a noisy count, which was charged like any release): "
-            "is the model up, does the member chain run on its own, and are its answers of the kind that is asked for?"
-        )
-
-    def __reduce__(self) -> tuple[type[MembersAbstained], tuple[()]]:
-        return type(self), ()
+    message = (
+        "most members gave no usable answer (by a noisy count, which was charged like any release): "
+        "is the model up, does the member chain run on its own, and are its answers of the kind that is asked for?"
+    )
 
 
-class ReleaseFailed(DPICLError):
+class ReleaseFailed(_Constant, DPICLError):
     """The private side failed after the charge. The charge stands and the message is constant: it says nothing more."""
 
-    def __init__(self) -> None:
-        super().__init__("the release failed on the private side; its charge stands")
-
-    def __reduce__(self) -> tuple[type[ReleaseFailed], tuple[()]]:
-        return type(self), ()
+    message = "the release failed on the private side; its charge stands"
 
 
 class ModelLost(ReleaseFailed):
@@ -162,12 +163,10 @@ class ModelLost(ReleaseFailed):
     ``output``, the same call resumes it once the model is back.
     """
 
-    def __init__(self) -> None:
-        DPICLError.__init__(
-            self,
-            "the model of the label scores no longer answers as at the start of the fit; the charge stands. Once the "
-            "model is back, the same call resumes a fit that has an output",
-        )
+    message = (
+        "the model of the label scores no longer answers as at the start of the fit; the charge stands. Once the "
+        "model is back, the same call resumes a fit that has an output"
+    )
 
 
 class LocalModelError(DPICLError):

@@ -25,21 +25,20 @@ from langchain_dpicl.budget.terms import LineState, Policy, Preview, Receipt, Ti
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch, PrivacyWarning
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
-from langchain_dpicl.private import Closed, Withheld
+from langchain_dpicl.private import Accounting, Closed
 from langchain_dpicl.store.base import MarkOf, PrivateStore
 from langchain_dpicl.store.notes import OpenedBudget, merged
 
 _LIBRARIES = ("langchain_dpicl", "langchain_core")
 
 
-class BaseBudget(Withheld, Closed):
+class BaseBudget(Accounting, Closed):
     """A target (epsilon, delta) and the durable ledger that enforces it.
 
     `PrivacyBudget` and `FilteredBudget` are the two kinds. ``policy`` holds the checked choices that are not part of a
     plan; ``ledger``, ``name`` and ``witness`` are as in `PrivacyBudget`.
     """
 
-    withheld = "only a release charges it. What is left of it, if a member is to know, is a part of the input"
     is_filtered: ClassVar[bool]
     """Whether each release names its own noise: no plan has fixed it in advance."""
     tickets: bool = False

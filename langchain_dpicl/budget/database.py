@@ -41,7 +41,7 @@ from sqlalchemy.pool import StaticPool
 from langchain_dpicl.budget.schema import ADVICE, SQLITE_APPLICATION_ID
 from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import LedgerError, PrivacyWarning
-from langchain_dpicl.private import Withheld
+from langchain_dpicl.private import Accounting
 from langchain_dpicl.store import sql
 
 P = ParamSpec("P")
@@ -90,10 +90,8 @@ def transaction(
     return decorate
 
 
-class Database(Withheld):
+class Database(Accounting):
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
-
-    withheld = "only a release charges it. What it tells, if a member is to know, is a part of the input"
 
     noun = "ledger"
     application_id = SQLITE_APPLICATION_ID

@@ -23,7 +23,7 @@ from langchain_dpicl.calls.observing import took
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
-from langchain_dpicl.private import Withheld
+from langchain_dpicl.private import Accounting
 from langchain_dpicl.store.base import Numbers, PrivateStore
 
 RELEASED = "released"
@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 logger = logging.getLogger("langchain_dpicl.budget")
 
 
-class BudgetLine(Withheld):
+class BudgetLine(Accounting):
     """One line of a frozen plan, with its counter; in a filtered budget, one kind of release.
 
     For each release: `charging`, then exactly one of `record` (it was answered, or nothing usable came of it) and
@@ -52,8 +52,6 @@ class BudgetLine(Withheld):
     tickets
         The tickets of this line if owners pay. ``count`` is then what every owner has, and the line has no end.
     """
-
-    withheld = "only a release charges it. What is left on it, if a member is to know, is a part of the input"
 
     def __init__(
         self,

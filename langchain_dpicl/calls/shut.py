@@ -44,9 +44,9 @@ def collects() -> bool:
     return getattr(_thread, "collects", False)
 
 
-def note_collector(phase: str) -> None:
+def note_collector(runs: bool) -> None:
     """The garbage collector begins in this thread, or ends."""
-    _thread.collects = phase == "start"
+    _thread.collects = runs
 
 
 def enter() -> None:

@@ -25,9 +25,11 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import boundary, notes
 from langchain_dpicl.private.copy import Pristine
+from langchain_dpicl.private.models import limit
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import Configs, Doubts, check_budget
 from langchain_dpicl.release.transaction import checked, transact
+from langchain_dpicl.release.watched import PublicChain
 from langchain_dpicl.selection import PoissonExampleSelector
 
 Input = str | Mapping[str, Any]
@@ -155,7 +157,8 @@ class DPSampler(TokenRelease):
         self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {self.settings!r}"
         self._variant += "" if selector.threshold is None else f" threshold={selector.threshold!r}"
         if selector.search_query is not None:
-            self.search = Pristine(boundary.seal(selector.search_query))
+            copies = Pristine(boundary.seal(selector.search_query))
+            self.search = PublicChain(copies, 1, limit(copies, "auto", 1, is_public=True))
             self._variant += " search_query"
         self._use_budget(stacklevel=3)
         if said := poor_plan(self):

@@ -21,9 +21,9 @@ from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
 from langchain_dpicl.private.bucket import Examples
-from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.release.base import AnyRelease, Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Request
+from langchain_dpicl.release.watched import PublicChain
 from langchain_dpicl.selection.rules import Sought, text_searched
 from langchain_dpicl.store.base import Numbers
 
@@ -47,8 +47,8 @@ class TokenRelease(AnyRelease):
     template: DemonstrationTemplate
     settings: Settings
     exemplars: Exemplars
-    search: Pristine | None = None
-    """Copies of what makes the text that exemplars are near to, if the selector has a ``search_query``."""
+    search: PublicChain | None = None
+    """What makes the text that exemplars are near to, if the selector has a ``search_query``."""
     pad: bool
     slots: int | None
     _variant: str
@@ -90,7 +90,9 @@ class TokenRelease(AnyRelease):
         values, near = request.asked, self.selector.nearest_to
         text = None if near is None else values[near]
         if self.search is not None:
-            (made,) = yield boundary.private_calls(self.search, [(values, Examples(()))], max_concurrency=1)
+            chain, _, timeout = self.search
+            asked = [(values, Examples(()))]
+            (made,) = yield boundary.private_calls(chain, asked, max_concurrency=1, timeout=timeout)
             text = text_searched(made)
         query = yield from self.looked_for(request, text)
         if not self._doubtful(request):

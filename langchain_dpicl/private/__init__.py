@@ -6,7 +6,10 @@ Copying lies below the layers of these objects, and knows them by these bases.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
+
+from langchain_dpicl.errors import UnsafeConfigurationError
 
 
 class Closed:
@@ -38,9 +41,30 @@ class Released(Withheld):
     )
 
 
-class OwnBucket:
-    """Gives a member the exemplars of its own bucket alone. It selects nothing in a public call."""
+class Accounting(Withheld):
+    """Charges releases, or knows what was charged."""
 
-    def in_call(self) -> Any:
-        """What a call's copy of a chain has in its place."""
+    withheld = "only a release charges it. What is left of it, if a member is to know, is a part of the input"
+
+
+class OwnBucket:
+    """Gives a member the exemplars of its own bucket alone.
+
+    A call's copy of a chain has one of its own, which holds the call's bucket: a public call's is empty, or public.
+    """
+
+    own_bucket: Sequence[dict[str, Any]] | None = None
+    """The bucket of the call in whose copy of a chain this is; None outside of all copies."""
+
+    def in_call(self) -> OwnBucket:
+        """What a call's copy of a chain has in its place, but for the bucket."""
         return self
+
+    def bucket_here(self) -> Sequence[dict[str, Any]]:
+        """The call's bucket. Raises `UnsafeConfigurationError` outside of a call."""
+        if self.own_bucket is None:
+            raise UnsafeConfigurationError(
+                "a member's documents exist within a release alone: give the app to PrivateEnsemble(selector, app), "
+                "or the chain to wrap_rag, and invoke the release. To look into the store yourself, use its own methods"
+            )
+        return self.own_bucket

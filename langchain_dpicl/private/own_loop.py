@@ -75,11 +75,12 @@ def separate_pools() -> None:
 
 def _with_twins(before: Any, twins: Any) -> Any:
     """A pool's method that answers each request by the pool's twin; it may return an awaitable."""
+    is_coroutine = inspect.iscoroutinefunction(before)
 
     @functools.wraps(before)
     def handle(pool: Any, request: Any) -> Any:
         place: Any = os.getpid()
-        if inspect.iscoroutinefunction(before):
+        if is_coroutine:
             place = asyncio.get_running_loop()
         elif place == _FIRST:
             return before(pool, request)

@@ -47,9 +47,6 @@ T = TypeVar("T")
 
 private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", default=False)
 
-_collector: int | None = None
-"""The thread in which the garbage collector runs."""
-
 
 def is_private() -> bool:
     """Whether this is private code. Where a chain's call runs it is, whatever its context says."""
@@ -58,7 +55,7 @@ def is_private() -> bool:
 
 def silent() -> bool:
     """Whether this is private code, or might be: a destructor that the garbage collector calls."""
-    return is_private() or _collector == threading.get_ident()
+    return is_private() or shut.collects()
 
 
 @functools.cache
@@ -152,11 +149,9 @@ class _Leave(_Around):
 
 
 def _collecting(phase: str, info: object) -> None:
-    global _collector
     if phase == "start":
         _cover(sys, "unraisablehook", _Unless)
-    _collector = threading.get_ident() if phase == "start" else None
-    shut.note_collector(phase)
+    shut.note_collector(phase == "start")
 
 
 # -- what private code starts ------------------------------------------------------------------------------------------
@@ -237,16 +232,12 @@ class _Report(_Around):
     """The reports of public code's event loops, which the garbage collector may cause, too."""
 
     def __call__(self, loop: Any, context: dict[str, Any]) -> None:
-        global _collector
-        thread = threading.get_ident()
-        collects = _collector == thread
-        if collects:
-            _collector = None
+        collects = shut.collects()
+        shut.note_collector(False)
         try:
             self.before(loop, context)
         finally:
-            if collects:
-                _collector = thread
+            shut.note_collector(collects)
 
 
 # -- in place ----------------------------------------------------------------------------------------------------------

@@ -408,7 +408,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         its bucket, and nothing else. Tracers and callbacks hear nothing. If the rehearsal has passed, the first release
         does not ask the member whether it answers on made-up examples.
 
-        Raises `InvalidParameter` if the member reads no example or makes releases of its own, and for stand-ins or a
+        Raises `InvalidParameter` if the member reads no example, and for stand-ins or a
         question that are not of the store's or the member's form; `UnsafeConfigurationError` as a first release would.
         """
         return run(self._rehearsal(public_examples, question, aggregator))

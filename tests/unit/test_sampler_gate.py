@@ -46,6 +46,7 @@ from langchain_dpicl.decoding import answer
 from langchain_dpicl.decoding.documents import DocumentReport
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import notes
+from langchain_dpicl.private.models import DEFAULT_TIMEOUT
 
 ALPHABET, END = ["a", "b", "."], 2
 RECORDS = [  # a text ends with the direction in which it lies, in degrees; a query finds what lies within 60 of it
@@ -126,6 +127,11 @@ def test_what_search_query_makes_of_the_question_is_looked_for(sampler_of: Any) 
     with pytest.raises(ModelUnavailable, match="nothing was charged"):
         sampler.invoke("broken")
     assert sampler.budget.spent() == 3
+
+
+def test_a_search_query_has_the_clock_of_every_public_chain(sampler_of: Any) -> None:
+    sampler = sampler_of(tickets=None, chosen={"search_query": RunnableLambda(str)})
+    assert sampler.search.timeout == DEFAULT_TIMEOUT
 
 
 def test_calls_give_the_rate_and_the_weight_of_the_public_answer(sampler_of: Any) -> None:
