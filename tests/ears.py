@@ -64,6 +64,6 @@ class Same(Pristine):
     def __init__(self, chain: Any) -> None:
         self.chain, self.items = chain, []
 
-    def copy(self) -> Any:
+    def copy(self, bucket: Any = ()) -> Any:
         """The chain itself."""
         return SimpleNamespace(chain=self.chain, given=lambda value: value, returned=lambda value: value)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import math
 import threading
 import time
@@ -78,14 +77,6 @@ class Abstention:
 
 
 ABSTAIN: Final = Abstention()
-
-_bucket: contextvars.ContextVar[Sequence[dict[str, Any]] | None] = contextvars.ContextVar("dpicl_bucket", default=None)
-
-
-def current_bucket() -> Sequence[dict[str, Any]] | None:
-    """The exemplars of the member that is running in this context; None outside of the boundary."""
-    return None if shut.collects() else _bucket.get()
-
 
 MemberRequest = tuple[Mapping[str, Any], Sequence[dict[str, Any]]]
 """A member's input and its bucket."""
@@ -304,14 +295,13 @@ class _Round:
         keep_silent()
         shut.enter()
         values, bucket = self.requests[i]
-        _bucket.set(bucket)
         config: RunnableConfig = {"callbacks": [], "tags": [], "metadata": {}}
         reader = self.reader
         found: object = ABSTAIN
         wait: float | None = 0.0
         while not (call.overdue() or self.stopped.is_set()):
             try:
-                copy = self.member.copy()
+                copy = self.member.copy(bucket)
                 chain = copy.chain
                 given = {**copy.given(deepcopy(dict(values))), "examples": bucket}  # nothing others write into
                 output = await chain.ainvoke(given, config) if in_loop else chain.invoke(given, config)

@@ -55,17 +55,19 @@ _LARGE = 1 << 22
 class Copy:
     """One call's copy of a chain."""
 
-    def __init__(self, pristine: Pristine, shared: Sequence[Any], originals: Sequence[type], origins: Origins) -> None:
+    def __init__(self, pristine: Pristine, bucket: Sequence[dict[str, Any]]) -> None:
         self.chain: Any = None
-        self._pristine, self._origins = pristine, origins
-        self._shared, self._originals = shared, originals
+        self.bucket = bucket
+        """What the chain's stand-ins for private collections and selectors give."""
+        self.shared = pristine.items
+        self._pristine, self._origins, self._originals = pristine, pristine.origins, pristine.classes
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
         self._exchanged = 0
         self.late: list[tuple[type, str, Any]] = []
         """Hooks of the user's classes, which are set when all classes are made: none of them runs for a copy."""
         self._builtins = ModuleType("builtins", builtins.__doc__)
-        vars(self._builtins).update(vars(builtins), __import__=_importing(self._modules, self._builtins, origins))
+        vars(self._builtins).update(vars(builtins), __import__=_importing(self._modules, self._builtins, self._origins))
 
     def module(self, name: str, package: str | None, file: str | None) -> ModuleType:
         """This copy's module of that name, with its own builtins."""
@@ -237,17 +239,17 @@ class Pristine:
     """
 
     __slots__ = (
-        "_classes",
         "_data",
         "_known",
         "_modules",
         "_of_classes",
-        "_origins",
         "_records",
         "_share",
         "chain",
+        "classes",
         "items",
         "models",
+        "origins",
         "searches",
     )
 
@@ -263,7 +265,7 @@ class Pristine:
     ) -> None:
         share = tuple(share)
         names = [each for each in share if isinstance(each, str)]
-        self._origins = Origins(names, isolate, _own_modules(chain))
+        self.origins = Origins(names, isolate, _own_modules(chain))
         self._share = [each for each in share if not isinstance(each, str)]
         self._pickle(chain, public, instead, found)
 
@@ -280,7 +282,7 @@ class Pristine:
         imports: set[str] = set()
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
             listed = None if found is None else list[Any]()
-            pickler = Pickler(self._origins, self._share, public, instead, attributes, listed)
+            pickler = Pickler(self.origins, self._share, public, instead, attributes, listed)
             data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
             if pickler.attributes <= attributes and pickler.imports <= imports:
                 break
@@ -290,7 +292,7 @@ class Pristine:
             found += listed or ()
         self.chain = chain
         """As it was given. Nothing calls it."""
-        self._data, self.items, self._classes = data, pickler.shared, pickler.classes
+        self._data, self.items, self.classes = data, pickler.shared, pickler.classes
         self._modules, self._records = sorted(pickler.modules), pickler.records
         self.models = pickler.models
         """The chain's models, those included of which each call has a copy."""
@@ -310,10 +312,10 @@ class Pristine:
             return
         raise UnsafeConfigurationError(f"no call can have a copy of the chain of its own: loading one raises {reason}")
 
-    def copy(self) -> Copy:
-        """A copy that shares nothing with another but what `shared` lists."""
-        made = Copy(self, self.items, self._classes, self._origins)
-        unpickler = Unpickler(io.BytesIO(self._data), made, self._origins, self._known)
+    def copy(self, bucket: Sequence[dict[str, Any]] = ()) -> Copy:
+        """A copy for a call with this bucket. It shares nothing with another but what `shared` lists."""
+        made = Copy(self, bucket)
+        unpickler = Unpickler(io.BytesIO(self._data), made, self.origins, self._known)
         made.chain, _ = unpickler.load()
         for _ in range(self._records):
             fill(*unpickler.load())
@@ -325,7 +327,7 @@ class Pristine:
         """A class that calls are given objects of, to be copied as this chain is."""
         if kind not in self._of_classes:
             made = object.__new__(Pristine)
-            made._origins, made._share = self._origins, self._share
+            made.origins, made._share = self.origins, self._share
             made._pickle(kind)
             self._of_classes[kind] = made
         return self._of_classes[kind]
@@ -339,7 +341,7 @@ class Pristine:
         """What copies share, and of what code they have their own."""
         marks = (CodeType, str, bytes, type, *TYPES)
         objects = {name_of(each) for each in self.items if type(each) is not object and not isinstance(each, marks)}
-        return Isolation(tuple(self._modules), tuple(sorted(objects)), tuple(self._origins.shared))
+        return Isolation(tuple(self._modules), tuple(sorted(objects)), tuple(self.origins.shared))
 
 
 @dataclasses.dataclass(frozen=True)

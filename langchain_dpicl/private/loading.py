@@ -47,7 +47,7 @@ class Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """What is shared, by its index, or what the copy has by itself."""
-        return self._copy._shared[pid] if type(pid) is int else self._copy.own(pid)
+        return self._copy.shared[pid] if type(pid) is int else self._copy.own(pid)
 
 
 def made_space(copy: Any, name: str, package: str | None, file: str | None) -> ModuleType:
@@ -126,6 +126,13 @@ def made_schema(classes: list[type], made: Any, schema: Any, settings: list[Any]
 
 def same(item: Any) -> Any:
     return item
+
+
+def made_stand_in(copy: Any, kind: Any) -> Any:
+    """What gives the exemplars of a call's own bucket, with the bucket that this copy's call has."""
+    made: Any = object.__new__(kind)
+    made.own_bucket = copy.bucket
+    return made
 
 
 def made_reference(item: Any) -> Any:

@@ -59,6 +59,7 @@ from langchain_dpicl.private.loading import (
     made_reference,
     made_schema,
     made_space,
+    made_stand_in,
     made_type,
     made_type_variable,
     made_variable,
@@ -371,8 +372,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             return self._cached(obj)
         if issubclass(kind, _KEEPERS):
             return self._keeper(obj, kind)
-        if issubclass(kind, OwnBucket) and (made := obj.in_call()) is not obj:
-            return same, (made,)
+        if issubclass(kind, OwnBucket):
+            made = obj.in_call()
+            return made_stand_in, (OWN, type(made)), vars(made) or None
         if kind is functools.cached_property:
             return made_property, (obj.func, obj.attrname)
         if kind is typing.NewType:

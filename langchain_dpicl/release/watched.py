@@ -7,7 +7,7 @@ reads them, `Heard` has the prompts in which they stand. `slips_in` finds the na
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -141,10 +141,10 @@ class Heard(Pristine):
         self._original = chain
         self.hearing = Hearing()
 
-    def copy(self) -> Copy:
+    def copy(self, bucket: Sequence[dict[str, Any]] = ()) -> Copy:
         """A copy for one attempt. A call that a model asks to wait is made again, and heard anew."""
         self.hearing = Hearing()
-        made = self._original.copy()
+        made = self._original.copy(bucket)
         made.chain = RunnableBinding(bound=made.chain, config={"callbacks": [self.hearing]})
         return made
 

@@ -43,7 +43,7 @@ from langchain_dpicl.selection.rules import OfPrincipal, OfRequest
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors
-from langchain_dpicl.store.standin import DOCUMENTS, bucket_here, documents_of
+from langchain_dpicl.store.standin import DOCUMENTS, documents_of
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
@@ -250,7 +250,7 @@ def wrap_rag(
         if form == "text":
             return values[question_key]
         asked = {key: value for key, value in values.items() if key != "examples"}
-        return asked if documents_key is None else {**asked, documents_key: documents_of(bucket_here())}
+        return asked if documents_key is None else {**asked, documents_key: documents_of(values["examples"])}
 
     settings = {
         "max_concurrency": max_concurrency,

@@ -39,7 +39,6 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import FULLEST, Crowd, calls_made
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import Closed, OwnBucket
-from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.private.bucket import Examples as Examples
 from langchain_dpicl.selection.rules import OfPrincipal, OfRequests, Rules, Sought, search_query_of, text_searched
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -58,10 +57,7 @@ class BucketSelector(OwnBucket, BaseExampleSelector):
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """This call's bucket."""
-        bucket = current_bucket()
-        if bucket is None:
-            raise ShutWithinCall
-        return list(bucket)
+        return list(self.bucket_here())
 
     async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`select_examples`, which waits for nothing."""
@@ -400,10 +396,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         return self.store.add([example])[0]
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Within a member: this member's bucket. Elsewhere: one fresh Poisson bucket, with a `PrivacyWarning`."""
-        bucket = current_bucket()
-        if bucket is not None:
-            return list(bucket)
+        """One fresh Poisson bucket, with a `PrivacyWarning`. Within a member there is its own bucket in its place."""
         warnings.warn(
             "select_examples outside of a sealed release returns private examples, and no budget counts it; "
             "use it within the member chain of a PrivateEnsemble",

@@ -17,7 +17,7 @@ from langchain_core.stores import BaseStore
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, UnsafeConfigurationError
 from langchain_dpicl.private import OwnBucket
 from langchain_dpicl.store.records import attempt, read_each, text_and_metadata
-from langchain_dpicl.store.standin import PARENT, bucket_here
+from langchain_dpicl.store.standin import PARENT
 
 
 class DocumentSplitter(Protocol):
@@ -67,7 +67,7 @@ class MemberDocstore(OwnBucket, BaseStore[str, Document]):
 
     def mget(self, keys: Sequence[str]) -> list[Document | None]:
         """The documents with these ids, None for each that is not in the bucket."""
-        held = {exemplar[self._id_key]: exemplar for exemplar in bucket_here() if PARENT in exemplar}
+        held = {exemplar[self._id_key]: exemplar for exemplar in self.bucket_here() if PARENT in exemplar}
         return [self._document(held[key]) if key in held else None for key in keys]
 
     async def amget(self, keys: Sequence[str]) -> list[Document | None]:
@@ -80,7 +80,7 @@ class MemberDocstore(OwnBucket, BaseStore[str, Document]):
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
         """The ids of the bucket's documents."""
-        found = dict.fromkeys(exemplar[self._id_key] for exemplar in bucket_here() if PARENT in exemplar)
+        found = dict.fromkeys(exemplar[self._id_key] for exemplar in self.bucket_here() if PARENT in exemplar)
         return (key for key in found if prefix is None or key.startswith(prefix))
 
     def mset(self, *arguments: Any, **named: Any) -> NoReturn:

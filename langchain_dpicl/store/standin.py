@@ -14,7 +14,6 @@ from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
-from langchain_dpicl.private.boundary import current_bucket
 from langchain_dpicl.private.bucket import Examples, MadeUp
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Vectors, aembed_query, as_matrix, embed, embed_query
@@ -36,17 +35,6 @@ SETTINGS = {
 """By search type, what a search within a bucket carries out."""
 
 SearchFilter = Mapping[str, Any] | Callable[[Document], bool] | None
-
-
-def bucket_here() -> Sequence[dict[str, Any]]:
-    """The bucket of the member that runs now. Raises `UnsafeConfigurationError` outside of a release."""
-    bucket = current_bucket()
-    if bucket is None:
-        raise UnsafeConfigurationError(
-            "a member's documents exist within a release alone: give the app to PrivateEnsemble(selector, app), or "
-            "the chain to wrap_rag, and invoke the release. To look into the store yourself, use its own methods"
-        )
-    return bucket
 
 
 def documents_of(bucket: Sequence[dict[str, Any]]) -> list[Document]:
@@ -197,15 +185,15 @@ class MemberVectorStore(OwnBucket, VectorStore):
         return lambda cosine: min(1.0, max(0.0, cosine))
 
     def _embed(self, query: str) -> Vectors:
-        bucket_here()
+        self.bucket_here()
         return embed_query(self._embeddings, query, self._dimension)
 
     async def _aembed(self, query: str) -> Vectors:
-        bucket_here()
+        self.bucket_here()
         return await aembed_query(self._embeddings, query, self._dimension)
 
     def _given(self, embedding: Sequence[float]) -> Vectors:
-        bucket_here()
+        self.bucket_here()
         if len(embedding) != self._dimension:
             raise InvalidParameter("embedding", f"{len(embedding)} numbers", f"{self._dimension}, as the store's")
         vector: Vectors = as_matrix([embedding], 1)[0]
@@ -216,7 +204,7 @@ class MemberVectorStore(OwnBucket, VectorStore):
     ) -> list[_Found]:
         """The nearest of the bucket first; equally near ones in its order."""
         check_search("similarity", others or {})
-        k, passes, bucket = checks.whole("k", self.k if k is None else k), _test_of(filter), bucket_here()
+        k, passes, bucket = checks.whole("k", self.k if k is None else k), _test_of(filter), self.bucket_here()
         found: list[_Found] = []
         for exemplar, document in zip(list(bucket), documents_of(bucket), strict=True):
             if passes(document) or isinstance(exemplar, MadeUp):

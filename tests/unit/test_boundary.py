@@ -44,7 +44,8 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN
-from langchain_dpicl.selection import Examples
+from langchain_dpicl.private.copy import Pristine
+from langchain_dpicl.selection import BucketSelector, Examples
 
 
 def prompt() -> Runnable[Any, Any]:
@@ -323,21 +324,27 @@ async def test_members_and_caller_do_not_see_each_others_context(sealed_of: Any)
         await sealed.ainvoke(QUESTION)
     assert set(seen) == {"nothing"}
     assert callers_variable.get() == "the caller's"
-    assert boundary.current_bucket() is None
 
 
-async def test_every_member_has_its_own_bucket_in_its_own_context() -> None:
-    def member(values: dict[str, Any]) -> bool:
-        time.sleep(0.002)
-        return boundary.current_bucket() is values["examples"]
+async def test_a_copys_stand_in_gives_its_own_calls_bucket_whoever_asks_it() -> None:
+    """One that finds the bucket by the context gives that of another call, or of a finalizer's chance place."""
+    kept = Ears()
+    selector = BucketSelector()
 
-    async def async_member(values: dict[str, Any]) -> bool:
-        await asyncio.sleep(0.002)
-        return boundary.current_bucket() is values["examples"]
+    def member(values: dict[str, Any]) -> list[str]:
+        kept.append(selector)
+        return [contextvars.Context().run(each.select_examples, {})[0]["text"] for each in kept]
 
-    requests = [request(text) for text in "abcdef"]
-    assert boundary.run_private(Same(RunnableLambda(member)), requests, max_concurrency=3) == [True] * 6
-    assert await boundary.arun_private(Same(RunnableLambda(async_member)), requests, max_concurrency=3) == [True] * 6
+    async def async_member(values: dict[str, Any]) -> list[str]:
+        return member(values)
+
+    requests = [({"input": ""}, Examples([{"text": text}])) for text in "abcdef"]
+    expected = [list("abcdef"[: i + 1]) for i in range(6)]
+    shared = Pristine(RunnableLambda(member), share=[kept])
+    assert boundary.run_private(shared, requests, max_concurrency=1) == expected
+    kept.clear()
+    shared = Pristine(RunnableLambda(async_member), share=[kept])
+    assert await boundary.arun_private(shared, requests, max_concurrency=1) == expected
 
 
 def test_a_members_config_is_bare(sealed_of: Any) -> None:

@@ -252,7 +252,6 @@ SELECTOR = {
     ".eligible": lambda selector: selector.eligible(None),
     ".add_example": lambda selector: selector.add_example({"input": "mine", "output": "Positive", "owner": "me"}),
     ".embed_query": lambda selector: selector.embed_query(QUESTION),
-    "select_examples in a fresh context": lambda selector: contextvars.Context().run(selector.select_examples, {}),
 }
 
 

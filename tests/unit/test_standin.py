@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ears import Ears, Same
+from ears import Ears
 from langchain_classic.embeddings import CacheBackedEmbeddings
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -33,6 +33,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.private.boundary import arun_private, run_private
 from langchain_dpicl.private.bucket import Examples, MadeUp
+from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.store.standin import MemberVectorStore
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
@@ -65,7 +66,7 @@ def bucket_of(store: ExemplarStore, rows: range = range(0, 30)) -> Examples:
 def within(function: Callable[[], Any], bucket: Any) -> Any:
     """What a function gives in a member with this bucket; what it raises."""
     found = run_private(
-        Same(RunnableLambda(lambda _: function())), [({}, bucket)], max_concurrency=1, failed=lambda e: e
+        Pristine(RunnableLambda(lambda _: function())), [({}, bucket)], max_concurrency=1, failed=lambda e: e
     )[0]
     if isinstance(found, BaseException):
         raise found
@@ -76,7 +77,9 @@ async def awithin(function: Callable[[], Any], bucket: Any) -> Any:
     async def ask(_: Any) -> Any:
         return await function()
 
-    found = (await arun_private(Same(RunnableLambda(ask)), [({}, bucket)], max_concurrency=1, failed=lambda e: e))[0]
+    found = (await arun_private(Pristine(RunnableLambda(ask)), [({}, bucket)], max_concurrency=1, failed=lambda e: e))[
+        0
+    ]
     if isinstance(found, BaseException):
         raise found
     return found
