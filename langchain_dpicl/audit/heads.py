@@ -147,7 +147,6 @@ def head_world(case: HeadCase, has_owner: bool, rate: float, randomness: Randomn
     fit = Fit(
         *(case.store(has_owner), case.budget(), LABELS, FeatureMap(2), None),
         line_name=None,
-        noise=None,
         progress=False,
     )
     fit._randomness = randomness

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import closing
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
-from langchain_dpicl.budget.base import BaseBudget, FilteredBudget, different
+from langchain_dpicl.budget import terms
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
-from langchain_dpicl.budget.opening import Where
-from langchain_dpicl.budget.owner_index import OwnerIndex
+from langchain_dpicl.budget.opening import Where, is_behind
+from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
-from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.terms import LineState, OnExhausted, Policy, Preview, Replay, Scope, SoftLimit
+from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
+from langchain_dpicl.budget.terms import (
+    LineState,
+    OnExhausted,
+    Policy,
+    Preview,
+    Receipt,
+    Replay,
+    Scope,
+    SoftLimit,
+    TicketReport,
+    Total,
+)
 from langchain_dpicl.budget.tickets import TicketUsage
-from langchain_dpicl.errors import DPICLError, InvalidParameter, PlanIncomplete, PlanMismatch
+from langchain_dpicl.errors import (
+    DPICLError,
+    InvalidParameter,
+    LedgerError,
+    PlanIncomplete,
+    PlanMismatch,
+    PrivacyWarning,
+)
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PlanLine, PrivacyPlan, checks, default_delta0
 from langchain_dpicl.privacy.mechanisms import left_out
+from langchain_dpicl.private import Accounting, Closed
+from langchain_dpicl.store.base import MarkOf, PrivateStore
+from langchain_dpicl.store.notes import OpenedBudget, merged
 
 Releases = int | Mapping[str, int | LineRequest]
 
+_LIBRARIES = ("langchain_dpicl", "langchain_core")
 
-class PrivacyBudget(BaseBudget):
+
+class PrivacyBudget(Accounting, Closed):
     """A target (epsilon, delta) for ALL releases together, and the durable ledger that enforces it.
 
     Parameters
@@ -86,11 +114,6 @@ class PrivacyBudget(BaseBudget):
     count the tokens that were never sampled: see `BudgetLine.record`.)
     """
 
-    is_filtered = False
-    filtered = FilteredBudget
-    """``PrivacyBudget.filtered(epsilon, delta, ledger, name)``: a budget without a schedule, whose mechanisms and
-    parameters are chosen one after the other."""
-
     def __init__(
         self,
         epsilon: float,
@@ -140,7 +163,29 @@ class PrivacyBudget(BaseBudget):
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
         policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
-        super().__init__(epsilon, delta, policy, ledger, name, witness, key_file)
+        if not isinstance(name, str) or not name or len(name) > 255:
+            raise InvalidParameter("name", name, "a string of 1 to 255 characters")
+        self.epsilon = epsilon
+        self.delta = delta
+        self.name = name
+        self.scope = policy.scope
+        """One counter for all callers (``"shared"``), or one for each of them (``"per_principal"``)."""
+        self.on_exhausted = policy.on_exhausted
+        """The action of a chain when the releases are spent."""
+        self.replay = policy.replay
+        """Whether equal queries are answered from the ledger: for everybody, or for the principal who asked."""
+        self.keep_queries = policy.keep_queries
+        """Whether receipts hold the queries' texts."""
+        self._policy = policy
+        self._ledger = Ledger(ledger, witness=witness, key_file=key_file)
+        self._lock = threading.RLock()
+        self._plan: PrivacyPlan | None = None
+        self._lines: dict[str, BudgetLine] = {}
+        self._stored: StoredPlan | None = None
+        self._owner_index: OwnerIndex | None = None
+        self._watched: WeakSet[PrivateStore] = WeakSet()
+        self._to_remember: list[PrivateStore] = []
+        self._find()
 
     @staticmethod
     def open(
@@ -150,32 +195,53 @@ class PrivacyBudget(BaseBudget):
         witness: Where = None,
         key_file: str | os.PathLike[str] | None = None,
         **policy: Any,
-    ) -> Budget:
+    ) -> PrivacyBudget:
         """The budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
 
         ``policy`` may set ``replay`` and the parameters after it in the constructor; the rest is as it was frozen.
         Raises `LedgerError` if there is no ledger, `InvalidParameter` if it has no such plan. With
         ``witness=UNWATCHED`` the budget can only be read, whatever its witness says, and charges nothing.
         """
-        with closing(StoredLedger(ledger)) as reader:
+        with contextlib.closing(StoredLedger(ledger)) as reader:
             stored = reader.named(name)
-        if stored.is_filter:
-            content = json.loads(stored.content)
-            how: dict[str, Any] = {"orders": tuple(content["orders"]), "failures": content["failures"]}
-            return FilteredBudget(content["epsilon"], content["delta"], ledger, name, witness=witness, **how, **policy)
-        plan = PrivacyPlan.from_json(stored.content)
+        plan = terms.plan_of(stored)
         releases: Releases = {line: item.count for line, item in plan.lines.items()}
         if len(plan.lines) == 1 and all(item.mechanism == line for line, item in plan.lines.items()):
             releases = next(iter(plan.lines.values())).count  # made with one number, not with a mapping
-        how = {"tickets": bool(stored.tickets), "scope": stored.scope, "key_file": key_file}
+        how: dict[str, Any] = {"tickets": bool(stored.tickets), "scope": stored.scope, "key_file": key_file}
         return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, witness=witness, **how, **policy)
+
+    @property
+    def plan(self) -> PrivacyPlan | None:
+        """The frozen plan; None before the first use."""
+        self._find()
+        return self._plan
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the ledger holds this budget. Its content is then fixed, however a store grows or shrinks."""
+        return self._find() is not None
+
+    @property
+    def public_owners(self) -> int | None:
+        """The number of owners from which the frozen plan's rates were chosen, the most of all lines; None if it does
+        not say."""
+        plan = self.plan
+        return None if plan is None else max(line.owners or 0 for line in plan.lines.values()) or None
 
     # -- freezing ------------------------------------------------------------------------------------------------------
 
+    def _find(self) -> StoredPlan | None:
+        """The budget as the ledger holds it, perhaps since another worker froze it; None before the first use."""
+        if self._stored is None:
+            with self._lock:
+                if self._stored is None and (stored := self._ledger.find_plan(self.name)) is not None:
+                    self._adopt(stored)
+        return self._stored
+
     def _adopt(self, stored: StoredPlan) -> None:
-        if stored.is_filter:
-            raise PlanMismatch(f"the budget {self.name!r} is a filtered one: use PrivacyBudget.filtered")
-        plan = PrivacyPlan.from_json(stored.content)
+        """Take the content of the ledger. `PlanMismatch` if this budget asks for something else."""
+        plan = terms.plan_of(stored)
         counts: object = {name: line.count for name, line in plan.lines.items()}
         if isinstance(self.releases, int) and len(plan.lines) == 1:
             counts = next(iter(plan.lines.values())).count
@@ -188,6 +254,14 @@ class PrivacyBudget(BaseBudget):
             tickets = TicketUsage(index, line.count) if self.tickets else None
             self._lines[name] = BudgetLine(self._ledger, self._policy, stored, name, line, plan, tickets)
         self._plan, self._owner_index, self._stored = plan, index, stored
+
+    def _refuse_other(self, frozen: Mapping[str, object], asked: Mapping[str, object]) -> None:
+        """`PlanMismatch` names the frozen values that are not as asked."""
+        if words := different(frozen, asked):
+            raise PlanMismatch(
+                f"the budget {self.name!r} was frozen at first use with {words}; use another name for another plan "
+                "(both then count: their losses add up)"
+            )
 
     def declare(
         self,
@@ -236,7 +310,6 @@ class PrivacyBudget(BaseBudget):
         mechanism: str,
         rate: float,
         *,
-        parameter: float | None = None,
         name: str | None = None,
         rate_is_explicit: bool = False,
         owners: int | None = None,
@@ -247,12 +320,10 @@ class PrivacyBudget(BaseBudget):
 
         ``name`` is needed if the budget has several lines. If the ledger already holds the plan, its rate stands, and
         so does the number of ``owners`` from which it was chosen (`PlanLine.owners`), however many there are by now; a
-        rate that the caller fixed explicitly must agree with it, and so must every option given. ``parameter`` must be
-        None: the plan chooses the noise. Raises `PlanIncomplete` while another
-        line is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of them costs anything.
+        rate that the caller fixed explicitly must agree with it, and so must every option given. Raises
+        `PlanIncomplete` while another line is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of
+        them costs anything.
         """
-        if parameter is not None:
-            raise InvalidParameter("parameter", parameter, "None: the plan chooses the noise")
         stated = {**left_out(mechanism), **(options or {})}  # whoever uses the noise says what for
         about: dict[str, Any] = {"rate_is_explicit": rate_is_explicit, "owners": owners, "options": stated}
         with self._lock:
@@ -264,7 +335,8 @@ class PrivacyBudget(BaseBudget):
                     if not self.accept_noise:
                         refuse(plan.lines[each])
                 allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
-                self._freeze(plan.to_json(), plan.digest, allowed, tickets=self.tickets)
+                how: dict[str, Any] = {"scope": self.scope, "tickets": self.tickets}
+                self._adopt(self._ledger.store_plan(self.name, plan.to_json(), plan.digest, allowed, **how))
                 self.declare(name, mechanism, rate, **about)  # the plan may be one that another worker stored first
         self._remember()
         return self._lines[self._name(name, mechanism)]
@@ -377,6 +449,171 @@ class PrivacyBudget(BaseBudget):
             "remaining_after": None if left is None else left - further,
         }
 
+    def principals(self) -> dict[str, dict[str, int]]:
+        """The releases of each principal on each line; empty if all callers share one counter."""
+        stored = self._find()
+        found = {} if stored is None else self._ledger.by_principal(stored.id)
+        return {principal: spent for principal, spent in sorted(found.items()) if principal}
+
+    def private_ticket_report(self) -> TicketReport:
+        """How many owners have used how many tickets. PRIVATE, for the deployer alone: show no part of it to callers,
+        publish none, and choose nothing public by it."""
+        if not self.tickets:
+            raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
+        self._find()
+        found: TicketReport = {}
+        for name, line in self._lines.items():
+            assert line.tickets is not None
+            found[name] = {}
+            for who, counter in self._ledger.counters(line.plan_id, name).items():
+                found[name][who] = self._ledger.run(partial(line.tickets.report, counter_id=counter), "note")
+        return found
+
+    # -- stores --------------------------------------------------------------------------------------------------------
+
+    def watch(self, store: PrivateStore) -> None:
+        """Use this budget with a store: an owner whom the store forgets from now on leaves the ledger too, with its
+        tickets.
+
+        A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
+        remembers the budget, and a `PrivacyWarning` names others on the same data on which something was spent.
+        """
+        with self._lock:
+            if store in self._watched:
+                return
+            self._watched.add(store)
+            self._to_remember.append(store)
+        if self.tickets:
+            store.on_owner_forgotten(self._leave)
+
+    def _leave(self, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], object]:
+        stored = self._find()
+        if stored is None or self._owner_index is None:
+            return lambda: None
+        end = leaving(self._ledger, self._owner_index, stored.id, keys, mark_of)
+        if end is None:
+            raise KeyMissing(self.name)
+        return end
+
+    def _remember(self) -> None:
+        """Have the stores remember this budget, whose plan is frozen. Warn of others on the same data.
+
+        A budget whose owners pay meets each store's key: `LedgerError` if that is not the key of its plan.
+        """
+        stores = list(self._to_remember)
+        if self.tickets and self._owner_index is not None:
+            for store in stores:
+                self._owner_index.key_for(store)
+        if not stores:
+            return
+        known: tuple[OpenedBudget, ...] = ()
+        if (place := self._ledger.place) is None:  # it ends with this process, and so does what is known of it
+            known = merged(*(store.budgets for store in stores))
+        else:
+            opened = OpenedBudget(self._ledger.identity, place, self.name, self.epsilon, self.delta)
+            known = merged(*(store.remember_budget(opened) for store in stores))
+        self._ledger.note_others(known)
+        names = {f"{other.name!r} in {self._where(other)}" for other in known if self._was_used(other)}
+        if not all(store.remembers for store in stores):  # it may be the data of any budget of this ledger
+            others = [plan for plan in self._ledger.plans() if plan.name != self.name]
+            names |= {f"{plan.name!r} in this ledger" for plan in others if self._ledger.has_spent(plan)}
+        with self._lock:  # now they have
+            self._to_remember = [store for store in self._to_remember if store not in stores]
+        if names:
+            level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
+                level, frame = level + 1, frame.f_back
+            warnings.warn(
+                f"the budget {self.name!r} is used with data on which other budgets were opened: "
+                f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
+                "owner one budget, or read PrivacyBudget.total()",
+                PrivacyWarning,
+                stacklevel=level,
+            )
+
+    def _where(self, other: OpenedBudget) -> str:
+        return "this ledger" if other.ledger == self._ledger.identity else other.url
+
+    # -- receipts ------------------------------------------------------------------------------------------------------
+
+    def receipt(self, release_id: str, principal: str | None = None) -> Receipt | None:
+        """The receipt of an earlier release of this budget, from the ledger; None if there is none.
+
+        With ``principal`` only if it is that principal's; a shared budget does not keep whose it is, so with
+        ``replay="principal"`` it refuses to say (`InvalidParameter`).
+        """
+        if principal is not None and self.scope == "shared" and self.replay == "principal":
+            raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
+        stored, known = self._find(), terms.parse_release_id(release_id)
+        if stored is None or known is None or known[0] != self.name:
+            return None
+        _, line, counter, number = known
+        found = self._ledger.receipt(stored.id, line, number, counter)
+        if found is None or (principal is not None and self.scope == "per_principal" and found[1] != principal):
+            return None
+        return terms.read_receipt(found[0])
+
+    def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[ReleaseRow], int]:
+        """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
+        counter = self._policy.principal(principal)
+        stored = self._find()
+        return ([], 0) if stored is None else self._ledger.latest(stored.id, counter, checks.whole("last", last))
+
+    # -- other plans on the same data ----------------------------------------------------------------------------------
+
+    def total(self) -> Total:
+        """The loss of all plans of this ledger together, and of every budget that its stores remember, in whatever
+        ledger.
+
+        Another ledger is opened to read what was spent there. A budget whose ledger cannot be read, has lost it, or is
+        older than the witness beside it, counts with all that it promised. Raises `LedgerError` if nobody knows what
+        that was.
+        """
+        parts = [terms.use_of(self._ledger, plan) for plan in self._ledger.plans()]
+        names = {part.plan.name for part in parts}
+        promised: list[OpenedBudget] = []
+        live = (store.budgets for store in list(self._watched))
+        for budget in merged(self._ledger.others(), *live):
+            if budget.ledger == self._ledger.identity:
+                if budget.name not in names and not self._ledger.was_removed(budget.name):
+                    promised.append(budget)  # a ledger that was restored from an older copy lacks it
+                continue
+            found = _elsewhere(budget)
+            if isinstance(found, terms.PlanUse):
+                parts.append(found)
+            elif found is not None:
+                promised.append(found)
+        return terms.total(parts, promised)
+
+    def _was_used(self, other: OpenedBudget) -> bool:
+        """Whether something was spent on another budget, as far as anybody can tell."""
+        if other.ledger == self._ledger.identity:
+            plan = self._ledger.find_plan(other.name)
+            return not self._ledger.was_removed(other.name) if plan is None else self._ledger.has_spent(plan)
+        found = _elsewhere(other)
+        return found.is_used if isinstance(found, terms.PlanUse) else found is not None
+
+    def remove(self) -> None:
+        """Remove this budget, on which nothing was ever charged, from its ledger: its name is free again, and no total
+        and no warning counts it. Let no process use it meanwhile.
+
+        Raises `PlanMismatch` if something was charged, or may have been.
+        """
+        stored = self._find()
+        if stored is None:
+            return
+        if self._ledger.is_marked(self.name) or not self._ledger.remove_plan(stored):
+            raise PlanMismatch(f"something was charged to the budget {self.name!r}, or it is gone: nothing was removed")
+        self._stored = self._plan = self._owner_index = None
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Close the ledger's connections, and give back unused permits, as the end of the process does."""
+        self._ledger.close()
+        for line in self._lines.values():
+            if line.tickets is not None:
+                line.tickets.close()
+
     def __repr__(self) -> str:
         try:
             if self.scope == "per_principal":
@@ -392,6 +629,25 @@ class PrivacyBudget(BaseBudget):
         )
 
 
+def _elsewhere(budget: OpenedBudget) -> terms.PlanUse | OpenedBudget | None:
+    """A budget of another ledger: its plan with what was spent; itself if nobody can tell; None if it was removed."""
+    found: terms.PlanUse | OpenedBudget | None = budget
+    with contextlib.suppress(LedgerError, InvalidParameter), contextlib.closing(StoredLedger(budget.url)) as ledger:
+        if ledger.identity == budget.ledger and not is_behind(ledger, budget.name):
+            plan = ledger.find_plan(budget.name)
+            if plan is not None:
+                found = terms.use_of(ledger, plan, budget.url)
+            elif ledger.was_removed(budget.name):
+                found = None
+    return found
+
+
+def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
+    """The values that are not as asked, in words; "" if all are. Only values that both have are compared."""
+    names = [name for name in known if name in asked and known[name] != asked[name]]
+    return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)
+
+
 def _values(line: LineRequest, defaults: Mapping[str, float] | None = None) -> dict[str, object]:
     """What declarations of a line may choose. ``owners``: from how many its rate was computed."""
     options = {**(left_out(line.mechanism) if defaults is None else defaults), **line.options}
@@ -401,7 +657,3 @@ def _values(line: LineRequest, defaults: Mapping[str, float] | None = None) -> d
 
 def _option(name: str) -> str:
     return f"options[{name!r}]"
-
-
-Budget = PrivacyBudget | FilteredBudget
-"""Either kind."""

@@ -9,12 +9,10 @@ ledger that is kept has a witness, without whose permits nothing is charged: see
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +28,6 @@ from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.calls.batching import Together
 from langchain_dpicl.errors import InvalidParameter, LedgerError
-from langchain_dpicl.privacy import PlanLine, RenyiFilter
 from langchain_dpicl.store.sql import direct
 
 UNWATCHED: Where = "unwatched:"
@@ -168,8 +165,7 @@ class Ledger(StoredLedger):
                     raise DoesNotFit
                 undo.callback(permits.put_back, counter, after - before)
             else:
-                key, counts = (counter.key, (before, after)) if counter.tickets else (counter.key.whole_plan, None)
-                undo.callback(permits.withdraw, *permits.swap(key, *paid[1:], counts))
+                undo.callback(permits.withdraw, *permits.swap(counter.key, *paid[1:], (before, after)))
         except Behind as behind:
             repair = partial(opening.settle, self, permits.witness, behind.args[0])
             raise TryAgain(f"it does not keep up with its witness; {ADVICE}", repair) from None
@@ -301,30 +297,3 @@ def _add_principal(connection: Connection, account: Account, count: int) -> bool
         new = {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost}
         insert(connection, counters, new)
     return True
-
-
-def filter_of(content: str, state: str | None = None) -> RenyiFilter:
-    """The filter of a stored budget's content, in a state that the ledger holds (None: nothing is spent)."""
-    about = json.loads(content)
-    filter_ = RenyiFilter(about["epsilon"], about["delta"], tuple(about["orders"]), about["failures"])
-    if state is not None:
-        try:
-            filter_.restore(json.loads(state))
-        except (ValueError, KeyError, TypeError):
-            raise LedgerError(f"the ledger's filter cannot be read; {ADVICE}") from None
-    return filter_
-
-
-def spend_filter(
-    content: str, line: PlanLine, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
-) -> tuple[list[Charge], str, str]:
-    """A filter's `ChargeRule`: advance it by the charges' units, and write its epsilon into each charge."""
-    plan_id = charges[0].plan_id
-    before = schema.read_filter(connection, plan_id)
-    filter_ = filter_of(content, before)
-    if not filter_.spend(line.line(line.parameter, sum(charge.units for charge in charges))):
-        raise DoesNotFit
-    after = json.dumps(filter_.state())
-    schema.write_filter(connection, plan_id, after)
-    epsilon, left = filter_.epsilon_spent, filter_.left(line.line(line.parameter))
-    return [replace(charge, epsilon=epsilon, left=left) for charge in charges], before, after

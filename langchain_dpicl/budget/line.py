@@ -12,16 +12,16 @@ from functools import partial
 from typing import Final, cast
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.ledger import Ledger, filter_of, spend_filter
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.owner_index import EligibleOwners
-from langchain_dpicl.budget.requests import ChargeRequest, ChargeRule
+from langchain_dpicl.budget.requests import ChargeRequest
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
-from langchain_dpicl.budget.terms import Policy, Preview, Receipt, Replayed, SoftLimit
+from langchain_dpicl.budget.terms import Policy, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.calls.observing import took
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
-from langchain_dpicl.privacy import PlanLine, PrivacyPlan, RenyiFilter, checks
+from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Accounting
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -37,7 +37,7 @@ logger = logging.getLogger("langchain_dpicl.budget")
 
 
 class BudgetLine(Accounting):
-    """One line of a frozen plan, with its counter; in a filtered budget, one kind of release.
+    """One line of a frozen plan, with its counter.
 
     For each release: `charging`, then exactly one of `record` (it was answered, or nothing usable came of it) and
     `give_up` (it failed). Nothing is refunded after the charge; a process that dies in between loses the charge.
@@ -47,8 +47,6 @@ class BudgetLine(Accounting):
 
     Parameters
     ----------
-    plan
-        None in a filtered budget.
     tickets
         The tickets of this line if owners pay. ``count`` is then what every owner has, and the line has no end.
     """
@@ -60,7 +58,7 @@ class BudgetLine(Accounting):
         stored: StoredPlan,
         name: str,
         plan_line: PlanLine,
-        plan: PrivacyPlan | None,
+        plan: PrivacyPlan,
         tickets: TicketUsage | None = None,
     ) -> None:
         self.name = name
@@ -74,14 +72,9 @@ class BudgetLine(Accounting):
         self.options = plan_line.options
         self.tickets = tickets
         self._ledger, self._policy, self._stored = ledger, policy, stored
-        self._promise = filter_of(stored.content) if plan is None else plan
         self._words = plan_line.describe()
         self._unit = "tokens" if self.mechanism == "tokens" else "releases"
-        self._has_others = plan is not None and len(plan.lines) > 1
-        self._identity: tuple[str, ...] = (stored.digest, name)
-        if plan is None:  # its lines are not part of the digest
-            options = json.dumps(dict(plan_line.options), sort_keys=True)
-            self._identity += (self.mechanism, self.rate.hex(), self.parameter.hex(), options)
+        self._has_others = len(plan.lines) > 1
         self._key: bytes | None = None
 
     # -- queries -------------------------------------------------------------------------------------------------------
@@ -96,7 +89,7 @@ class BudgetLine(Accounting):
         if self._key is None:
             self._key = self._ledger.key("query_key")
         whose = ("principal", self.caller(principal)) if self._policy.replay == "principal" else ()
-        return terms.query_id(self._key, (*self._identity, *whose), request, variant)
+        return terms.query_id(self._key, (self._stored.digest, self.name, *whose), request, variant)
 
     def caller(self, principal: str | None = None) -> str:
         """The principal who sees the answers to a principal's requests; "" if callers share what they see."""
@@ -111,7 +104,7 @@ class BudgetLine(Accounting):
         known, spent = self._look(queries, principal)
         fresh = [query for query, answer in zip(queries, known, strict=True) if answer is None]
         needed = len(set(fresh) - {None}) + fresh.count(None)
-        if needed and (self.plan is None or (self.tickets is None and self.count - spent < needed)):
+        if needed and self.tickets is None and self.count - spent < needed:
             self.check(needed, principal)
         return known
 
@@ -178,11 +171,7 @@ class BudgetLine(Accounting):
                 "owners pay with tickets: a chain on a budget with tickets=True needs a PoissonExampleSelector with a "
                 "threshold (threshold=-1 makes every owner eligible); nothing was charged"
             )
-        rule: ChargeRule | None = None
-        if self.plan is None:
-            rule = partial(spend_filter, self._stored.content, self.plan_line)
-        elif self.tickets is not None:
-            rule = TicketRule(self.tickets, owners or ())
+        rule = None if self.tickets is None else TicketRule(self.tickets, owners or ())
         account = self._account(principal)
         request = ChargeRequest(account, queries, units, bool(self._policy.replay), self._has_others, rule)
         patience, seconds = self._policy.replay_patience, _FIRST_PAUSE
@@ -222,10 +211,10 @@ class BudgetLine(Accounting):
 
         For a caller who alone can have made that charge, knows that its process is gone, and has kept which of its
         units were used: it may use the others, and then `record` or `give_up` the charge. Its receipt counts what is
-        spent now. None on a budget with ``replay=False``, which keeps no queries, on a filtered one, which does not
-        say what a charge had spent, and if owners pay with tickets, since nothing keeps which owners paid.
+        spent now. None on a budget with ``replay=False``, which keeps no queries, and if owners pay with tickets, since
+        nothing keeps which owners paid.
         """
-        if query is None or self.plan is None or self.tickets is not None or not self._policy.replay:
+        if query is None or self.tickets is not None or not self._policy.replay:
             return None
         return self._ledger.open_charge(self._account(principal), query, self._has_others)
 
@@ -241,19 +230,12 @@ class BudgetLine(Accounting):
         return self._ledger.keep_step(charge, step, content)
 
     def _exceeded(self, principal: str, needed: int) -> PrivacyBudgetExceeded:
-        if self.plan is None:
-            room = f"filter {self._stored.name!r} has room for {self.remaining()} {self._unit} of this kind"
-            room, hint = f"{room} ({self._words})", "; a smaller or noisier request may fit"
-        else:
-            left = self.count - self._ledger.spent(self.plan_id, principal)[self.name]
-            room = f"budget {self._stored.name!r} has {left} of {self.count} {self._unit} left"
-            room += f" on the line {self.name!r}" if self._has_others else ""
-            room += " for this principal" if principal else ""
-            room += ", which other processes hold, or have lost when they were killed" if left >= needed else ""
-            hint = ""
-        return PrivacyBudgetExceeded(
-            f"the {room}, and {needed} are needed: nothing was released and nothing charged{hint}"
-        )
+        left = self.count - self._ledger.spent(self.plan_id, principal)[self.name]
+        room = f"the budget {self._stored.name!r} has {left} of {self.count} {self._unit} left"
+        room += f" on the line {self.name!r}" if self._has_others else ""
+        room += " for this principal" if principal else ""
+        room += ", which other processes hold, or have lost when they were killed" if left >= needed else ""
+        return PrivacyBudgetExceeded(f"{room}, and {needed} are needed: nothing was released and nothing charged")
 
     def _warn(self, charges: Sequence[Charge]) -> None:
         """Log a warning and call the callback at the charge that crosses the soft limit.
@@ -302,14 +284,13 @@ class BudgetLine(Accounting):
             the same transaction: both happen or neither, and a power failure before the next charge may undo both.
             Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
             "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
-            nothing back (`LedgerError`, nothing changes); the same record written twice counts once. Filters give
-            nothing back, and neither does a charge that was reopened, or recorded by another process than made it (a
-            child of a fork): all of it counts. Tickets come back to all owners who paid (`tickets`, "Tokens").
+            nothing back (`LedgerError`, nothing changes); the same record written twice counts once. A charge that was
+            reopened, or recorded by another process than made it (a child of a fork), gives nothing back: all of it
+            counts. Tickets come back to all owners who paid (`tickets`, "Tokens").
         text
             The query's text, kept in the receipt if the budget was made with ``keep_queries=True``.
         """
-        gives_back = self._unit == "tokens" and self.plan is not None
-        most = charge.units - 1 if gives_back else 0
+        most = charge.units - 1 if self._unit == "tokens" else 0
         if checks.whole("unused", unused, at_least=0) and (outcome != RELEASED or unused > most):
             bound = f"tokens that were never sampled: at most {most} here, and 0 unless the outcome is {RELEASED!r}"
             raise InvalidParameter("unused", unused, bound)
@@ -325,11 +306,6 @@ class BudgetLine(Accounting):
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
         spent = charge.spent - unused
-        if self.plan is None:
-            epsilon, left = charge.epsilon, charge.left
-        else:
-            epsilon = self.plan.spent(self.plan.at_most({**charge.others, self.name: spent}))
-            left = self.count - spent if self.tickets is None else None
         return {
             "id": terms.release_id(self._stored.name, self.name, charge.principal, charge.counter_id, charge.number),
             "budget": self._stored.name,
@@ -339,10 +315,10 @@ class BudgetLine(Accounting):
             "principal": charge.principal or None,
             "assumption": terms.assumption(self._policy.scope),
             "mechanism": self._words,
-            "epsilon_spent": self._promise.epsilon if epsilon is None else epsilon,
-            "epsilon": self._promise.epsilon,
-            "delta": self._promise.delta,
-            "remaining": left,
+            "epsilon_spent": self.plan.spent(self.plan.at_most({**charge.others, self.name: spent})),
+            "epsilon": self.plan.epsilon,
+            "delta": self.plan.delta,
+            "remaining": self.count - spent if self.tickets is None else None,
             "tokens": charge.units - unused if self._unit == "tokens" else None,
             "outcome": outcome,
             "replayed": False,
@@ -377,23 +353,8 @@ class BudgetLine(Accounting):
             raise self._exceeded(self._policy.principal(principal), needed)
 
     def remaining(self, principal: str | None = None) -> int:
-        """Releases (tokens) left on this line; more than can ever be asked if owners pay with tickets.
-
-        In a filtered budget: how many further releases of this kind fit, at least.
-        """
-        if self.plan is None:
-            return self._filter().left(self.plan_line.line(self.parameter))
+        """Releases (tokens) left on this line; more than can ever be asked if owners pay with tickets."""
         return (self.count if self.tickets is None else UNLIMITED) - self.spent(principal)
-
-    def preview(self, n: int = 1) -> Preview:
-        """The effect of ``n`` further releases of this kind, in a filtered budget. Charges nothing."""
-        filter_ = self._filter()
-        fits = filter_.spend(self.plan_line.line(self.parameter, checks.whole("n", n, at_most=MAX_COUNT)))
-        left = filter_.left(self.plan_line.line(self.parameter))
-        return {"releases": n, "fits": fits, "epsilon_after": filter_.epsilon_spent, "remaining_after": left}
-
-    def _filter(self) -> RenyiFilter:
-        return filter_of(self._stored.content, self._ledger.filter_state(self.plan_id))
 
 
 def _replayed(claim: Claim) -> Replayed:

@@ -25,14 +25,11 @@ Where = str | os.PathLike[str] | None
 
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
 Place = tuple[str, str, str]
-"""Plan, line and principal of a counter; a filter's line is ""."""
+"""Plan, line and principal of a counter."""
 
 
 class CounterRow(NamedTuple):
-    """A counter as the ledger has it, or a filter. ``state`` is a filter's state, or the digest if owners pay.
-
-    ``id`` is None for a filter, and for a counter that the ledger lacks.
-    """
+    """A counter as the ledger has it. ``state`` is the digest if owners pay, ``id`` None if the ledger lacks it."""
 
     plan_id: int
     key: CounterKey
@@ -50,24 +47,18 @@ class CounterRow(NamedTuple):
 
 
 def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place, CounterRow]:
-    """Every counter and every filter of a ledger, or ``only`` this one.
+    """Every counter of a ledger, or ``only`` this one.
 
     A principal's counter that the ledger lacks, if asked for, has spent nothing.
     """
     found: dict[Place, CounterRow] = {}
     of_plan = sa.true() if only is None else sa.and_(plans.c.name == only.plan, plans.c.digest == only.digest)
-    query = sa.select(schema.filters, plans.c.name, plans.c.digest).join(plans, plans.c.id == schema.filters.c.plan_id)
-    for row in connection.execute(query.where(of_plan)):
-        key = CounterKey(row.name, "", "", row.digest)
-        found[key.place] = CounterRow(row.plan_id, key, schema.UNLIMITED, state=row.state)
     query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
     query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(usage, usage.c.counter_id == counters.c.id)
     if only is not None:
         query = query.where(counters.c.line == only.line, counters.c.principal.in_(["", only.principal]))
     for row in connection.execute(query.where(of_plan)):
         key = CounterKey(row.name, row.line, row.principal, row.digest)
-        if key.whole_plan.place in found:  # a filter's lines have no limit of their own
-            continue
         state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
         numbers = row.spent, row.spent - row.returned
         found[key.place] = CounterRow(row.plan_id, key, row.allowed, bool(row.tickets), *numbers, state, row.id)
@@ -178,6 +169,7 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     If nobody else is there, count as spent what a process that was killed may have spent.
     """
     about, known, place = witness.about(), witness.marks(), place_of_ledger(ledger)  # the marks first: they are behind
+    known = [mark for mark in known if mark.key.line]  # one without a line is of a budget that no version charges now
     identity, found = ledger.run(
         lambda connection: (schema.read_meta(connection, "identity"), counts(connection)), "read"
     )
@@ -202,7 +194,7 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     lost: list[str] = []
     for mark in known:
         if mark.key.plan in digests and (units := settle(ledger, witness, mark)) is not None:
-            lost.append(f"{mark.key.plan!r} {mark.key.line}: {units or 'the latest charge'}")
+            lost.append(f"{mark.key.plan!r} {mark.key.line}: {units}")
     changed = [
         mark._replace(reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
         for mark in known
@@ -219,7 +211,7 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
 
 
 def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
-    """Count as spent what is reserved and not in the ledger. Returns the units (0 for a filter), or None if nothing."""
+    """Count as spent what is reserved and not in the ledger. Returns the units, or None if nothing."""
     key = mark.key
 
     def work(connection: Connection) -> int | None:
@@ -231,13 +223,6 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
         count = counts(connection, key).get(key.place)
         if count is None:
             raise rolled_back(key)
-        if not key.line:
-            if schema.read_filter(connection, count.plan_id) != mark.before or mark.before == mark.state:
-                return None
-            state = f"{mark.state} "  # the same state in other bytes, so that its grant is not withdrawn any more
-            schema.write_filter(connection, count.plan_id, state)
-            witness.settle(mark, state)
-            return 0
         if count.spent < mark.low:
             raise rolled_back(key, count.spent, mark.low)
         units = mark.reserved - count.in_use
@@ -333,9 +318,7 @@ class Permits:
                 with contextlib.suppress(LedgerError):  # they then stay reserved
                     self.witness.give_back(counter.key, surplus)
 
-    def swap(
-        self, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
-    ) -> tuple[Mark, Mark]:
+    def swap(self, key: CounterKey, before: str, after: str, counts: tuple[int, int]) -> tuple[Mark, Mark]:
         """`Witness.swap`, while this process is there."""
         with self._here():
             return self.witness.swap(key, before, after, counts)

@@ -12,11 +12,11 @@ from langchain_dpicl.budget.schema import Account, Charge, Claim
 from langchain_dpicl.errors import LedgerError
 
 ChargeRule = Callable[[Connection, Sequence[Charge], Sequence[int]], tuple[list[Charge], str, str]]
-"""The cost of a charge beside its counter: a filter's divergence, or the tickets of owners.
+"""The cost of a charge beside its counter: the tickets of owners.
 
 It is spent in the charge's transaction. The arguments end with the charges and their places in the request. Returns the
-completed charges, and for the witness the ledger's state before and after: that of the counter if owners pay, otherwise
-that of the whole plan. Raises `DoesNotFit`. The transaction may run again after a rollback, so keep nothing of it.
+completed charges, and for the witness the counter's state before and after. The transaction may run again after a
+rollback, so keep nothing of it.
 """
 
 

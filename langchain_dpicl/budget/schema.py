@@ -9,7 +9,6 @@
 - charges: one row per release: ``units`` (1, or its tokens), ``number`` (the last of the numbers it took), and its
   receipt and answer once they are recorded
 - queries: the latest charge for each query, which replay looks up
-- filters: the divergence that a filtered budget has spent at each order, as hexadecimal floats
 - removed: the names of budgets that were removed before anything was spent
 - others: the budgets that stores remember beside this ledger's, in whatever ledger
 - owner_index, owner_marks: of a plan whose owners pay with tickets, the number of entries in its owner index, and the
@@ -29,7 +28,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -135,7 +133,6 @@ queries = sa.Table(
 steps = sa.Table(
     "dpicl_steps", metadata, _id("counter_id"), _number("number"), _number("step"), text("content")
 )  # what a charge's steps have released, for a release of several steps that may be interrupted
-filters = sa.Table("dpicl_filters", metadata, _id("plan_id", "dpicl_plans.id"), text("state"))
 removed = sa.Table("dpicl_removed", metadata, text("name", 255, primary_key=True), text("removed", 40))
 others = sa.Table(
     "dpicl_other_budgets",
@@ -275,8 +272,6 @@ class Charge:
     counter_id: int = 0
     principal: str = ""
     query: str | None = None
-    epsilon: float | None = None  # what a filtered budget had spent with this charge
-    left: int | None = None  # how many such releases a filtered budget then had room for
     units: int = 1  # how many it counts for: one, or an answer's tokens
     returned: int = 0  # how many of the line's tokens had been given back by then
     permit: Permit | None = field(default=None, repr=False, compare=False)  # None if its process is gone
@@ -320,11 +315,6 @@ class StoredPlan:
     scope: str
     tickets: int = 0
 
-    @property
-    def is_filter(self) -> bool:
-        """Whether its mechanisms and parameters are chosen after it is frozen."""
-        return bool(json.loads(self.content).get("format") == "filter-1")
-
 
 def utc_now() -> str:
     """The time of the machine's clock, for the record; it decides nothing."""
@@ -365,17 +355,3 @@ def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -
 def spent_beside(connection: Connection, account: Account) -> dict[str, int]:
     """The units in use on the plan's other lines."""
     return {line: spent for line, spent in connection.execute(_OTHERS, account._asdict()).all()}  # noqa: C416
-
-
-def read_filter(connection: Connection, plan_id: int, *, to_write: bool = True) -> str:
-    """The state of a plan's filter. ``to_write``: this transaction replaces it, and others wait."""
-    query = sa.select(filters.c.state).where(filters.c.plan_id == plan_id)
-    state = connection.scalar(query.with_for_update() if to_write else query)
-    if state is None:
-        raise LedgerError(f"the ledger has lost this filter; {ADVICE}")
-    return str(state)
-
-
-def write_filter(connection: Connection, plan_id: int, state: str) -> None:
-    """Replace a filter's state."""
-    connection.execute(sa.update(filters).where(filters.c.plan_id == plan_id).values(state=state))

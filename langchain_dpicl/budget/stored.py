@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +118,6 @@ class StoredLedger(Database):
         allowed: Mapping[str, int],
         *,
         scope: str = "shared",
-        filter_state: str | None = None,
         tickets: bool = False,
     ) -> StoredPlan:
         """Freeze a plan under a name; if another worker was first, return that one's plan."""
@@ -138,20 +136,11 @@ class StoredLedger(Database):
                     connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
                 if tickets:
                     connection.execute(sa.insert(schema.owner_index).values(plan_id=plan_id, size=0))
-                if filter_state is not None:
-                    connection.execute(sa.insert(schema.filters).values(plan_id=plan_id, state=filter_state))
             return StoredPlan(**connection.execute(stored).mappings().one())
 
         plan = self.run(insert)
         self.write_through()
         return plan
-
-    @transaction()
-    def add_line(self, connection: Connection, plan_id: int, line: str, allowed: int) -> None:
-        """A further line of a plan, unless it is there."""
-        connection.execute(sa.select(plans.c.id).where(plans.c.id == plan_id).with_for_update())
-        if connection.scalar(sa.select(counters.c.id).where(Account(plan_id, line).counter)) is None:
-            connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=allowed, spent=0))
 
     def remove_plan(self, plan: StoredPlan) -> bool:
         """Remove a plan on which nothing was ever charged, and remember that; False if something was."""
@@ -161,9 +150,9 @@ class StoredLedger(Database):
             if connection.scalar(here) is None:  # from here on nobody adds a counter
                 return False
             held = connection.execute(sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()).all()
-            if any(counter.spent for counter in held) or self._is_used(connection, plan):
+            if any(counter.spent for counter in held):
                 return False
-            for table in (schema.filters, schema.owner_marks, owner_index, counters):
+            for table in (schema.owner_marks, owner_index, counters):
                 connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
             connection.execute(sa.delete(plans).where(plans.c.id == plan.id))
             connection.execute(sa.insert(schema.removed).values(name=plan.name, removed=schema.utc_now()))
@@ -175,15 +164,7 @@ class StoredLedger(Database):
     def has_spent(self, connection: Connection, plan: StoredPlan) -> bool:
         """Whether anything was ever charged on a plan, or counts as charged."""
         spent = sa.select(counters.c.id).where(counters.c.plan_id == plan.id, counters.c.spent > 0)
-        return connection.scalar(spent.limit(1)) is not None or self._is_used(connection, plan)
-
-    @staticmethod
-    def _is_used(connection: Connection, plan: StoredPlan) -> bool:
-        """Whether a filter is not as it was made: also one that `upkeep.recover` counts as spent."""
-        if not plan.is_filter:
-            return False
-        state = json.loads(schema.read_filter(connection, plan.id, to_write=False))
-        return any(float.fromhex(value) for value in [*state["spent"], state["failed"]])
+        return connection.scalar(spent.limit(1)) is not None
 
     @transaction("read")
     def has_key(self, connection: Connection, plan_id: int) -> bool:
@@ -376,8 +357,3 @@ class StoredLedger(Database):
             found += [ReleaseRow(line, principal, *row) for row in connection.execute(query)]
         found.sort(key=lambda release: (release.charged, release.counter_id, release.number))
         return found[-last:], total
-
-    @transaction("read")
-    def filter_state(self, connection: Connection, plan_id: int) -> str:
-        """What a filtered budget has spent."""
-        return schema.read_filter(connection, plan_id, to_write=False)

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.schema import ADVICE, StoredPlan
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
 from langchain_dpicl.store.notes import OpenedBudget
 
@@ -242,8 +242,8 @@ class Total(TypedDict):
 
     ``epsilon`` at ``delta``: the composition of everything released so far, certified if each plan's parameters were
     chosen without looking at another plan's answers. ``delta`` is the largest of the plans' deltas (their sum, if
-    failure probabilities alone pass the largest), plus each filter's, whose epsilon adds up as a whole; so does that of
-    a budget whose ledger cannot be read, all of which counts as spent.
+    failure probabilities alone pass the largest), plus that of each budget whose ledger cannot be read: all of it
+    counts as spent, and its epsilon adds up as a whole.
     ``promised_epsilon`` at ``promised_delta``: the sums of the plans' promises; it holds for all releases to come,
     and also if a later plan was chosen after seeing an earlier one's answers. For plans of scope ``per_principal``
     both hold for each principal, if callers do not collude.
@@ -274,6 +274,16 @@ class PlanUse(NamedTuple):
     is_used: bool
 
 
+def plan_of(stored: StoredPlan) -> PrivacyPlan:
+    """The plan that a ledger holds. `PlanMismatch` for a budget without one, which only earlier versions made."""
+    if json.loads(stored.content).get("format") == "filter-1":
+        raise PlanMismatch(
+            f"the budget {stored.name!r} has no plan: an earlier version made it for noise that is chosen release by "
+            "release, which no version does any more; nothing was charged. Use another name"
+        )
+    return PrivacyPlan.from_json(stored.content)
+
+
 def use_of(ledger: StoredLedger, plan: StoredPlan, url: str | None = None) -> PlanUse:
     """What was spent on a plan of this ledger, which is another's at this ``url``."""
     return PlanUse(url, plan, ledger.most_spent(plan.id), ledger.has_spent(plan))
@@ -285,26 +295,20 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
     schedule: list[Line] = []
     deltas: list[float] = []
     wholly: list[tuple[float, float]] = []
-    for ledger, item, counts, is_used in parts:
-        if item.is_filter:
-            content = json.loads(item.content)
-            epsilon, delta = content["epsilon"], content["delta"]
-            wholly += [(epsilon, delta)] if is_used else []
-        else:
-            plan = PrivacyPlan.from_json(item.content)
-            epsilon, delta = plan.epsilon, plan.delta
-            if not plan.lines.keys() <= counts.keys():
-                raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}")
-            most = plan.at_most({name: counts[name] for name in plan.lines})
-            schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
-            deltas += [delta] if any(counts.values()) else []
+    for ledger, item, counts, _ in parts:
+        plan = plan_of(item)
+        if not plan.lines.keys() <= counts.keys():
+            raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}")
+        most = plan.at_most({name: counts[name] for name in plan.lines})
+        schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
+        deltas += [plan.delta] if any(counts.values()) else []
         share = PlanShare(
             name=item.name,
             plan=item.digest[:16],
             ledger=ledger,
             scope=item.scope,
-            epsilon=epsilon,
-            delta=delta,
+            epsilon=plan.epsilon,
+            delta=plan.delta,
             spent=counts,
         )
         shares.append(share)

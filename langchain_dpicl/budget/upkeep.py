@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.budget import Budget, PrivacyBudget
+from langchain_dpicl.budget.budget import PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, lose, place_of_ledger
 from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
@@ -51,7 +50,7 @@ class LedgerReport:
         """The plan of this name, or all that were there at first. `InvalidParameter` lists the names."""
         return self._plans if name is None else [self._ledger.named(name)]
 
-    def _open(self, name: str) -> closing[Budget]:
+    def _open(self, name: str) -> closing[PrivacyBudget]:
         return closing(PrivacyBudget.open(name, self._url, witness=UNWATCHED))
 
     def show(self, name: str | None = None) -> dict[str, Any]:
@@ -65,7 +64,6 @@ class LedgerReport:
             row: dict[str, Any] = {
                 "name": plan.name,
                 "plan": plan.digest[:16],
-                "kind": "filter" if plan.is_filter else "plan",
                 "tickets": bool(plan.tickets),
                 "scope": plan.scope,
                 "assumption": assumption(plan.scope),
@@ -141,9 +139,8 @@ class Recovered(TypedDict):
     budget: str
     line: str
     principal: str | None
-    spent: int | None
-    """None of a filter, like ``added``."""
-    added: int | None
+    spent: int
+    added: int
 
 
 class Recovery(TypedDict):
@@ -200,16 +197,15 @@ def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_
         found: list[Recovered] = []
         for place, count in after.items():
             plan, line, who, _ = count.key
-            spent = count.in_use if line else None
-            added = None if spent is None else spent - (before[place].in_use if place in before else 0)
-            found.append(Recovered(budget=plan, line=line, principal=who or None, spent=spent, added=added))
+            added = count.in_use - (before[place].in_use if place in before else 0)
+            found.append(Recovered(budget=plan, line=line, principal=who or None, spent=count.in_use, added=added))
         return Recovery(
             ledger=reader.shown, witness=own.shown, had_witness=had_witness, counters=found, missing=sorted(missing)
         )
 
 
 def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place, Mark], believe: bool) -> None:
-    """Count as spent what each counter and filter may lack; everything, unless there are marks to ``believe``.
+    """Count as spent what each counter may lack; everything, unless there are marks to ``believe``.
 
     A counter is torn if its owners pay and its rows are not of one copy. An owner index that cannot be read is emptied.
     """
@@ -221,9 +217,6 @@ def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place
     for place, count in found.items():
         mark = known.get(place)
         is_other = not believe if mark is None else mark.key.digest != count.key.digest
-        if not count.key.line:
-            schema.write_filter(connection, count.plan_id, _filter_after(str(count.state), mark, is_other))
-            continue
         torn = None
         if count.tickets and count.id is not None:
             OwnerIndex(reader, count.plan_id).mend(connection)
@@ -242,18 +235,6 @@ def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place
             begin_anew(connection, torn)
 
 
-def _filter_after(state: str, mark: Mark | None, is_other: bool) -> str:
-    """The state of a filter that counts as spent: all of it, or at each order the later of two states."""
-    now = json.loads(state)
-    if is_other:
-        return json.dumps({"spent": [float("inf").hex() for _ in now["spent"]], "failed": now["failed"]})
-    if mark is None or mark.state is None:
-        return state
-    kept = json.loads(mark.state)
-    spent = [max(pair, key=float.fromhex) for pair in zip(now["spent"], kept["spent"], strict=True)]
-    return json.dumps({"spent": spent, "failed": max(now["failed"], kept["failed"], key=float.fromhex)})
-
-
 def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow], missing: set[str]) -> list[Mark]:
     """The marks of a recovered ledger. Plans that it lacks are given up: all of them counts as spent."""
     found: list[Mark] = []
@@ -263,8 +244,7 @@ def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow],
     for place, mark in known.items():
         if mark.key.plan in missing:
             gone = mark._replace(reserved=mark.allowed, low=0, ahead=GIVEN_UP)
-            pays = mark.key.line and mark.state is not None
-            found.append(gone._replace(before=usage_digest(), state="") if pays else gone)
+            found.append(gone if mark.state is None else gone._replace(before=usage_digest(), state=""))
         elif place not in after:
             found.append(mark._replace(low=0, ahead=0))
     return found

@@ -5,8 +5,7 @@ time, and processes may be killed at any time, but nobody changes the witness. T
 
 1. on each counter (a plan's line, and principal where each has a counter), the releases or tokens of all answers that
    were ever begun add up to no more than the plan has;
-2. if owners pay with tickets, no owner takes part more than T times on a counter;
-3. a filter's divergence, with every answer that was ever begun, stays within its budget.
+2. if owners pay with tickets, no owner takes part more than T times on a counter.
 
 PROOF OF 1. The witness holds ``reserved`` for each counter. It grows only in `Witness.grant`, a transaction that is on
 the disk before its charge is committed, and never beyond ``allowed``, which is frozen with the plan's digest at the
@@ -40,17 +39,14 @@ the same way. The check is against old bytes, wherever they are put, whole rows 
 hundred bytes, within one page); an attacker who forges hashes can do more. `upkeep.recover` takes a copy for one of
 its count only if it passes these checks without the witness, and takes away all tickets of a counter otherwise.
 
-PROOF OF 3. As 2, with the filter's state in place of the count: the witness keeps the state before and after the
-latest grant. A copy in the state before takes over the state after, which holds that grant's divergence.           QED
-
 A charge that `BudgetLine.reopen` takes up again needs no new permit: its caller's own record (the job's file) says
 that its tokens are drawn once, and nothing of it is given back.
 
 COST. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 % of the
 plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write the
-witness. Below 200, and with tickets and filters, each charge writes it once more. Processes that end give back their
-unused permits. Those of a killed process stay reserved; when the ledger is next opened while nobody else has it open,
-all that is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
+witness. Below 200, and with tickets, each charge writes it once more. Processes that end give back their unused
+permits. Those of a killed process stay reserved; when the ledger is next opened while nobody else has it open, all that
+is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
 
 REFUSED (`LedgerError`), because the ledger was lost or rolled back: another identity than the witness knows; no ledger,
 if the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file than other
@@ -108,7 +104,7 @@ _UPDATE = sa.update(marks).where(_AT)
 
 
 class CounterKey(NamedTuple):
-    """A counter as the witness knows it. A filter has one for the whole plan, whose line is ""."""
+    """A counter as the witness knows it."""
 
     plan: str
     line: str
@@ -120,11 +116,6 @@ class CounterKey(NamedTuple):
         """Plan, line and principal."""
         return self.plan, self.line, self.principal
 
-    @property
-    def whole_plan(self) -> CounterKey:
-        """The key of the plan's filter."""
-        return self._replace(line="", principal="")
-
 
 class Mark(NamedTuple):
     """What the witness knows of a counter."""
@@ -134,7 +125,7 @@ class Mark(NamedTuple):
     low: int = 0  # a number that the counter has surely reached
     reserved: int = 0  # what may have been spent
     ahead: int = 0  # how many of these were granted ahead; `GIVEN_UP` if the ledger need not have the plan
-    before: str | None = None  # a filter's state, or the digest of a counter whose owners pay, before its latest grant
+    before: str | None = None  # the digest of a counter whose owners pay, before its latest grant
     state: str | None = None  # and after it
 
     @property
@@ -153,8 +144,8 @@ class Behind(Exception):
 def rolled_back(key: CounterKey, spent: int | None = None, low: int | None = None) -> LedgerError:
     """The ledger is older than the witness."""
     counts = "" if spent is None else f": it has counted {spent}, and {low} were reached"
-    where = f"{key.plan!r}, line {key.line!r}" if key.line else repr(key.plan)
-    return LedgerError(f"the ledger was rolled back ({where}{counts}): nothing was charged; {ADVICE}")
+    where = f"{key.plan!r}, line {key.line!r}{counts}"
+    return LedgerError(f"the ledger was rolled back ({where}): nothing was charged; {ADVICE}")
 
 
 class Witness(Database):
@@ -321,10 +312,11 @@ class Witness(Database):
 
     @transaction()
     def swap(
-        self, connection: Connection, key: CounterKey, before: str, after: str, counts: tuple[int, int] | None = None
+        self, connection: Connection, key: CounterKey, before: str, after: str, counts: tuple[int, int]
     ) -> tuple[Mark, Mark]:
-        """Grant one charge, on a copy of the ledger that lacks none: from a state to a state and, if owners pay, from
-        a count to a count. Returns the mark before and after. Raises `Behind` if the copy lacks the latest grant alone.
+        """Grant one charge whose owners pay, on a copy of the ledger that lacks none: from a digest to a digest, and
+        from a count to a count. Returns the mark before and after. Raises `Behind` if the copy lacks the latest grant
+        alone.
         """
         mark = _read(connection, key)
         if mark is None:
@@ -332,8 +324,8 @@ class Witness(Database):
         elif before != mark.state:
             if before == mark.before:
                 raise Behind(mark)
-            raise rolled_back(key, *((counts[0], mark.low) if counts else ()))
-        low, reserved = counts or (mark.low, mark.reserved)
+            raise rolled_back(key, counts[0], mark.low)
+        low, reserved = counts
         new = mark._replace(low=low, reserved=max(reserved, mark.reserved), before=before, state=after)
         _update(connection, new)
         return mark, new

@@ -84,16 +84,16 @@ def _show(options: argparse.Namespace) -> int:
             found["plot"] = options.plot
     lines: list[str] = []
     for budget in found["budgets"]:
-        kind, each = budget["kind"], budget["scope"] == "per_principal"
+        each = budget["scope"] == "per_principal"
         lines += [
             f"{budget['name']}: epsilon {budget['epsilon_spent']:.3g} of {budget['epsilon']:g} spent"
             f"{' by the principal who spent most' if each else ''}, "
-            f"at delta {budget['delta']:.2g} ({kind} {budget['plan']})",
+            f"at delta {budget['delta']:.2g} (plan {budget['plan']})",
             f"  {budget['assumption']}",
         ]
         for who, state in (budget["principals"] if each else {"": budget}).items():
             lines += [f"  {who}: epsilon {state['epsilon_spent']:.3g}"] if each else []
-            lines += [f"{'    ' if each else '  '}{_line(name, line, kind)}" for name, line in state["lines"].items()]
+            lines += [f"{'    ' if each else '  '}{_line(name, line)}" for name, line in state["lines"].items()]
         lines += ["  no principal has spent anything", ""] if each and not budget["principals"] else [""]
     if total := found["total"]:
         lines += [
@@ -108,10 +108,8 @@ def _show(options: argparse.Namespace) -> int:
     return show(options, found, "\n".join(lines))
 
 
-def _line(name: str, state: dict[str, Any], kind: str) -> str:
+def _line(name: str, state: dict[str, Any]) -> str:
     spent = f"{name:20s} {state['spent']:>9,}"
-    if kind == "filter":
-        return f"{spent} releases"
     if state["remaining"] is None:  # owners pay with tickets
         unit = "tokens" if state["mechanism"] == "tokens" else "query" if state["spent"] == 1 else "queries"
         return f"{spent} {unit} so far; each owner takes part in at most {state['count']:,}"
@@ -140,15 +138,14 @@ def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> 
         end = f"the plan: epsilon {state['epsilon']:g}, after the tickets of an owner ({ends}); there is no last answer"
         y = "epsilon, for an owner\neligible for every query"
         return Spending(title, y, curves, [(state["epsilon"], end)], legend)
-    planned = {} if state["kind"] == "filter" else {name: line["count"] for name, line in lines.items()}
+    planned = {name: line["count"] for name, line in lines.items()}
     charges: dict[tuple[str, str], Steps] = {}
     for row in report.history(plan.name):
         step = datetime.fromisoformat(row["time"]), row["spent"]
         charges.setdefault((row["line"], row["principal"] or ""), []).append(step)
     for (line, who), steps in sorted(charges.items(), key=lambda item: -item[1][-1][1]):
         label = f"{line}, {who}" if who and several else who or line
-        of = f" of {planned[line]:,}" if line in planned else ""
-        curves.append((f"{label}: {steps[-1][1]:,}{of}", steps))
+        curves.append((f"{label}: {steps[-1][1]:,} of {planned[line]:,}", steps))
     top = max((steps[-1][1] for _, steps in curves), default=1)
     levels = [
         (count, f"{name}: {count:,} planned" if len(planned) > 1 else f"the plan: {count:,}")
@@ -282,16 +279,12 @@ def _recover(options: argparse.Namespace) -> int:
 
     found = recover(options.ledger, options.witness, keep_count=options.keep_count)
     how = " (the ledger is believed)" if options.keep_count else " (there was none: every plan counts as spent)"
-    stands = "stands" if options.keep_count else "counts as spent"
     if found["had_witness"]:
-        how, stands = "", "stands at its witness's mark"
+        how = ""
     lines = [f"ledger:  {found['ledger']}", f"witness: {found['witness']}{how}"]
     for counter in found["counters"]:
-        if counter["spent"] is None:
-            lines.append(f"{counter['budget']}: the filter {stands}")
-        else:
-            name = ", ".join(filter(None, (counter["budget"], counter["line"], counter["principal"])))
-            lines.append(f"{name}: {counter['spent']:,} count, {counter['added']:,} of them new")
+        name = ", ".join(filter(None, (counter["budget"], counter["line"], counter["principal"])))
+        lines.append(f"{name}: {counter['spent']:,} count, {counter['added']:,} of them new")
     lines += [f"{name}: not in the ledger, counts as spent" for name in found["missing"]]
     return show(options, found, "\n".join(lines))
 

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import AddableDict
 
-from langchain_dpicl.budget import Budget, Receipt
+from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import Chunk, Either, Flow, arun, astream, run, stream, together
 from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.documents import DocumentReport, Documents, document_template, report_on
@@ -98,7 +98,7 @@ class DPSampler(TokenRelease):
         self,
         model: LogitsModel,
         selector: PoissonExampleSelector,
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         template: DemonstrationTemplate | None = None,
         max_tokens: int = 25,
@@ -116,8 +116,6 @@ class DPSampler(TokenRelease):
         for name, value, kind in (("model", model, LogitsModel), ("selector", selector, PoissonExampleSelector)):
             if not isinstance(value, kind):
                 raise InvalidParameter(name, type(value).__name__, f"a {kind.__name__}")
-        if not isinstance(budget, Budget) or budget.is_filtered:
-            raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget with a plan")
         check_budget(budget, return_receipt=bool(return_receipt))
         if selector.max_calls is not None:
             raise InvalidParameter("max_calls", selector.max_calls, "None for a DPSampler: nobody is displaced there")
@@ -179,7 +177,7 @@ class DPSampler(TokenRelease):
         cls,
         model: LogitsModel,
         selector: PoissonExampleSelector,
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         instruction: str = "",
         question_tokens: int = 64,

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators.reading import normal
-from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
+from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.durable import LineFile, sync_folder
@@ -117,14 +117,13 @@ class Fit(Release):
     def __init__(
         self,
         store: PrivateStore,
-        budget: Budget,
+        budget: PrivacyBudget,
         labels: tuple[str, ...],
         features: FeatureMap,
         owners: int | None,
         *,
         scores: CalibratedScores | None = None,
         line_name: str | None,
-        noise: float | None,
         progress: bool,
     ) -> None:
         self.store, self.budget, self._labels, self._features = store, budget, labels, features
@@ -136,7 +135,6 @@ class Fit(Release):
         about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
         if not budget.is_frozen:  # the store's number is for a line that has none
             budget.declare(line_name, MECHANISM, 1.0, owners=owners or store.owner_count or None, **about)
-        about |= {} if noise is None else {"parameter": noise}
         self.line = budget.line(MECHANISM, 1.0, name=line_name, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
@@ -144,7 +142,7 @@ class Fit(Release):
         if declared is None and owners is None:
             raise InvalidParameter("owners", None, "given if the budget's line keeps no number of owners")
         self.owners: int = declared or owners or 0
-        self._resumes = bool(budget.replay) and not (budget.is_filtered or budget.tickets)
+        self._resumes = bool(budget.replay) and not budget.tickets
 
     @property
     def expected_accuracy(self) -> float:
@@ -161,8 +159,7 @@ class Fit(Release):
         """What stands for everything that decides the head beside the records."""
         stored = self.line.plan_line
         facts = [list(self._labels), self._features.numbers, self.owners, self.line.name, stored.describe()]
-        plan = None if self.line.plan is None else self.line.plan.digest
-        facts += [plan, self.budget.name, self.store.embedder, self.store.output_key]
+        facts += [self.line.plan.digest, self.budget.name, self.store.embedder, self.store.output_key]
         facts += [] if self._scores is None else [self._scores.facts, self.store.input_key]
         found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for _, array in sorted(self._features.arrays.items()):

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.votes import check_labels
-from langchain_dpicl.budget import Budget, Receipt
+from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import awaitable, immediate, run
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
@@ -222,14 +222,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         cls,
         store: PrivateStore,
         labels: Sequence[str],
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         public: Sequence[str] | FeatureMap | None = None,
         scores: LabelScores | None = None,
         owners: int | None = None,
         output: str | Path | None = None,
         line: str | None = None,
-        noise: float | None = None,
         input_key: str = "input",
         progress: bool = False,
     ) -> PrivateHead:
@@ -257,8 +256,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             again.
         owners
             The number of owners by which the sums are divided: declared once, and public. Default: what the budget's
-            line was declared or frozen with, or else, when the plan is frozen, the store's. A filtered budget keeps
-            none, so give it.
+            line was declared or frozen with, or else, when the plan is frozen, the store's.
         output
             A file for the head. Then an interrupted fit goes on when it is called again with the same settings: it is
             charged once. The ledger keeps its noisy sums, and ``FILE.part`` its name until the head is written. This
@@ -267,8 +265,6 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             would repeat steps.
         line
             The budget's line, if it has several.
-        noise
-            sigma, for a `PrivacyBudget.filtered` alone; a plan sets its own.
         progress
             Show bars on a terminal. They are the operator's: that of the scores counts private records.
 
@@ -283,7 +279,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         names = check_labels("labels", labels)
         if not isinstance(input_key, str) or not input_key.strip():
             raise InvalidParameter("input_key", input_key, "a non-empty string")
-        check_budget(budget, noise)
+        check_budget(budget)
         if budget.scope != "shared":
             raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
         owners = None if owners is None else checks.whole("owners", owners)
@@ -305,7 +301,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 calibrated = scores.calibrated(texts, progress)
         if features.dimension != store.dimension:
             raise InvalidParameter("public", f"{features.dimension} dimensions", f"{store.dimension}, as the store")
-        more: dict[str, Any] = {"scores": calibrated, "line_name": line, "noise": noise, "progress": progress}
+        more: dict[str, Any] = {"scores": calibrated, "line_name": line, "progress": progress}
         budget.watch(store)
         fit = Fit(store, budget, names, features, owners, **more)
         warn_of_delta(budget, fit.owners, stacklevel=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from langchain_dpicl.aggregators import NoisyVote
-from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import DPICLError
 from langchain_dpicl.privacy.advice import poor, poor_range, vote_left
 from langchain_dpicl.privacy.choice import best_rate, options_of
@@ -27,7 +26,7 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
     if not isinstance(release, AnyRelease) or not (isinstance(vote, NoisyVote) or release.mechanism == "tokens"):
         return None
     budget, selector = release.budget, release.selector
-    if not isinstance(budget, PrivacyBudget) or budget.accept_noise:
+    if budget.accept_noise:
         return None
     try:
         epsilon, delta, count = budget.share(release.line_name, release.mechanism)

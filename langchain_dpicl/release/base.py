@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.base import T
-from langchain_dpicl.budget import Budget, BudgetLine, PrivacyBudget, Receipt
+from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -121,8 +121,6 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     return_receipt: bool
     comes_in_pieces: bool = False
     """Whether a stream gives parts of an answer before the whole is made."""
-    noise: float | None = None
-    """The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone."""
     _bound: tuple[object, BudgetLine] | None = None
 
     @property
@@ -142,12 +140,8 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         mechanism = known.mechanism if known is not None and known.mechanism in self.choices else own
         if known is not None:
             return mechanism, known.rate if selector.rate is None else selector.rate
-        if isinstance(self.budget, PrivacyBudget):
-            epsilon, delta, count = self.budget.share(self.line_name, mechanism)
-            return mechanism, selector.let_plan_choose(partial(best_rate, epsilon, delta, count, selector.members))
-        if selector.rate is None:
-            raise InvalidParameter("rate", None, "given for PrivacyBudget.filtered, which has no plan to choose it")
-        return mechanism, selector.rate
+        epsilon, delta, count = self.budget.share(self.line_name, mechanism)
+        return mechanism, selector.let_plan_choose(partial(best_rate, epsilon, delta, count, selector.members))
 
     def planned(self) -> str:
         """The mechanism that the budget's line has, or would have if the plan were frozen now."""
@@ -167,7 +161,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
             self._bound = self._key(), line
         return self._bound[1]
 
-    def tried_on(self, budget: Budget) -> Self:
+    def tried_on(self, budget: PrivacyBudget) -> Self:
         """The same release on another budget, to see the plan that it would have."""
         copied = copy.copy(self)
         copied.budget, copied._bound = budget, None
@@ -176,8 +170,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     def tried_line(self) -> BudgetLine:
         """The line. The store remembers no budget that does not watch it."""
         asked = self._asked()  # it may count the owners, for the terms
-        more: dict[str, Any] = {"parameter": self.noise, "name": self.line_name, "vet": self.vet, **self._terms()}
-        return self.budget.line(*asked, **more)
+        return self.budget.line(*asked, name=self.line_name, vet=self.vet, **self._terms())
 
     def _key(self) -> tuple[object, ...]:
         return self.budget, self.store, self.line_name, self.selector.rate, self._terms()
@@ -244,7 +237,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         return as_tool(self, name, description, inputs=inputs)
 
 
-def warn_of_delta(budget: Budget, owners: int, stacklevel: int) -> None:
+def warn_of_delta(budget: PrivacyBudget, owners: int, stacklevel: int) -> None:
     """Warn if delta is not below one over the number of owners. ``stacklevel``: of the user's line."""
     if budget.delta >= 1 / owners:
         warnings.warn(
@@ -260,12 +253,10 @@ def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:
     return [part for part in reachable(chain) if is_one(part, AnyRelease)]
 
 
-def check_budget(budget: Budget, noise: float | None = None, return_receipt: bool = True) -> None:
+def check_budget(budget: PrivacyBudget, return_receipt: bool = True) -> None:
     """What a release asks of its budget. Raises `InvalidParameter`."""
-    if not isinstance(budget, Budget):
+    if not isinstance(budget, PrivacyBudget):
         raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
-    if (noise is not None) != budget.is_filtered:
-        raise InvalidParameter("noise", noise, "given for PrivacyBudget.filtered, and only there")
     if budget.on_exhausted == "zero_shot" and not return_receipt:
         bound = 'True with on_exhausted="zero_shot": the receipt marks such answers'
         raise InvalidParameter("return_receipt", return_receipt, bound)

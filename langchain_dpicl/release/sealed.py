@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 
 from langchain_dpicl.aggregators import LabelVote, NoisyVote
 from langchain_dpicl.aggregators.base import Aggregator, T
-from langchain_dpicl.budget import Budget, BudgetLine, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.choice import best_vote, refuse_noise
@@ -56,8 +56,6 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
         Counts every release; its plan sets the noise.
     line
         Which line of the budget counts these releases, if it has several.
-    noise
-        The mechanism's noise parameter, for a `PrivacyBudget.filtered` alone; a plan sets its own.
     return_receipt
         Answer ``{"answer": ..., "receipt": {...}}`` instead of the bare answer.
 
@@ -70,10 +68,9 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     def __init__(
         self,
         aggregator: Aggregator[T],
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         line: str | None = ...,
-        noise: float | None = ...,
         return_receipt: Literal[False] = ...,
     ) -> None: ...
 
@@ -81,10 +78,9 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     def __init__(
         self: DPAggregate[AnswerWithReceipt[Plain]],
         aggregator: Aggregator[Plain],
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         line: str | None = ...,
-        noise: float | None = ...,
         return_receipt: Literal[True],
     ) -> None: ...
 
@@ -92,26 +88,24 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     def __init__(
         self: DPAggregate[Any],
         aggregator: Aggregator[Any],
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         line: str | None = ...,
-        noise: float | None = ...,
         return_receipt: bool,
     ) -> None: ...
 
     def __init__(
         self,
         aggregator: Aggregator[Any],
-        budget: Budget,
+        budget: PrivacyBudget,
         *,
         line: str | None = None,
-        noise: float | None = None,
         return_receipt: bool = False,
     ) -> None:
         if not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote")
-        check_budget(budget, noise, return_receipt)
-        self.aggregator, self.budget, self.line, self.noise = aggregator, budget, line, noise
+        check_budget(budget, return_receipt)
+        self.aggregator, self.budget, self.line = aggregator, budget, line
         self.return_receipt = bool(return_receipt)
 
     def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease[T]:
@@ -135,7 +129,7 @@ class SealedRelease(AnyRelease[T]):
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[T]) -> None:
         self.ensemble, self.selector = ensemble, ensemble.selector
         self.aggregator, self.budget = aggregate.aggregator, aggregate.budget
-        self.line_name, self.noise, self.return_receipt = aggregate.line, aggregate.noise, aggregate.return_receipt
+        self.line_name, self.return_receipt = aggregate.line, aggregate.return_receipt
         self._check_fit()
         self.mechanism, self.choices = self.aggregator.mechanism, self.aggregator.choices
         self.options = dict(self.aggregator.options)
@@ -175,7 +169,7 @@ class SealedRelease(AnyRelease[T]):
         """A plan that is not frozen yet chooses a vote's mechanism, at the rate that it will have."""
         mechanism, rate = super()._asked()
         budget, vote = self.budget, self.aggregator
-        if len(self.choices) < 2 or self.line_name in self.choices or not isinstance(budget, PrivacyBudget):
+        if len(self.choices) < 2 or self.line_name in self.choices:
             return mechanism, rate
         if isinstance(vote, NoisyVote) and budget.asked(self.line_name, mechanism) is None:
             crowd = self.selector.crowd(rate, self.selector.owners)

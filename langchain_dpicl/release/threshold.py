@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.budget import Budget, Receipt, Replayed
+from langchain_dpicl.budget import PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.errors import InvalidParameter
@@ -227,12 +227,11 @@ class ReleasedThreshold:
 def release_threshold(
     store: PrivateStore,
     queries: Sequence[str],
-    budget: Budget,
+    budget: PrivacyBudget,
     *,
     eligible: int,
     grid: Sequence[float] = GRID,
     line: str | None = None,
-    noise: float | None = None,
 ) -> ReleasedThreshold:
     """Release the threshold at which a query finds about so many owners of the store eligible.
 
@@ -259,8 +258,6 @@ def release_threshold(
         Distinct thresholds between -1 and 1, chosen without a look at the store.
     line
         The budget's line, if it has several.
-    noise
-        eps0, for a `PrivacyBudget.filtered` alone; a plan sets its own.
 
     An equal request is answered from the ledger at no cost; else one release is CHARGED before owners are counted. An
     empty store, or queries that find nobody, are no failure: the draw goes on with counts of 0. Raises
@@ -277,27 +274,26 @@ def release_threshold(
     steps = sorted(checks.real(f"grid[{i}]", step, at_least=-1.0, at_most=1.0) for i, step in enumerate(grid))
     if len(set(steps)) != len(steps):
         raise InvalidParameter("grid", f"{len(steps)} thresholds", "thresholds that differ from one another")
-    check_budget(budget, noise)
+    check_budget(budget)
     if budget.scope != "shared":
         alone = "every caller meets the threshold: give it a small budget of its own"
         raise InvalidParameter("budget", f"scope={budget.scope!r}", f"a shared budget ({alone})")
     budget.watch(store)
-    released, receipt = run(transact(_Draw(store, budget, line, noise), (asked, wanted, tuple(steps))))
+    released, receipt = run(transact(_Draw(store, budget, line), (asked, wanted, tuple(steps))))
     return ReleasedThreshold(released, wanted, receipt)
 
 
 class _Draw(Release):
     """The steps of a threshold's release. A request is its queries, the wanted number and the grid."""
 
-    def __init__(self, store: PrivateStore, budget: Budget, line_name: str | None, noise: float | None) -> None:
-        self.store, self.budget, self._line_name, self._noise = store, budget, line_name, noise
+    def __init__(self, store: PrivateStore, budget: PrivacyBudget, line_name: str | None) -> None:
+        self.store, self.budget, self._line_name = store, budget, line_name
         self._randomness: Randomness = SecureRandomness()
 
     def check(self, values: tuple[list[str], int, tuple[float, ...]]) -> Request:
         """`PlanMismatch` unless all owners take part in the budget's line."""
         queries, wanted, steps = values
-        about: dict[str, Any] = {"parameter": self._noise, "options": {}}
-        line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True, **about)
+        line = self.budget.line(MECHANISM, 1.0, name=self._line_name, rate_is_explicit=True)
         content = {"queries": queries, "eligible": wanted, "grid": list(steps)}
         return self.request(values, line, content, f"{MECHANISM} {self.store.dimension}", content)
 

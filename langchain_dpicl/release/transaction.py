@@ -25,7 +25,7 @@ from typing import Any
 
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 
-from langchain_dpicl.budget import Budget, BudgetLine, Charge, Receipt, Replayed
+from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls import shut
 from langchain_dpicl.calls.flow import Flow, together
@@ -118,7 +118,7 @@ class Charged:
 class Release(ABC):
     """What a kind of release does in each step of its transaction."""
 
-    budget: Budget
+    budget: PrivacyBudget
     store: PrivateStore
     """The private exemplars."""
     units: int = 1

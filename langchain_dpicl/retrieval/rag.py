@@ -25,7 +25,7 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.aggregators import Aggregator, CandidateVote
 from langchain_dpicl.aggregators.base import T
-from langchain_dpicl.budget import Budget
+from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
@@ -58,7 +58,7 @@ def wrap_rag(
     chain: Any,
     source: PrivateStore | VectorStore | VectorStoreRetriever,
     aggregator: Aggregator[Any] | Sequence[str] | Runnable[Any, Any],
-    budget: Budget,
+    budget: PrivacyBudget,
     *,
     calls: float | None = None,
     pad_to: int | None = None,
@@ -77,7 +77,6 @@ def wrap_rag(
     documents_key: str | None = None,
     owner_key: str | None = None,
     line: str | None = None,
-    noise: float | None = None,
     return_receipt: bool = False,
     max_concurrency: int | None = None,
     timeout: Timeout = "auto",
@@ -100,7 +99,7 @@ def wrap_rag(
         The private documents: an `ExemplarStore` (or one in PostgreSQL), or a collection that
         `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k`` and
         a filter. A store stands for the one vector store that the chain searches.
-    aggregator, budget, line, noise, return_receipt
+    aggregator, budget, line, return_receipt
         As for `DPAggregate`. For texts: public candidates, a list or a chain that writes them without documents, among
         which a `CandidateVote` with the store's embedding model chooses.
     calls, pad_to, max_calls
@@ -262,7 +261,7 @@ def wrap_rag(
     }
     member, needed = RunnableLambda(as_asked) | chain, keys_of(chain)[0]
     ensemble = AskedEnsemble(selector, member, instead, form, question_key, documents_key, needed, **settings)
-    release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, noise=noise, return_receipt=return_receipt))
+    release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, return_receipt=return_receipt))
     if said := poor_plan(release):
         warnings.warn(said, PrivacyWarning, stacklevel=2)
     return release

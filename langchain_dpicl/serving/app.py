@@ -229,7 +229,7 @@ def plans(chain: Runnable[Any, Any]) -> list[dict[str, Any]]:
         facts = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "scope": budget.scope}
         lines: dict[str, Any] = {}
         with contextlib.ExitStack() as opened:
-            if is_frozen or not isinstance(budget, PrivacyBudget):
+            if is_frozen:
                 bound = [release.line() for release in releases]
             else:
                 folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-plan-"))

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from langchain_dpicl.budget import Budget
+from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.calls.flow import arun
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.release.base import AnyRelease
@@ -106,7 +106,7 @@ def _read(store: PrivateStore) -> None:
     _ = store.budgets
 
 
-def _lines(budget: Budget) -> None:
+def _lines(budget: PrivacyBudget) -> None:
     budget.lines("ready?")
 
 

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.calls.observing import Step
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.extras import require
@@ -178,10 +177,6 @@ class _Ledgers:
         """Each line of a budget with a principal ("": all), what is planned, spent and left; None: not known."""
         budget = releases[0].budget
         lines = {line.name: line for line in (release.line() for release in releases)}
-        if not isinstance(budget, PrivacyBudget):
-            for line in lines.values():
-                yield line, "", None, line.spent(), line.remaining()
-            return
         spent: dict[str, dict[str, int]]
         if budget.scope == "shared":
             spent = {"": {name: state["spent"] for name, state in budget.lines().items()}}

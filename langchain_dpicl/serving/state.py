@@ -12,7 +12,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from langchain_dpicl.budget import PrivacyBudget, Receipt
+from langchain_dpicl.budget import Receipt
 from langchain_dpicl.budget.terms import Replay, assumption
 from langchain_dpicl.budget.upkeep import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
@@ -26,8 +26,7 @@ MOST = 1000
 class LineBudget(TypedDict):
     """One line: how many releases (or tokens: ``unit``) it is for, what is spent and left, and its noise in words.
 
-    ``count`` is None for a filter and for tickets, which have no count in advance. Unknown values are None before the
-    first release.
+    ``count`` is None for tickets, which have no count in advance. Unknown values are None before the first release.
     """
 
     unit: str
@@ -136,31 +135,19 @@ def _state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState
     budget = releases[0].budget
     states, spent = budget.lines(principal), budget.epsilon_spent(principal)
     lines: dict[str, LineBudget] = {}
-    if isinstance(budget, PrivacyBudget):
-        if isinstance(budget.releases, int) and not budget.is_frozen:  # its one line has the mechanism's name
-            left, mechanism = None if budget.tickets else budget.releases, releases[0].planned()
-            states = {mechanism: {"count": budget.releases, "spent": 0, "remaining": left, "mechanism": mechanism}}
-        for name, state in states.items():
-            lines[name] = {
-                "unit": unit_of(state["mechanism"]),
-                "count": None if budget.tickets else state["count"],
-                "spent": state["spent"],
-                "remaining": state["remaining"],
-                "mechanism": None if budget.plan is None else budget.plan.lines[name].describe(),
-            }
-            if budget.tickets:
-                lines[name]["tickets"] = state["count"]
-    else:  # a filter has no count; what is left depends on the noise of the release
-        bound = {each.line_name or each.mechanism: each for each in releases}
-        for name in dict.fromkeys([*bound, *states]):
-            line = bound[name].line() if name in bound and name in states else None
-            lines[name] = {
-                "unit": unit_of(bound[name].mechanism if name in bound else None),
-                "count": None,
-                "spent": states[name]["spent"] if name in states else 0,
-                "remaining": None if line is None else line.remaining(),
-                "mechanism": None if line is None else line.plan_line.describe(),
-            }
+    if isinstance(budget.releases, int) and not budget.is_frozen:  # its one line has the mechanism's name
+        left, mechanism = None if budget.tickets else budget.releases, releases[0].planned()
+        states = {mechanism: {"count": budget.releases, "spent": 0, "remaining": left, "mechanism": mechanism}}
+    for name, state in states.items():
+        lines[name] = {
+            "unit": unit_of(state["mechanism"]),
+            "count": None if budget.tickets else state["count"],
+            "spent": state["spent"],
+            "remaining": state["remaining"],
+            "mechanism": None if budget.plan is None else budget.plan.lines[name].describe(),
+        }
+        if budget.tickets:
+            lines[name]["tickets"] = state["count"]
     return {
         "name": budget.name,
         "epsilon": budget.epsilon,

@@ -386,27 +386,6 @@ def test_a_database_that_cannot_grow_refuses_and_forgets_nothing(tmp_path: Path)
     assert line.charge()[0].number == len(acknowledged) + 1
 
 
-def test_a_filter_is_never_passed_by_workers_at_once(any_url: str) -> None:
-    budget = PrivacyBudget.filtered(2.0, 1e-5, any_url, "free")
-    loud: Any = budget.line("vote", 0.2, parameter=6.0)
-    room = loud.remaining()
-    loud.charge(room - 10)
-    lines = [PrivacyBudget.filtered(2.0, 1e-5, any_url, "free").line("vote", 0.2, parameter=6.0) for _ in range(3)]
-
-    def one(i: int) -> int:
-        try:
-            return len(lines[i % 3].charge())
-        except PrivacyBudgetExceeded:
-            return 0
-
-    with ThreadPoolExecutor(6) as pool:
-        done = sum(pool.map(one, range(30)))
-    assert 9 <= done <= 10, "rounding up may cost the last one"
-    assert loud.remaining() == 0
-    assert budget.spent() == room - 10 + done
-    assert budget.epsilon_spent() <= 2.0
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 

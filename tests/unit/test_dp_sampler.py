@@ -361,8 +361,6 @@ def test_bad_parameters_are_named(parameter: str, values: list[Any], sampler_of:
 def test_what_else_is_refused_when_it_is_built(sampler_of: Make, store_of: Any, records: Any, ledger_url: str) -> None:
     with pytest.raises(InvalidParameter, match="slots"):
         sampler_of(slots=4, pad=False)
-    with pytest.raises(InvalidParameter, match="budget"):
-        sampler_of(budget=PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "free"))
     with pytest.raises(InvalidParameter, match="shots"):
         sampler_of(shots=None)
     sampler = sampler_of()

@@ -43,31 +43,23 @@ def fill_the_disk(budget: Any, times: int = 1) -> None:
     sa.event.listen(budget._ledger._engine, "commit", fail)
 
 
-def filtered(ledger_url: str) -> tuple[Any, Any]:
-    budget = PrivacyBudget.filtered(3, 1e-5, ledger_url, "f")
-    return budget, budget.line("vote", 0.5, parameter=6.0)
-
-
-def with_tickets(ledger_url: str, store: ExemplarStore) -> tuple[Any, Callable[[], Any]]:
+def with_tickets(ledger_url: str, store: ExemplarStore) -> tuple[Any, Callable[..., Any]]:
     budget = PrivacyBudget(3, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
     line: Any = budget.line("vote", 0.5, rate_is_explicit=True)
 
-    def pay() -> Any:
+    def pay(before_charge: Callable[[], None] = lambda: None) -> Any:
         with store.reading() as view:
-            return line.charge(owners=[line.ask(store, view.numbers)])[0]
+            owners = [line.ask(store, view.numbers)]
+            before_charge()
+            return line.charge(owners=owners)[0]
 
     return budget, pay
 
 
-@pytest.mark.parametrize("kind", ["filter", "tickets"])
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_commit_on_a_full_disk_can_be_tried_again(kind: str, before: int, ledger_url: str, store_of: Any) -> None:
+def test_a_commit_on_a_full_disk_can_be_tried_again(before: int, ledger_url: str, store_of: Any) -> None:
     """Also the very first one, before which the witness knows no state."""
-    if kind == "filter":
-        budget, line = filtered(ledger_url)
-        charge: Callable[[], Any] = lambda: line.charge()[0]  # noqa: E731
-    else:
-        budget, charge = with_tickets(ledger_url, store_of(ROWS))
+    budget, charge = with_tickets(ledger_url, store_of(ROWS))
     for _ in range(before):
         charge()
     fill_the_disk(budget)
@@ -80,13 +72,13 @@ def test_a_commit_on_a_full_disk_can_be_tried_again(kind: str, before: int, ledg
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_grant_is_withdrawn_around_another_workers_repair(
-    moment: str, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+    moment: str, ledger_url: str, store_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker's COMMIT is rolled back; another meets the grant that it left, and repairs the ledger."""
-    (first, mine), (second, others) = filtered(ledger_url), filtered(ledger_url)
-    mine.charge()
-    others.charge()
-    fill_the_disk(first)
+    store = store_of(ROWS)
+    (first, mine), (second, others) = with_tickets(ledger_url, store), with_tickets(ledger_url, store)
+    mine()
+    others()
     rolled_back, go, done = threading.Event(), threading.Event(), threading.Event()
     withdraw, settle = first._ledger._permits.withdraw, opening.settle
 
@@ -107,24 +99,24 @@ def test_a_grant_is_withdrawn_around_another_workers_repair(
     monkeypatch.setattr(opening, "settle", repair)
     failed: list[str] = []
 
-    def charge(line: Any) -> None:
+    def charge(pay: Callable[..., Any], *given: Any) -> None:
         try:
-            line.charge()
+            pay(*given)
         except LedgerError as error:
             failed.append(str(error))
 
-    worker = threading.Thread(target=charge, args=(mine,))
+    worker = threading.Thread(target=charge, args=(mine, lambda: fill_the_disk(first)))
     worker.start()
     assert rolled_back.wait(10)
     charge(others)  # it may fail, once
     go.set()
     worker.join()
     monkeypatch.setattr(opening, "settle", settle)
-    known = mine.charge()[0].number
-    assert [others.charge()[0].number, mine.charge()[0].number] == [known + 1, known + 2]
+    known = mine().number
+    assert [others().number, mine().number] == [known + 1, known + 2]
     first.close()
     second.close()
-    assert filtered(ledger_url)[1].charge()[0].number == known + 3
+    assert with_tickets(ledger_url, store)[1]().number == known + 3
 
 
 def test_a_charge_waits_for_another_programs_transaction_and_not_for_ever(

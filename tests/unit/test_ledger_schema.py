@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import LedgerError
+from langchain_dpicl import LedgerError, PlanMismatch, PrivacyBudget
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.ledger import Ledger
 
@@ -50,3 +50,40 @@ def test_keys_are_random_and_stay(ledger_url: str, tmp_path: Path) -> None:
     assert one.identity == again.identity != other.identity
     with pytest.raises(LedgerError):
         one.key("no such key")
+
+
+def test_an_earlier_versions_budget_without_a_plan_is_refused_and_stops_no_plan(ledger_url: str) -> None:
+    """Its ledger has a table more, and its witness a mark for the whole of that budget."""
+    budget = PrivacyBudget(3.0, 1e-5, 10, ledger_url, "plan")
+    budget.line("vote", 0.2).charge()
+    budget.close()
+    path, digest = ledger_url.removeprefix("sqlite:///"), "0" * 64
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE dpicl_filters (plan_id INTEGER PRIMARY KEY, state TEXT NOT NULL)")
+        plan = (
+            "free",
+            '{"delta": 1e-05, "epsilon": 2.0, "failures": 0.0, "format": "filter-1", "orders": [6]}',
+            digest,
+        )
+        insert = "INSERT INTO dpicl_plans (name, content, digest, created) VALUES (?, ?, ?, '') RETURNING id"
+        ((plan_id,),) = connection.execute(insert, plan).fetchall()
+        connection.execute("INSERT INTO dpicl_filters VALUES (?, 'state')", (plan_id,))
+        insert = "INSERT INTO dpicl_counters (plan_id, line, allowed, spent) VALUES (?, 'vote', ?, 1)"
+        connection.execute(insert, (plan_id, schema.UNLIMITED))
+    connection.close()
+    with sqlite3.connect(f"{path}.witness") as connection:
+        insert = "INSERT INTO dpicl_marks VALUES ('free', '', '', ?, ?, 0, 0, 0, 'before', 'state')"
+        connection.execute(insert, (digest, schema.UNLIMITED))
+    connection.close()
+    for ask in (
+        lambda: PrivacyBudget(2.0, 1e-5, 10, ledger_url, "free"),
+        lambda: PrivacyBudget.open("free", ledger_url),
+    ):
+        with pytest.raises(PlanMismatch, match="'free' has no plan"):
+            ask()
+    assert rows(ledger_url, "SELECT spent FROM dpicl_counters ORDER BY id") == [(1,), (1,)]
+    again = PrivacyBudget.open("plan", ledger_url)
+    again.line("vote", 0.2).charge()
+    assert again.spent() == 2
+    with pytest.raises(PlanMismatch, match="'free'"):
+        again.total()

@@ -367,18 +367,6 @@ def test_what_a_server_says_before_the_plan_is_frozen_is_what_it_freezes(opened:
     assert plans(release)[0]["lines"] == before["lines"]
 
 
-def test_a_filter_takes_no_rate_that_follows_the_store(tmp_path: Path) -> None:
-    """Nothing freezes it there: it would be another one after a restart, in all members' coins."""
-    budget = PrivacyBudget.filtered(3.0, 1e-5, f"sqlite:///{tmp_path}/filter.db")
-    with pytest.raises(InvalidParameter, match="rate=None"):
-        (ensemble(store_with(50)) | DPAggregate(NoisyVote(LABELS), budget, noise=5.0)).invoke({"input": "q"})
-    for how in ({"shots": None, "rate": 0.5, "max_exemplars": 8}, {"threshold": 0.3, "eligible": 50}):
-        (ensemble(store_with(50), **how) | DPAggregate(NoisyVote(LABELS), budget, noise=5.0)).invoke({"input": "q"})
-    assert budget.spent() == 2
-    (ensemble(store_with(0), **how) | DPAggregate(NoisyVote(LABELS), budget, noise=5.0)).invoke({"input": "q"})
-    budget.close()
-
-
 def test_the_command_lines_delta_is_the_frozen_plans(tmp_path: Path) -> None:
     given = argparse.Namespace(
         name="notes", ledger=f"sqlite:///{tmp_path}/b.db", witness=None, epsilon=3.0, delta=None, data="notes.jsonl"

@@ -23,7 +23,6 @@ from langchain_dpicl import (
     NoisyVote,
     PoissonExampleSelector,
     PrivacyBudget,
-    PrivacyBudgetExceeded,
     PrivateEnsemble,
     ReleaseFailed,
     SealedRelease,
@@ -59,7 +58,7 @@ def seal(member: Member, store_of: Any, records: Any, budget_of: Any) -> Seal:
     buckets is empty, but for a probability of 1e-8."""
 
     def make(aggregator: Any = None, budget: PrivacyBudget | None = None, **options: Any) -> SealedRelease:
-        own = {key: options.pop(key) for key in ("line", "noise", "return_receipt") if key in options}
+        own = {key: options.pop(key) for key in ("line", "return_receipt") if key in options}
         selector = PoissonExampleSelector(store_of(records(80)), 4, rate=1.0, max_exemplars=80)
         budget = budget or budget_of(**{"replay": True, **options})
         aggregator = aggregator or NoisyVote(LABELS)
@@ -266,30 +265,6 @@ def test_zero_shot_that_is_not_usable_is_an_error_and_not_an_answer(seal: Seal, 
     member.answer = lambda _: "neither"
     with pytest.raises(ModelUnavailable):
         sealed.invoke({"input": "other"})
-
-
-# -- a filtered budget -------------------------------------------------------------------------------------------------
-
-
-def test_a_filter_takes_the_noise_that_the_caller_chooses(seal: Seal, ledger_url: str) -> None:
-    budget = PrivacyBudget.filtered(3.0, 1e-5, ledger_url)
-    costly = seal(None, budget, noise=0.3)
-    with pytest.raises(PrivacyBudgetExceeded):
-        costly.invoke({"input": "q"})
-    modest = seal(None, budget, noise=40.0, return_receipt=True)
-    receipt = modest.invoke({"input": "q"})["receipt"]
-    assert 0 < receipt["epsilon_spent"] < 3
-    assert modest.invoke({"input": "q"})["receipt"]["replayed"]
-    budget.close()
-
-
-def test_noise_is_chosen_for_a_filter_and_nowhere_else(seal: Seal, ledger_url: str) -> None:
-    budget = PrivacyBudget.filtered(3.0, 1e-5, ledger_url)
-    with pytest.raises(InvalidParameter, match="noise"):
-        seal(None, budget)
-    with pytest.raises(InvalidParameter, match="noise"):
-        seal(noise=2.0)
-    budget.close()
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def drawn_first(
     store: ExemplarStore, queries: Sequence[str], budget: PrivacyBudget, *, eligible: int, grid: Any
 ) -> Any:
     """The mutant: counts and draws, then charges."""
-    draw = release._Draw(store, budget, None, None)
+    draw = release._Draw(store, budget, None)
     request = checked(draw, (list(queries), eligible, tuple(sorted(grid))))
     unpaid: Any = None
     drawn = run(draw.work(Charged(request, run(draw.prepare(request)), unpaid)))
@@ -410,15 +410,6 @@ def test_a_plan_that_amplifies_the_threshold_is_refused(budget_of: Callable[...,
     assert budget.spent() == 0
 
 
-def test_a_filter_takes_its_noise_from_the_caller(ledger_url: str) -> None:
-    budget = PrivacyBudget.filtered(3.0, 1e-5, ledger_url)
-    assert ask(store_at(OWNERS), budget, noise=0.5).threshold in GRID
-    assert 0.0 < budget.epsilon_spent() < 3.0
-    with pytest.raises(InvalidParameter, match="noise"):
-        ask(store_at(OWNERS), budget)
-    budget.close()
-
-
 @pytest.mark.parametrize(
     ("options", "parameter"),
     [
@@ -429,7 +420,6 @@ def test_a_filter_takes_its_noise_from_the_caller(ledger_url: str) -> None:
         ({"grid": [0.5, 0.5]}, "grid"),
         ({"grid": [0.5, 1.5]}, "grid[1]"),
         ({"grid": [math.nan, 0.5]}, "grid[0]"),
-        ({"noise": 1.0}, "noise"),
         ({"queries": []}, "queries"),
         ({"queries": "0"}, "queries"),
         ({"queries": ["0", " "]}, "queries[1]"),

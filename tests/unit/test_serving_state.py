@@ -133,24 +133,6 @@ def test_a_chain_of_two_budgets_shows_the_first_and_the_other(sealed_of: Make) -
     assert release_history(releases_in(chain), None)["total"] == 2
 
 
-def test_a_filter_has_no_count_and_says_how_many_more_fit(sealed_of: Make, tmp_path: Any) -> None:
-    budget = PrivacyBudget.filtered(1.0, 1e-5, f"sqlite:///{tmp_path / 'filter.db'}")
-    ensemble = sealed_of(MEMBER).ensemble
-    chain = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget, noise=20.0)
-    before = budget_state([chain], None)["lines"]["vote"]
-    assert before == {"unit": "releases", "count": None, "spent": 0, "remaining": None, "mechanism": None}
-    assert budget.lines() == {}, "reading adds no line"
-    asked(chain, 2)
-    state = budget_state([chain], None)
-    line = state["lines"]["vote"]
-    assert (line["count"], line["spent"]) == (None, 2)
-    assert line["remaining"] == chain.line().remaining() > 0
-    assert 0.0 < state["share_spent"] == budget.epsilon_spent() < 1.0
-    assert not state["exhausted"]
-    assert release_history([chain], None)["total"] == 2
-    budget.close()
-
-
 # -- where owners pay with tickets -------------------------------------------------------------------------------------
 
 

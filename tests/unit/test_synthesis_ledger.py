@@ -77,11 +77,3 @@ def test_what_other_lines_spent_counts_in_its_receipt(line_of: Any, budget_of: A
     assert isinstance(charge, Charge)
     assert charge.others == {"vote": 3}
     assert line.record(charge)["epsilon_spent"] == pytest.approx(budget.epsilon_spent())
-
-
-def test_a_filtered_budget_reopens_none(tmp_path: Any) -> None:
-    budget = PrivacyBudget.filtered(10.0, 1e-5, f"sqlite:///{tmp_path / 'ledger.db'}")
-    line = budget.line("tokens", 0.1, parameter=0.1)
-    line.charge(queries=["a"], units=5)
-    assert line.reopen("a") is None
-    budget.close()

@@ -342,22 +342,6 @@ def test_what_is_exported_adds_up(line: BudgetLine, ledger_url: str) -> None:
     report.close()
 
 
-def test_a_filter_counts_tokens_and_gives_none_back(ledger_url: str) -> None:
-    budget = PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "free")
-    line: Any = budget.line("tokens", 0.01, parameter=0.5)
-    room = line.remaining()
-    (charge,) = line.charge(units=10)
-    assert room - 11 <= line.remaining() <= room - 10
-    with pytest.raises(InvalidParameter, match="unused"):
-        line.record(charge, unused=1)
-    receipt = line.record(charge)
-    assert (receipt["tokens"], receipt["remaining"]) == (10, line.remaining())
-    assert budget.spent() == 10
-    with pytest.raises(PrivacyBudgetExceeded, match="tokens of this kind"):
-        line.charge(units=room)
-    assert budget.spent() == 10
-
-
 def test_one_release_takes_as_many_statements_as_before(budget_of: Make) -> None:
     """The counter and the row by the driver; everything else is the transaction."""
     line = budget_of(8.0, releases=COUNT).line("tokens", 0.05)

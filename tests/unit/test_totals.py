@@ -87,13 +87,13 @@ def test_a_place_names_no_user_and_no_password(tmp_path: Path, monkeypatch: pyte
     assert ledger.place == "postgresql+psycopg://host:1/budgets"
 
 
-def test_filters_and_thresholds_are_remembered_too(ledger_url: str, store_of: StoreOf) -> None:
+def test_thresholds_are_remembered_too(ledger_url: str, store_of: StoreOf) -> None:
     store = store_with(store_of, range(6))
     release_threshold(store, ["a question"], budget_on(ledger_url, "one", epsilon=100.0), eligible=2)
-    free = PrivacyBudget.filtered(1.5, 1e-6, ledger_url, "free")
-    free.watch(store)
+    other = budget_on(ledger_url, "other")
+    other.watch(store)
     with pytest.warns(PrivacyWarning, match="'one' in this ledger"):
-        free.line("vote", 0.2, parameter=30.0)
+        other.line("vote", 0.2)
 
 
 def test_a_ledger_in_memory_is_not_remembered(ledger_url: str, store_of: StoreOf) -> None:
@@ -430,17 +430,6 @@ def test_a_total_of_principals_is_that_of_whoever_spent_most(ledger_url: str) ->
     assert total["epsilon"] == pytest.approx(budget.epsilon_spent("bob"), rel=0.02)
 
 
-def test_a_filter_adds_what_it_promises(ledger_url: str) -> None:
-    budget_on(ledger_url, "one").line("vote", 0.2).charge(4)
-    alone = budget_on(ledger_url, "one").total()["epsilon"]
-    filtered = PrivacyBudget.filtered(1.5, 1e-6, ledger_url, "free")
-    line = filtered.line("vote", 0.2, parameter=30.0)
-    assert filtered.total()["epsilon"] == alone
-    line.charge()
-    assert filtered.total()["epsilon"] == pytest.approx(alone + 1.5)
-    assert filtered.total()["delta"] == pytest.approx(1.1e-5)
-
-
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
@@ -450,13 +439,11 @@ def test_a_budget_is_found_again_with_nothing_else_known(ledger_url: str) -> Non
     several = PrivacyBudget(3.0, 1e-6, {"a": 5, "b": 6}, ledger_url, "several")
     several.declare("b", "joint-em", 0.1)
     several.line("vote", 0.2, name="a")
-    PrivacyBudget.filtered(2.0, 1e-5, ledger_url, "free").line("vote", 0.2, parameter=20.0).charge(2)
     again = PrivacyBudget.open("one", ledger_url, soft_limit=0.9)
     assert (again.plan, again.scope, again.releases) == (budget.plan, "per_principal", 10)
     assert again.spent(principal="alice") == 3
     assert PrivacyBudget.open("several", ledger_url).plan == several.plan
     assert PrivacyBudget.open("several", ledger_url).remaining("b") == 6
-    assert PrivacyBudget.open("free", ledger_url).spent() == 2
 
 
 def test_opening_makes_nothing(ledger_url: str, tmp_path: Any) -> None:
