@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
-from langchain_dpicl.privacy import BoundedRange, DiscreteGaussian, Gaussian, Line, Profile, ProposeTestRelease
+from langchain_dpicl.privacy import (
+    BoundedRange,
+    DiscreteGaussian,
+    Gaussian,
+    Line,
+    Profile,
+    ProposeTestRelease,
+    adaptive,
+)
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses
-from langchain_dpicl.privacy.profile import RATE_ERROR, Composed, Direction, SymmetricProfile
-from langchain_dpicl.privacy.renyi import renyi, to_epsilon
+from langchain_dpicl.privacy.profile import RATE_ERROR, Composed, Direction, Subsampled, SymmetricProfile
+
+_ROUNDING = 2e-14
+"""Bound on the rounding error of a log moment, relative to 1 + order * the largest loss; it is added."""
 
 ORDERS: tuple[int, ...] = (*range(2, 65), *range(72, 129, 8), 160, 192, 256, 384, 512, 768, 1024)
 
@@ -49,6 +60,57 @@ def repeated_delta(profile: Profile, count: int, epsilon: ArrayLike, direction: 
     composition = Composition([(profile.losses(direction), count)])
     eps = np.asarray(epsilon, np.float64)
     return np.asarray([composition.delta(float(e)) for e in eps.ravel()]).reshape(eps.shape)
+
+
+def log_moment(eps0: float, rate: float, order: float) -> float:
+    """An upper bound on log E[r^order] without the owner, over all pairs: order > 1 or < 0.
+
+    r^order is convex, so the extreme pair has two points. Refined until what it adds to 1 is known within 1e-4.
+    """
+    tau = np.linspace(0.0, eps0, 17)
+    while True:
+        trials = adaptive._Trials(eps0, rate, tau)
+        logs = order * trials.log_u, order * trials.log_v
+        top = float(np.maximum(*logs).max())
+        mean, bounds = trials.bounds(np.exp(logs[0] - top), np.exp(logs[1] - top))
+        reached, bound = float(mean.max()), float(bounds.max())
+        if bound - reached <= 1e-4 * (reached - math.exp(-top)) + 1e-15 or tau.size > 10_000:
+            return top + math.log(bound) + adaptive._RATIO_ERROR * (1.0 + top)
+        wide = np.flatnonzero(bounds > reached)
+        tau = np.sort(np.append(tau, 0.5 * (tau[wide] + tau[wide + 1])))
+
+
+@lru_cache(maxsize=512)
+def renyi(profile: Profile, rate: float, orders: tuple[int, ...]) -> tuple[FloatArray, float]:
+    """Rényi divergences of one release at `orders`, in the worse direction, rounded up; and the delta they leave out.
+
+    log E[(P/Q)^(order - 1)] / (order - 1) under P, over the finite atoms of a pair that dominates the amplified release
+    (`Profile.losses`): never below the divergence of the release itself, by data processing. Of a bounded range it is
+    the largest divergence of any pair, whereas those atoms cover all pairs at once.
+
+    Infinite losses (PTR's delta0, the ends of a density) of mass d before amplification are left out and counted as
+    delta, q d in both directions. If the owner is removed, q d is their mass. If it is added, P has mass d there and Q
+    has (1 - q) d: of P, the part (1 - q) d has loss 0, and the part q d is left out.
+    """
+    q = Subsampled(profile, rate).covered_rate
+    if isinstance(profile, BoundedRange):  # exact, up to one part in 1e4
+        both = [[log_moment(profile.eps0, q, order) for order in (float(a), 1.0 - a)] for a in orders]
+        return np.asarray(np.max(both, axis=1) / (np.array(orders) - 1.0)), 0.0
+    present, absent = profile.losses("remove"), profile.losses("add")
+    finite = Losses(absent.losses, absent.masses).added(q)
+    shared = np.append(finite.masses, (1.0 - q) * absent.infinity)
+    divergences = np.zeros(len(orders))
+    for pair in (present.removed(q), Losses(np.append(finite.losses, 0.0), shared)):
+        largest = float(np.abs(pair.losses[pair.masses > 0.0]).max())
+        for i, order in enumerate(orders):
+            log = pair.log_moment(order - 1.0) + _ROUNDING * (1.0 + order * largest)
+            divergences[i] = max(divergences[i], log / (order - 1.0))
+    return divergences, q * max(present.infinity, absent.infinity)
+
+
+def to_epsilon(order: FloatArray, divergence: FloatArray, delta: float) -> FloatArray:
+    """epsilon of a Rényi divergence at delta: Balle, Barthe, Gaboardi, Hsu, Sato 2020, theorem 21."""
+    return np.asarray(divergence + np.log1p(-1.0 / order) - (math.log(delta) + np.log(order)) / (order - 1.0))
 
 
 def renyi_epsilon(schedule: Sequence[Line], delta: float) -> float:

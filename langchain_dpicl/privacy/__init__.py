@@ -13,7 +13,6 @@ from langchain_dpicl.privacy.profile import (
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.renyi import RenyiFilter
 from langchain_dpicl.privacy.votes import flip_probability
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "Profile",
     "ProposeTestRelease",
     "Randomness",
-    "RenyiFilter",
     "SecureRandomness",
     "Verification",
     "default_delta0",

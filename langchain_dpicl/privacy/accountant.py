@@ -2,8 +2,6 @@
 
 - `PLDAccountant` is for a schedule, a list of `Line`s that is fixed in advance. Callers may choose their questions
   after seeing answers; the parameters may not change.
-- `renyi.RenyiFilter` is for parameters that are chosen after seeing answers. For a schedule the `PLDAccountant` is
-  tighter, often by a factor of two in epsilon.
 - `verify` asks prv-accountant and dp-accounting too. All three start from the same definition of a release, its privacy
   profile, and compose it by code of their own. If a release is the subsampled Gaussian mechanism, dp-accounting also
   brings its own profile. Of bounded ranges only the `PLDAccountant` knows more: their optimal adaptive composition.

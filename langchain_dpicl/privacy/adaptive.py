@@ -131,24 +131,6 @@ def operations(eps0: float, rate: float, count: int) -> float:
     return (below + above + 1.0) * (_INTERVALS + 1) * count
 
 
-def log_moment(eps0: float, rate: float, order: float) -> float:
-    """An upper bound on log E[r^order] without the owner, over all pairs: order > 1 or < 0.
-
-    r^order is convex, so the extreme pair has two points. Refined until what it adds to 1 is known within 1e-4.
-    """
-    tau = np.linspace(0.0, eps0, 17)
-    while True:
-        trials = _Trials(eps0, rate, tau)
-        logs = order * trials.log_u, order * trials.log_v
-        top = float(np.maximum(*logs).max())
-        mean, bounds = trials.bounds(np.exp(logs[0] - top), np.exp(logs[1] - top))
-        reached, bound = float(mean.max()), float(bounds.max())
-        if bound - reached <= 1e-4 * (reached - math.exp(-top)) + 1e-15 or tau.size > 10_000:
-            return top + math.log(bound) + _RATIO_ERROR * (1.0 + top)
-        wide = np.flatnonzero(bounds > reached)
-        tau = np.sort(np.append(tau, 0.5 * (tau[wide] + tau[wide + 1])))
-
-
 class _Trials:
     """The two ratios for several tau, by their logarithms (u above, v below); their weights have mean 1."""
 

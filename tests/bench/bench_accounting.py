@@ -9,10 +9,9 @@
 - the command `dpicl plan` at low rates, each in a process of its own: CPU seconds, imports included
 - how far the grid costs epsilon, from closed forms
 - what the same promise buys, before and now, with the ratio. Joint EM's range at epsilon 1, 3 and 8 (q = 400/14732, 100
-  releases, delta 5e-5): by its profile's losses, and by adaptive composition. The releases that a filter of (3, 1e-5)
-  admits: by the divergences that the papers have at the order for small steps, and by exact ones at the order for the
-  line. How often noise overturns a vote (q = 40/6920, 1,000 releases, epsilon 3, delta 1e-5)
-  whose winner is 2 or 4 votes ahead: Gaussian with shared buckets, and the other kinds
+  releases, delta 5e-5): by its profile's losses, and by adaptive composition. How often noise overturns a vote (q =
+  40/6920, 1,000 releases, epsilon 3, delta 1e-5) whose winner is 2 or 4 votes ahead: Gaussian with shared buckets, and
+  the other kinds
 - a joint EM plan of 10^4 releases
 """
 
@@ -31,21 +30,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from langchain_dpicl.privacy import (
     BoundedRange,
-    DiscreteGaussian,
     Gaussian,
     Line,
     LineRequest,
     PLDAccountant,
     PrivacyPlan,
-    RenyiFilter,
 )
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.profile import Composed, Profile
-from langchain_dpicl.privacy.renyi import to_epsilon
 from langchain_dpicl.privacy.votes import VoteNoise
 
 RATE, COUNT, EPSILON, DELTA = 40 / 6920, 10_000, 3.0, 1e-4
@@ -56,12 +50,6 @@ MIXED = {
     "keywords": LineRequest("joint-em", 0.01, 5_000),
     "ptr": LineRequest("ptr", 0.01, 4_000, options={"delta0": 1e-10}),
 }
-FILTERED: list[tuple[str, BoundedRange | DiscreteGaussian, float, int]] = [
-    ("joint EM of 1.59", BoundedRange(1.59), 400 / 14732, 700),
-    ("joint EM of 3.04", BoundedRange(3.04), 400 / 14732, 80),
-    ("vote of 1.5 at .05", DiscreteGaussian(1.5), 0.05, 55),
-    ("vote of 1.49", DiscreteGaussian(1.49), RATE, 8400),
-]
 
 
 def timed(function: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
@@ -126,37 +114,6 @@ def solve_range(account: Callable[[Profile], Profile], epsilon: float) -> float:
     return low
 
 
-def admitted_before(profile: BoundedRange | DiscreteGaussian, rate: float) -> int:
-    """The releases that a filter of (3, 1e-5) admitted: at one order, by the divergences that the papers have.
-
-    The order is that for small steps, 1 + 2 log(1/delta) / epsilon. A Gaussian has the divergence order |move|^2 / (2
-    sigma^2), eps0-bounded range min(order eps0^2 / 2, that of two losses +-eps0). They are amplified by Zhu and Wang
-    2019, theorem 5.
-    """
-    order = round(1.0 + 2.0 * math.log(1e5) / 3.0)
-
-    def divergence(a: int) -> float:
-        if isinstance(profile, DiscreteGaussian):
-            return a * sum(move**2 for move in profile.moves) / (2.0 * profile.sigma**2)
-        eps0 = profile.eps0
-        two = math.log(math.cosh((a - 0.5) * eps0) / math.cosh(0.5 * eps0)) / (a - 1)
-        return min(a * eps0**2 / 2.0, two)
-
-    total = (1.0 - rate) ** (order - 1) * (order * rate - rate + 1.0)
-    for a in range(2, order + 1):
-        times = 1.0 if a == 2 else 3.0
-        part = math.comb(order, a) * (1.0 - rate) ** (order - a) * rate**a
-        total += times * part * math.exp((a - 1) * divergence(a))
-    budget = 3.0 - float(to_epsilon(np.array(order), np.array(0.0), 1e-5))
-    return math.floor(budget * (order - 1) / math.log(total))
-
-
-def admitted(profile: Profile, rate: float) -> int:
-    """The releases that a filter of (3, 1e-5) admits at the order for the line."""
-    line = Line(profile, rate, 1)
-    return RenyiFilter(3.0, 1e-5, (RenyiFilter(3.0, 1e-5).order_for(line),)).left(line)
-
-
 def flips(mechanism: str, own_calls: float, margin: int) -> float:
     """How often noise overturns a winner who is so many votes ahead."""
     request = LineRequest(mechanism, RATE, 1000, options={OWN_CALLS: own_calls})
@@ -175,9 +132,6 @@ def bought() -> dict[str, float]:
     for epsilon, least in ((1.0, 1.75), (3.0, 3.22), (8.0, 4.83)):
         old, new = solve_range(by_losses, epsilon), solve_range(lambda profile: profile, epsilon)
         compare(f"joint EM at epsilon {epsilon:g}, eps0", old, new, f" (at least {least:g})", new / old)
-    for name, profile, rate, least in FILTERED:
-        old, new = admitted_before(profile, rate), admitted(profile, rate)
-        compare(f"filter, {name}, releases", old, new, f" (at least {least:g})", new / old)
     shared = {margin: flips("vote", 0.0, margin) for margin in (2, 4)}
     kinds = {"exponential": ("vote-em", 0.0), "Gaussian, own calls": ("vote", 1.0)}
     for name, kind in (kinds | {"exponential, own calls": ("vote-em", 1.0)}).items():

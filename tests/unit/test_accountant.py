@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiles import ApproximateDP, PureDP, papers_epsilon, papers_renyi, renyi_epsilon
+from profiles import ApproximateDP, PureDP, papers_epsilon, papers_renyi, renyi, renyi_epsilon
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 from ways import shown
@@ -29,13 +29,11 @@ from langchain_dpicl.privacy import (
     Profile,
     ProposeTestRelease,
     PRVAccountant,
-    RenyiFilter,
 )
 from langchain_dpicl.privacy.accountant import compositions
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import Losses, crossing
 from langchain_dpicl.privacy.profile import DIRECTIONS, RATE_ERROR, solve_decreasing
-from langchain_dpicl.privacy.renyi import renyi
 
 PLD = PLDAccountant()
 VOTE = 40 / 6920
@@ -365,7 +363,7 @@ def test_every_ptr_release_pays_delta0(count: int, rate: float) -> None:
     assert PRVAccountant().epsilon(schedule, 0.99 * count * rate * delta0) == math.inf
 
 
-# Rényi and its filter -------------------------------------------------------------------------------------------------
+# Rényi divergences ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", [0.7, 2.0])
@@ -456,66 +454,6 @@ def test_renyi_dominates_the_atoms_of_both_directions(profile: Profile) -> None:
             assert max(true) <= value <= max(true) * (1 + 1e-9) + 1e-11
 
 
-def test_a_filter_admits_densities_although_their_ends_are_infinite() -> None:
-    """The ends of a Gaussian weigh 6e-39 a release: far below what a filter sets aside, and not a failure of PTR."""
-    meter = RenyiFilter(epsilon=1.0, delta=1e-10)
-    assert meter.spend(Line(Gaussian(500.0), 0.01, 10_000_000))
-    assert 0.0 < meter._failed <= meter._allowed < 1e-18
-    assert meter.left(Line(Gaussian(500.0), 0.01, 1)) == 10_000_000
-
-
-def test_filter_stops_before_the_budget_is_passed() -> None:
-    line = Line(DiscreteGaussian(4.0), 0.05, 1)
-    meter = RenyiFilter(epsilon=1.0, delta=1e-5)
-    (order,) = meter.orders
-    taken = 0
-    while meter.spend(line):
-        taken += 1
-    assert taken > 10
-    assert not meter.admits(line)
-    assert PLD.epsilon([Line(line.profile, line.rate, taken)], 1e-5) <= 1.0
-    curve, _ = renyi(line.profile, line.rate, (order,))
-    budget = 1.0 - math.log1p(-1 / order) + (math.log(1e-5) + math.log(order)) / (order - 1)
-    assert taken * curve[0] <= budget < (taken + 1) * curve[0]
-
-
-def test_filter_with_several_orders_splits_delta_and_never_revives_an_order() -> None:
-    meter = RenyiFilter(epsilon=2.0, delta=1e-5, orders=(4, 16, 64))
-    single = RenyiFilter(epsilon=2.0, delta=1e-5, orders=(16,))
-    assert meter._budget[1] < single._budget[0]
-    large = Line(DiscreteGaussian(3.0), 0.05, 20)
-    assert meter.spend(large)
-    assert np.isinf(meter._spent).tolist() == [True, False, True]
-    assert meter.spend(Line(DiscreteGaussian(1e5), 0.05, 1))
-    assert np.isinf(meter._spent).tolist() == [True, False, True]
-    assert not RenyiFilter(epsilon=0.01, delta=1e-9).spend(large)
-
-
-@pytest.mark.parametrize(
-    ("profile", "rate", "least"),
-    [
-        (BoundedRange(1.59), 400 / 14732, 700),
-        (BoundedRange(3.04), 400 / 14732, 80),
-        (DiscreteGaussian(1.5), 0.05, 55),
-        (DiscreteGaussian(1.49), VOTE, 8400),
-    ],
-)
-def test_a_filter_with_the_order_for_a_line_admits_so_many(profile: Profile, rate: float, least: int) -> None:
-    target, line = RenyiFilter(3.0, 1e-5), Line(profile, rate, 1)
-    chosen = RenyiFilter(3.0, 1e-5, (target.order_for(line),))
-    admitted = chosen.left(line)
-    assert least <= admitted
-    assert target.left(line) <= admitted
-    assert PLD.epsilon([Line(profile, rate, admitted)], 1e-5) <= 3.0
-
-
-def test_filter_counts_failures_of_ptr() -> None:
-    line = Line(ProposeTestRelease(5.0, 1e-7), 0.5, 1)
-    assert not RenyiFilter(epsilon=5.0, delta=1e-5).admits(line)
-    meter = RenyiFilter(epsilon=5.0, delta=1e-5, failures=1.6e-7)
-    assert [meter.spend(line) for _ in range(4)] == [True, True, True, False]
-
-
 # Certified ends -------------------------------------------------------------------------------------------------------
 
 
@@ -579,11 +517,6 @@ def test_nothing_costs_nothing() -> None:
         (lambda: PLD.delta([], float("inf")), "epsilon"),
         (lambda: PRVAccountant(0.0), "eps_error"),
         (lambda: PRVAccountant().epsilon([], -1.0), "delta"),
-        (lambda: RenyiFilter(0.0, 1e-5), "epsilon"),
-        (lambda: RenyiFilter(1.0, 0.0), "delta"),
-        (lambda: RenyiFilter(1.0, 1e-5, orders=(1,)), "orders"),
-        (lambda: RenyiFilter(1.0, 1e-5, orders=(4, 4)), "orders"),
-        (lambda: RenyiFilter(1.0, 1e-5, failures=1e-5), "failures"),
     ],
 )
 def test_bad_input_is_named(call: Callable[[], object], parameter: str) -> None:
