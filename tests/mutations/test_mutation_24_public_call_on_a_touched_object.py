@@ -35,6 +35,6 @@ def test_24_a_public_call_on_a_touched_object_is_caught(
     sealed_of: Any, canary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert zero_shot(sealed_of) == "Positive"
-    monkeypatch.setattr(Pristine, "copy", lambda self: Same(self.chain).copy())
+    monkeypatch.setattr(Pristine, "copy", lambda self, bucket=(): Same(self.chain).copy())
     assert canary in zero_shot(sealed_of), "the mutant answers with a private exemplar"
     del Kept.last  # type: ignore[attr-defined]

@@ -15,7 +15,9 @@ from langchain_dpicl.store import file
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ERRORS = {
-    name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Warning | Exception)
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, Warning | Exception) and not name.startswith("_")
 }
 
 
