@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.release.sealed import DPAggregate as DPAggregate
     from langchain_dpicl.release.sealed import SealedRelease as SealedRelease
     from langchain_dpicl.release.threshold import ShareThreshold as ShareThreshold
-    from langchain_dpicl.release.threshold import release_threshold as release_threshold
     from langchain_dpicl.release.threshold import suggest_threshold as suggest_threshold
     from langchain_dpicl.release.transaction import acting_for as acting_for
     from langchain_dpicl.retrieval import DPRetriever as DPRetriever
@@ -111,7 +110,7 @@ _HOMES = {
     "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",
     "release.sealed": "DPAggregate SealedRelease",
-    "release.threshold": "ShareThreshold release_threshold suggest_threshold",
+    "release.threshold": "ShareThreshold suggest_threshold",
     "release.transaction": "acting_for",
     "retrieval": "DPRetriever wrap_rag",
     "selection": "PoissonExampleSelector",

@@ -28,7 +28,6 @@ _TICKETS = (
 )
 
 _NOISE = {"exponential": EXPONENTIAL, "gaussian": GAUSSIAN}
-_ALL_TAKE_PART = ("threshold", "head")
 
 
 def plan_options(parser: Any) -> None:
@@ -152,11 +151,11 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
     members = calls_made(*(shape.get(name) for name in ("members", "calls", "pad_to", "max_calls")))
     if options.calls is not None and OWN_CALLS not in MECHANISMS[mechanism].options:
         raise InvalidParameter("calls", options.calls, f"left out: {mechanism} has no proof for one owner per call")
-    if mechanism in _ALL_TAKE_PART:
+    if mechanism == "head":
         if options.gated:
             raise InvalidParameter("mechanism", mechanism, "a mechanism of answers, not of what is released once")
         if rate not in (None, 1.0):
-            raise InvalidParameter("rate", rate, f"1: all owners take part in the release of a {mechanism}")
+            raise InvalidParameter("rate", rate, "1: all owners take part in the release of a head")
         rate, owners = 1.0, None
     elif options.gated and owners is None:
         raise InvalidParameter("owners", None, "required with --gated")

@@ -272,13 +272,6 @@ _ALL = (
         lambda range_bound, _: BoundedRange(range_bound),
     ),
     Mechanism(
-        "threshold",
-        *_EPS0,
-        "one owner added or removed, at a rate of 1: the utility moves by at most 1",
-        "a threshold of a public grid with probability proportional to exp({p:g} * utility / 2)",
-        lambda eps0, _: BoundedRange(eps0),
-    ),
-    Mechanism(
         "head",
         *("sigma", 2.0, 1e6, +1),
         "one owner added or removed, at a rate of 1: each step's sum moves by at most 1",

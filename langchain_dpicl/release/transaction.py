@@ -8,7 +8,7 @@
 6. Record the release and its receipt, or give the charge up. The charge stands either way.
 
 An error before the charge costs nothing. From the charge on nothing is refunded. Sealed releases, private answers and
-thresholds are `Release`s: each fills in its steps, and `transact` alone puts them in order. No other code may charge.
+heads are `Release`s: each fills in its steps, and `transact` alone puts them in order. No other code may charge.
 """
 
 from __future__ import annotations

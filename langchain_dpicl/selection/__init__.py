@@ -113,10 +113,10 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
     threshold
         The relevance gate, from -1 to 1: only exemplars count whose similarity (the cosine) to the query reaches this.
         An owner is eligible for a query, and flips its coin, if one of its exemplars counts, and its call sees those
-        alone. Public: `suggest_threshold` finds one without looking at the store, `release_threshold` for a part of a
-        budget. Or a function that gives one for a query's vector, such as a `ShareThreshold`, of public facts alone; it
-        is asked once for a request, and its ``repr`` tells the ledger which it is. With a budget of ``tickets=True`` an
-        owner pays for the queries that it was eligible for, and for no others.
+        alone. Public: `suggest_threshold` finds one without looking at the store. Or a function that gives one for a
+        query's vector, such as a `ShareThreshold`, of public facts alone; it is asked once for a request, and its
+        ``repr`` tells the ledger which it is. With a budget of ``tickets=True`` an owner pays for the queries that it
+        was eligible for, and for no others.
     eligible
         With a threshold or a filter: how many owners are eligible for a typical query. A PUBLIC estimate, by which
         ``shots`` or ``calls`` become a rate; never the number that a query of yours has found. Below 1: the share of

@@ -30,7 +30,6 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateHead,
     StoreError,
-    release_threshold,
 )
 from langchain_dpicl.cli import main
 from langchain_dpicl.release.transaction import acting_for
@@ -254,26 +253,22 @@ def test_every_kind_of_selection_answers_from_it(changes: dict[str, Any], filled
 
 
 @pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")  # so few owners
-def test_a_head_a_threshold_and_documents_are_released_from_it(filled: str, embeddings: Any) -> None:
+def test_a_head_and_documents_are_released_from_it(filled: str, embeddings: Any) -> None:
     """Each with its budget in the same database. Of two rows of logits the first word's is larger by 5 for anybody."""
     store = PostgresExemplarStore.open(filled, embeddings, name="notes")
-    budgets = [
-        PrivacyBudget(8, 1e-5, {"head": 1}, filled, "heads"),
-        PrivacyBudget(8, 1e-5, {"threshold": 1}, filled, "gate"),
-    ]
+    budgets = [PrivacyBudget(8, 1e-5, {"head": 1}, filled, "heads")]
     head = PrivateHead.fit(store, ["Flask", "Porch"], budgets[0], input_key="text", progress=False)
     assert set(head.invoke("a note")["scores"]) == {"Flask", "Porch"}
     assert len(store.released_once) == 1
-    gate = release_threshold(store, ["one question", "another"], budgets[1], eligible=20)
     rows = [{"text": f"document {i}", "patient": f"p{i}"} for i in range(60)]
     options: dict[str, Any] = {"input_key": "text", "output_key": None, "owner_key": "patient", "progress": False}
     documents = PostgresExemplarStore.from_records(rows, embeddings, filled, name="documents", **options)
     model = TableModel(lambda shown, released: [5.0, 0.0], "ab")
-    selector = PoissonExampleSelector(documents, calls=4, threshold=gate.threshold, eligible=20)
+    selector = PoissonExampleSelector(documents, calls=4, threshold=0.0, eligible=20)
     budgets.append(PrivacyBudget(8, 1e-5, 30, filled, "documents", tickets=True))
-    sampler = DPSampler.over_documents(model, selector, budgets[2], max_tokens=3, top_k=2, pad=False)
+    sampler = DPSampler.over_documents(model, selector, budgets[1], max_tokens=3, top_k=2, pad=False)
     assert set(sampler.invoke("a question")) <= {"a", "b"}
-    assert [budget.spent() for budget in budgets] == [1, 1, 3]
+    assert [budget.spent() for budget in budgets] == [1, 3]
     for each in (store, documents, *budgets):
         each.close()
 

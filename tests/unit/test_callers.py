@@ -24,7 +24,6 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
     acting_for,
-    release_threshold,
 )
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.release import base
@@ -324,18 +323,12 @@ def test_a_sampler_replays_to_the_caller_who_asked(budget_of: Any, store_of: Any
     assert seen == [False, False, True, True]
 
 
-def test_without_a_caller_the_answer_is_no(world: Any, store_of: Any, records: Any, budget_of: Any) -> None:
+def test_without_a_caller_the_answer_is_no(world: Any) -> None:
     here = world(scope="shared", replay="principal")
     with pytest.raises(InvalidParameter, match="acting_for") as caught:
         here.chain.invoke({"input": "q"})
     assert caught.value.parameter == "principal"
     assert here.chain.budget.spent() == 0
-    budget = budget_of(replay="principal", releases=1)
-    with pytest.raises(InvalidParameter, match="acting_for"):
-        release_threshold(store_of(records(8)), ["q"], budget, eligible=3)
-    with acting_for("the deployer"):
-        first = release_threshold(store_of(records(8)), ["q"], budget, eligible=3)
-        assert release_threshold(store_of(records(8)), ["q"], budget, eligible=3).threshold == first.threshold
 
 
 def test_with_counters_of_their_own_callers_share_no_answers_anyway(world: Any) -> None:

@@ -226,7 +226,7 @@ def test_an_average_owner_never_lasts_longer_than_its_tickets_allow() -> None:
         (f"{VOTE} --delta 0", "delta"),
         (f"{VOTE} --delta0 1e-9", "delta0"),
         (f"{TARGET} --mechanism ptr", "options['delta0']"),
-        (f"{TARGET} --mechanism threshold", "mechanism"),
+        (f"{TARGET} --mechanism head", "mechanism"),
         (f"{VOTE} --margin 21", "margin"),
         ("plan --epsilon 3 --delta 1e-5 --releases 200 --owners 5452 --eligible 200", "eligible"),
     ],
@@ -237,10 +237,10 @@ def test_bad_input_is_named(line: str, parameter: str) -> None:
     assert caught.value.parameter == parameter
 
 
-def test_a_threshold_is_planned_without_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "plan --epsilon 0.5 --delta 1e-6 --releases 1 --mechanism threshold"
-    assert answer(line, capsys)["lines"]["threshold"]["rate"] == 1.0
-    assert answer(f"{line} --owners 5452 --rate 1", capsys)["lines"]["threshold"]["rate"] == 1.0
+def test_a_head_is_planned_without_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --epsilon 0.5 --delta 1e-6 --releases 1 --mechanism head"
+    assert answer(line, capsys)["lines"]["head"]["rate"] == 1.0
+    assert answer(f"{line} --owners 5452 --rate 1", capsys)["lines"]["head"]["rate"] == 1.0
     with pytest.raises(InvalidParameter, match="all owners take part"):
         run(f"{line} --rate 0.1")
 

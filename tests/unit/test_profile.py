@@ -25,6 +25,8 @@ from langchain_dpicl.privacy import (
     BoundedRange,
     DiscreteGaussian,
     Gaussian,
+    Line,
+    PLDAccountant,
     Profile,
     ProposeTestRelease,
     SecureRandomness,
@@ -226,6 +228,16 @@ def test_the_rate_is_rounded_up() -> None:
     sampled = PureDP(2.0).subsample(0.1)
     assert sampled.covered_rate > 0.1  # type: ignore[attr-defined]
     assert PureDP(2.0).subsample(1.0).covered_rate == 1.0  # type: ignore[attr-defined]
+
+
+def test_at_a_rate_of_one_a_line_costs_what_its_profile_says() -> None:
+    profile = BoundedRange(1.5)
+    whole = profile.subsample(1.0)
+    for direction in DIRECTIONS:
+        found = whole.direction_delta(EPSILONS, direction)
+        assert np.array_equal(found, profile.direction_delta(EPSILONS, direction))
+    true = float(profile.delta(0.7))
+    assert true <= PLDAccountant().delta([Line(profile, 1.0, 1)], 0.7) <= true * 1.001
 
 
 def vote_output(owners: dict[str, int], rate: float, members: int, sigma: float) -> dict[tuple[int, ...], float]:

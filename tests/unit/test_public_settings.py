@@ -38,7 +38,6 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivacyWarning,
     PrivateEnsemble,
-    release_threshold,
     wrap_rag,
 )
 from langchain_dpicl.cli.session import open_budget
@@ -180,18 +179,6 @@ def test_a_retriever_shows_what_its_release_shows(opened: Any) -> None:
         retriever = DPRetriever(release=release)
         shown.append(repr(retriever) + dumps(retriever))
     assert shown[0] == shown[1]
-
-
-def test_a_threshold_is_released_with_the_same_numbers_whoever_is_there(opened: Any) -> None:
-    lines = []
-    for count in (146, 147):
-        budget = opened("gate")
-        store = store_with(count)
-        store.embeddings = EMBEDDINGS
-        release_threshold(store, ["a"], budget, eligible=40)
-        lines.append(budget.plan)
-    assert lines[0] == lines[1]
-    assert lines[0].lines["threshold"].rate == 1.0
 
 
 class Claiming(ExemplarStore):

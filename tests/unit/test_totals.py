@@ -20,7 +20,6 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivacyWarning,
     StoreFileError,
-    release_threshold,
 )
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile
@@ -85,15 +84,6 @@ def test_a_place_names_no_user_and_no_password(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(ledger, "is_sqlite", False)
     ledger.url = make_url("postgresql+psycopg://alice:secret@host:1/budgets?password=secret&sslmode=require")
     assert ledger.place == "postgresql+psycopg://host:1/budgets"
-
-
-def test_thresholds_are_remembered_too(ledger_url: str, store_of: StoreOf) -> None:
-    store = store_with(store_of, range(6))
-    release_threshold(store, ["a question"], budget_on(ledger_url, "one", epsilon=100.0), eligible=2)
-    other = budget_on(ledger_url, "other")
-    other.watch(store)
-    with pytest.warns(PrivacyWarning, match="'one' in this ledger"):
-        other.line("vote", 0.2)
 
 
 def test_a_ledger_in_memory_is_not_remembered(ledger_url: str, store_of: StoreOf) -> None:
