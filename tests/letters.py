@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from table_model import Table, TableModel
@@ -40,11 +39,6 @@ def letters(store: ExemplarStore, budget: PrivacyBudget, table: Table = at_rando
 def no_more(*_: Any) -> Any:
     """Stands for a model that must not be asked."""
     raise AssertionError("the model was asked")
-
-
-def part_of(output: Path) -> Path:
-    """Where a job on this file keeps its journal."""
-    return output.with_name(output.name + ".part")
 
 
 Letters = Callable[..., DPSampler]

@@ -39,8 +39,8 @@ the same way. The check is against old bytes, wherever they are put, whole rows 
 hundred bytes, within one page); an attacker who forges hashes can do more. `upkeep.recover` takes a copy for one of
 its count only if it passes these checks without the witness, and takes away all tickets of a counter otherwise.
 
-A charge that `BudgetLine.reopen` takes up again needs no new permit: its caller's own record (the job's file) says
-that its tokens are drawn once, and nothing of it is given back.
+A charge that `BudgetLine.reopen` takes up again needs no new permit: the record of its steps says what it has
+released, and nothing of it is given back.
 
 COST. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 % of the
 plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write the

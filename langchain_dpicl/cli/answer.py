@@ -172,7 +172,7 @@ def synthesize_options(parser: Any) -> None:
       dpicl synthesize --data reviews.csv --input-key text --output-key reply --inputs public.csv --epsilon 1 \\
         --max-tokens 60 --owner-key customer --output demonstrations.jsonl
 
-    Run the same command again to resume an interrupted job; no token is charged twice.
+    Run the same command again to resume an interrupted job; finished texts are not charged again.
     """
     from langchain_dpicl.local import DEFAULT_MODEL
 

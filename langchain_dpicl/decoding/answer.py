@@ -27,7 +27,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -159,24 +158,6 @@ def draw(scores: IntArray, randomness: Randomness) -> int:
 # -- the whole answer --------------------------------------------------------------------------------------------------
 
 
-class TokenJournal(Protocol):
-    """Keeps the tokens of a job's answer, so that it goes on after an interruption, on the same charge."""
-
-    name: str
-    """The job's secret name, which makes its questions ones that nobody else can ask."""
-    is_reopened: bool
-    """Whether the answer under way has the charge on which its tokens were handed out."""
-
-    def begin(self, shared: str) -> None:
-        """Note an answer, by its shared text, before it is charged or continued."""
-
-    def tokens(self) -> list[int]:
-        """The tokens that were handed out of this answer on a reopened charge. On another charge none were."""
-
-    def keep(self, token: int) -> None:
-        """Write a token, on the private side. It leaves only after this: what is not kept was not released."""
-
-
 @dataclass(eq=False, repr=False)
 class PrivateAnswer:
     """The model's rows, the demonstrations, and who takes part in which token. Private.
@@ -195,37 +176,30 @@ class PrivateAnswer:
     drawn: Draw = NOBODY
     _rows: Rows | None = None
 
-    def written(
-        self, shared: str, units: int, draw: Callable[[str, int], Draw], journal: TokenJournal | None = None
-    ) -> Flow[Writer]:
-        """Draw up to ``units`` tokens, those in the journal included; hand out the text as it becomes certain.
+    def written(self, shared: str, units: int, draw: Callable[[str, int], Draw]) -> Flow[Writer]:
+        """Draw up to ``units`` tokens; hand out the text as it becomes certain.
 
         ``draw`` flips the coins for a shared text and a number of tokens.
         """
         writer = Writer(self.model, self.settings.stop)
         try:
-            for token in () if journal is None else journal.tokens():
-                if piece := writer.add(token):
-                    yield Chunk(piece)
-            if not writer.ended and (left := units - len(writer.tokens)) > 0:
-                yield partial(self.open, shared, partial(draw, shared, left), len(writer.tokens))
+            yield partial(self.open, shared, partial(draw, shared, units))
             while not writer.ended and len(writer.tokens) < units:
-                if piece := writer.add((yield partial(self.token, writer.tokens, journal))):
+                if piece := writer.add((yield partial(self.token, writer.tokens))):
                     yield Chunk(piece)
         finally:
             attempt(boundary.in_private, self.close)
         writer.finish()
         return writer
 
-    def open(self, shared: str, sample: Callable[[], Draw], passed: int = 0) -> None:
-        """Flip the coins of all tokens after the first ``passed``, and open the model's session."""
-        drawn = sample()
-        self.drawn = Draw(drawn.demonstrations, [*[()] * passed, *drawn.steps])
+    def open(self, shared: str, sample: Callable[[], Draw]) -> None:
+        """Flip the coins of all tokens, and open the model's session."""
+        self.drawn = sample()
         shown = [*self.drawn.demonstrations, *([self.padding] if self.slots else [])]
         self._rows = Rows(self.model, shared, shown, len(self.drawn.steps))
 
-    def token(self, released: Sequence[int], journal: TokenJournal | None = None) -> int:
-        """Draw the token after the released ones; the journal has it before it leaves."""
+    def token(self, released: Sequence[int]) -> int:
+        """Draw the token after the released ones."""
         assert self._rows is not None
         sample = self.drawn.steps[len(released)]
         width = self.slots or len(sample)
@@ -235,10 +209,7 @@ class PrivateAnswer:
         one_shot = np.concatenate([logits[1:] for logits in found])[: len(sample)]
         settings = self.settings
         terms = partial(clipped_terms, bound=self.bound, temperature=settings.temperature, cap=settings.cap)
-        token = choose(self.model, settings, released, found[0][0], one_shot, terms, self.randomness)
-        if journal is not None:
-            journal.keep(token)
-        return token
+        return choose(self.model, settings, released, found[0][0], one_shot, terms, self.randomness)
 
     def close(self) -> None:
         """Drop the rows."""

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_dpicl.budget import Charge, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED, BudgetLine
 from langchain_dpicl.calls.flow import Chunk, Flow, FlowClosed
-from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, TokenJournal, Writer
+from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, Writer
 from langchain_dpicl.decoding.exemplars import Exemplars, slots_for
 from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel, attempt, read_rows
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
@@ -40,8 +40,8 @@ class TokenRelease(AnyRelease):
     comes_in_pieces = True
     for_job = False
     """Whether this makes one of many answers that are kept: no zero-shot answer stands in for it."""
-    journal: TokenJournal | None = None
-    """Keeps the tokens of a job's answer, so that it resumes after an interruption, on the same charge."""
+    job: str = ""
+    """The secret name of a job that keeps its answers itself: its questions are ones that nobody else can ask."""
 
     model: LogitsModel
     template: DemonstrationTemplate
@@ -65,7 +65,7 @@ class TokenRelease(AnyRelease):
         """The shared text, and the line of the plan."""
         values, shared = self.exemplars.asked(values)
         content: dict[str, Any] = {"prompt": shared}
-        content |= {} if self.journal is None else {"job": self.journal.name}
+        content |= {"job": self.job} if self.job else {}
         content |= {} if self.selector.nearest_to is None else {"asked": values}
         line = self.line()
         if line.tickets is not None and self.units > line.count:
@@ -81,9 +81,7 @@ class TokenRelease(AnyRelease):
     def _doubtful(self, request: Request) -> bool:
         """Whether the model has not answered this caller, or failed since."""
         doubt = self._doubts.of(request.caller)
-        if not (doubt.never_answered or doubt.suspected):
-            return False
-        return self.journal is None or request.line.remaining(request.principal) > 0
+        return doubt.never_answered or doubt.suspected
 
     def prepare(self, request: Request) -> Flow[Sought]:
         """What exemplars have to be near to, and to pass. Ask the model a public question if there is doubt."""
@@ -123,15 +121,6 @@ class TokenRelease(AnyRelease):
         """Finds the owners near enough to the query, with an exemplar that passes its filter."""
         return None if ready is None else partial(self.selector.eligible, ready)
 
-    def reopened(self, request: Request) -> Charge | None:
-        """Note in the journal that this answer is under way; return the charge that it has if it was interrupted."""
-        if self.journal is None:
-            return None
-        self.journal.begin(self.template.ask(request.asked))
-        charge = request.line.reopen(request.id, request.principal)
-        self.journal.is_reopened = charge is not None
-        return charge
-
     def work(self, charged: Charged) -> Flow[Writer]:
         """Draw the answer, and hand its text out as it becomes certain."""
         assert isinstance(charged.entry, Charge)
@@ -147,7 +136,7 @@ class TokenRelease(AnyRelease):
         private = PrivateAnswer(self.model, self.settings, line.parameter, source, slots, padding)
         try:
             draw = partial(shown.draw, source, rate, query=query, among=among)
-            return (yield from private.written(self.template.ask(request.asked), units, draw, self.journal))
+            return (yield from private.written(self.template.ask(request.asked), units, draw))
         finally:
             attempt(boundary.in_private, shown.release, private.drawn.demonstrations)
 
@@ -169,16 +158,14 @@ class TokenRelease(AnyRelease):
 
     def replay(self, request: Request, known: Replayed) -> Flow[str]:
         """The text that was released before, in one piece."""
-        if self.journal is not None:
-            self.journal.tokens()  # drops those of another charge
         text: str = json.loads(known.answer)
         yield Chunk(text)
         return text
 
     def failed(self, charged: Charged, failure: Failed) -> bool:
-        """Doubt the model, unless the reader left. A charge that can be resumed (`BudgetLine.reopen`) stays open."""
+        """Doubt the model, unless the reader left."""
         self._doubt(charged.request, failure)
-        return self.journal is None or charged.request.line.tickets is not None
+        return True
 
     def _doubt(self, request: Request, failure: Failed) -> None:
         if failure.interrupt not in (FlowClosed, CancelledError):

@@ -1,22 +1,15 @@
 """Synthetic demonstrations: private answers to public inputs, charged once and then used for ever.
 
-A job has its answers in FILE, and beside it, until the job is over, ``FILE.part``: the job's secret name, which is part
-of its queries' names in the ledger, and the tokens of the unfinished answer, each on the disk before it is handed out.
-So a job that was killed at any moment finds its own open charge again and continues with the next token.
-
-Why that costs nothing more. A job releases the tokens in its journal. Each was drawn from a sample of its own and has a
-unit of the charge for itself. Nobody saw a token that is not in the journal, so a repeated step on a fresh sample is
-the first use of its unit. However often a job is interrupted, a charge never has more tokens than units. Three
-conditions must hold. One process at a time has the journal: it is locked. Nobody restores an older copy of it, or
-continues with a copy elsewhere: it knows its place. And an interruption does not depend on the owners in a sample; a
-failure that does shows that much to whoever runs the process, each time.
+A job keeps its answers in FILE. Each is appended when it is whole and the ledger has its receipt; before that nobody
+sees any of it. So every text in FILE is one answer of `DPSampler` with a charge of its own. A job that was killed at
+any moment goes on with the inputs that have no line. The text that was under way is begun anew, on a new charge, with
+fresh coins and draws; the charge that it had stands.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import os
 import secrets
@@ -28,23 +21,13 @@ from typing import Any
 
 from langchain_dpicl.budget import Receipt
 from langchain_dpicl.calls.flow import run
-from langchain_dpicl.decoding.answer import TokenJournal
 from langchain_dpicl.decoding.sampler import DPSampler, Input
-from langchain_dpicl.durable import LineFile, append, replacing, sync_folder
-from langchain_dpicl.errors import (
-    InvalidParameter,
-    InvalidRecords,
-    PrivacyBudgetExceeded,
-    PrivacyWarning,
-    ReleaseFailed,
-)
+from langchain_dpicl.durable import LineFile, replacing, sync_folder
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.release.transaction import acting_principal, transact
 
 RECEIPT = "receipt"
 """The key of a line's receipt, beside those of its pair."""
-
-_FORMAT = "dpicl-job-1"
-_HEAD = f'{{"format": "{_FORMAT}"'.encode()
 
 
 class DemonstrationReceipt(Receipt):
@@ -131,116 +114,44 @@ def from_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     return ([*lines, rest], 0) if rest else (lines, len(last))
 
 
-def mark_of(shared: str) -> str:
-    """What stands for an input in the journal: a hash of its shared text."""
-    return hashlib.sha256(shared.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+class JobFile(LineFile):
+    """One job's hold on FILE. Its lines are ``answers``; `close` it in any case.
 
+    The incomplete last line of a killed job is dropped. ``digest`` is of everything that decides an answer beside its
+    input: "settings" in every line. ``key`` is the first one of a line.
 
-class Journal(LineFile, TokenJournal):
-    """One job's hold on its files. Set ``under_way`` to None after the last answer; `close` it in any case.
-
-    ``output`` is FILE; the incomplete last line of an interrupted job is dropped: the ledger has that answer.
-    ``digest`` is of everything that decides an answer beside its input: "settings" in both files.
-
-    Raises `InvalidParameter` as `LineFile` does, and if the files are not of a job with this digest: both then stay as
-    they are.
+    Raises `InvalidParameter` as `LineFile` does, and if the file is not of a job with this digest: it then stays as it
+    is.
     """
 
-    under_way: str | None = None
-    """The mark of the unfinished answer; None if there is none."""
-    is_reopened = False
-
-    def __init__(self, output: Path, digest: str) -> None:
-        super().__init__(output.with_name(output.name + ".part"), output, "a file", "job")
-        self._tokens: list[int] = []
-        self.name = secrets.token_hex(16)
-        is_new = not self.lines and _HEAD.startswith(self.torn[: len(_HEAD)])
+    def __init__(self, path: Path, digest: str, key: str) -> None:
+        self._is_new = not os.path.exists(path)
+        if not self._is_new and not os.path.isfile(path):
+            raise InvalidParameter("output", str(path), "a plain file")
+        super().__init__(path, path, "a file", "job")
         try:
-            if not is_new:
-                self._read_journal(digest)
-            self.answers = self._read_output(digest)
-            if self.under_way is None:  # nothing is charged
-                self.lines = []
-            self.mend()
-            if self.under_way is None:
-                self.write(to_line({"format": _FORMAT, "job": self.name, "settings": digest, "output": str(output)}))
-                sync_folder(self.path)
+            self.answers, rest = from_lines(b"\n".join([*self.lines, self.torn]))
+            head = to_line({key: 0})[:-3]
+            is_ours = bool(self.answers) or head.startswith(self.torn[: len(head)])
+            for number, line in enumerate(self.answers if is_ours else [{}], start=1):
+                receipt = line.get(RECEIPT)
+                if not isinstance(receipt, dict) or receipt.get("settings") != digest:
+                    raise self.refused(
+                        "a new file, or one whose every line is a demonstration made with the same budget, model, "
+                        f"template and settings, which line {number} is not"
+                    )
+            if rest:
+                self.mend()
+            elif self.torn:
+                self.write(b"\n")
+            sync_folder(path)
         except BaseException:
-            super().close(remove=is_new)
+            self.close()
             raise
 
-    def _read_journal(self, digest: str) -> None:
-        """Read the lines of an earlier process."""
-        header, *steps = from_lines(b"".join(line + b"\n" for line in self.lines))[0] or [{}]
-        is_whole = all(isinstance(step.get("answer"), str) or isinstance(step.get("token"), int) for step in steps)
-        if header.get("format") != _FORMAT or not is_whole:
-            raise self.refused(f"a file beside which {self.path.name!r} is an undamaged journal, or is not there")
-        if not steps:
-            return
-        if header.get("output") != str(self.output):
-            raise self.refused(f"the file with which the job was begun, {header.get('output')!r}: move it back")
-        if header.get("settings") != digest:
-            raise self.refused(
-                "a file whose job was begun with the same budget, model, template and settings; to give up the answer "
-                f"under way, which stays charged, delete {self.path.name!r}"
-            )
-        self.name = str(header.get("job"))
-        for step in steps:
-            if "answer" in step:
-                self.under_way, self._tokens = step["answer"], []
-            else:
-                self._tokens.append(step["token"])
-
-    def _read_output(self, digest: str) -> list[dict[str, Any]]:
-        """The lines of FILE, whose incomplete last line is taken away."""
-        with self.writing():
-            if self.output.exists() and not self.output.is_file():
-                raise self.refused("a plain file")
-            content = self.output.read_bytes() if self.output.exists() else b""
-        found, rest = from_lines(content)
-        for number, line in enumerate([*found, {}] if rest and self.under_way is None else found, start=1):
-            receipt = line.get(RECEIPT)
-            if not isinstance(receipt, dict) or receipt.get("settings") != digest:
-                raise self.refused(
-                    "a new file, or one whose every line is a demonstration made with the same budget, model, template "
-                    f"and settings, which line {number} is not"
-                )
-        if content:
-            whole = content[: len(content) - rest]
-            with self.writing(), self.output.open("r+b") as file:
-                if rest:
-                    os.ftruncate(file.fileno(), len(whole))
-                if whole and not whole.endswith(b"\n"):
-                    append(file.fileno(), b"\n")
-        return found
-
-    def begin(self, shared: str) -> None:
-        if (mark := mark_of(shared)) != self.under_way:
-            self._start(mark)
-
-    def _start(self, mark: str) -> None:
-        self.write(to_line({"answer": mark}))
-        self.under_way, self._tokens = mark, []
-
-    def tokens(self) -> list[int]:
-        if self._tokens and not self.is_reopened and self.under_way is not None:
-            self._start(self.under_way)
-        return list(self._tokens)
-
-    def keep(self, token: int) -> None:
-        self.write(to_line({"token": token}))
-        self._tokens.append(token)
-
-    def add(self, answer: dict[str, Any]) -> None:
-        """Append an answer to FILE, durably."""
-        with self.writing():
-            with self.output.open("ab") as file:
-                append(file.fileno(), to_line(answer))
-            sync_folder(self.output)
-
     def close(self, remove: bool = False) -> None:
-        """Release the files. The journal stays if the job is to be continued."""
-        super().close(remove or self.under_way is None)
+        """Release the file. One that is new goes if it has got no answer."""
+        super().close(remove or (self._is_new and not os.fstat(self._descriptor).st_size))
 
 
 @dataclass(frozen=True)
@@ -286,18 +197,15 @@ def synthesize_demonstrations(
         kept, and its receipt's outcome says so.
 
     Resuming a job. A second call with the same sampler, budget and file answers only the inputs without a line in the
-    file. The interrupted answer, or one whose model failed, continues with its next token, on its own charge, so no
-    token is charged twice (see the top). A budget with ``replay=False`` does not know earlier queries, and one with
-    tickets not who paid: such an answer begins again, on a new charge, as one does without ``output``; finished ones
-    are replayed from the ledger (unless ``replay=False``). After a kill, tickets first wait the budget's
-    ``replay_patience``.
+    file. The answer that was interrupted, whose model failed, or that could not be written, begins again, on a new
+    charge; the charge that it had stands. Without ``output`` finished answers are replayed from the ledger (unless
+    ``replay=False``).
 
     Raises
     ------
     InvalidParameter
         An input that is not allowed (nothing was charged). An ``output`` that another process is writing, that holds
-        something else, that was begun with other settings, or whose unfinished answer is to no input in
-        ``public_inputs``: it then stays as it is.
+        something else, or that was begun with other settings: it then stays as it is. One that cannot be written.
     PrivacyBudgetExceeded
         Nothing is left, and there is no demonstration at all.
     ReleaseFailed, ModelUnavailable, LedgerError
@@ -316,45 +224,30 @@ def synthesize_demonstrations(
     request |= {"rules": rules.named(acting_principal())} if (rules := sampler.selector.rules) else {}
     digest = str(sampler.line().query_id(request, sampler._variant, acting_principal()))
     path = None if output is None else Path(output).expanduser().resolve()
-    with contextlib.nullcontext() if path is None else contextlib.closing(Journal(path, digest)) as journal:
-        lines, first = dict[str, dict[str, Any]](), list[str]()
-        if journal is not None:
+    first = [*template.query_keys, key][0]
+    with contextlib.nullcontext() if path is None else contextlib.closing(JobFile(path, digest, first)) as file:
+        lines = dict[str, dict[str, Any]]()
+        if file is not None:
             try:
-                lines = {template.ask(line): line for line in journal.answers}
+                lines = {template.ask(line): line for line in file.answers}
             except InvalidParameter:
-                raise journal.refused("a file whose every line has the keys that the template's query names") from None
-            if journal.under_way not in {None, *map(mark_of, [*lines, *asked])}:
-                raise journal.refused(
-                    "a file whose interrupted answer is to one of public_inputs; to give that answer up, which stays "
-                    f"charged, delete {journal.path.name!r}"
-                )
-            # The unfinished answer, even if it has a line: its tokens are charged, and perhaps not in the ledger.
-            first = [shared for shared in asked if mark_of(shared) == journal.under_way]
+                raise file.refused("a file whose every line has the keys that the template's query names") from None
         writer = copy.copy(sampler)
-        writer.for_job, writer.journal = True, journal
+        writer.for_job, writer.job = True, "" if file is None else secrets.token_hex(16)
         sampler.store.remember_release(f"demonstrations, on the budget {budget.name!r}")
-        for shared in [*first, *(each for each in asked if each not in lines and each not in first)]:
-            kept, given = asked[shared]
+        for shared, (kept, given) in asked.items():
+            if shared in lines:
+                continue
             try:
                 text, receipt = run(transact(writer, given))
             except PrivacyBudgetExceeded:
                 break
-            except ReleaseFailed:
-                if journal is None or journal.fault is None:
-                    raise
-                break
-            if shared in lines:
-                continue
             lines[shared] = line = {**kept, key: text.strip(), RECEIPT: {**receipt, "settings": digest}}
-            if journal is not None:
-                journal.add(line)
+            if file is not None:
+                file.write(to_line(line))
             if progress is not None:
                 made = Demonstrations.of([line])
                 progress(Made(made[0], made.receipts[0], len(lines.keys() & asked.keys()), len(asked)))
-        if journal is not None:
-            if journal.fault is not None:
-                raise journal.refused(f"a file that can be written ({journal.fault})")
-            journal.under_way = None
     answered = [lines[shared] for shared in asked if shared in lines]
     if not answered:
         sampler.line().check(1, acting_principal())

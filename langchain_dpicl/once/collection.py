@@ -41,7 +41,7 @@ def release_collection(
     embeddings
         Of passages and questions; default: those of the sampler's store. They are tried on a topic before the charge.
     output, progress
-        As for `synthesize_demonstrations`: a file from which an interrupted call resumes, at no further cost.
+        As for `synthesize_demonstrations`: a file from which an interrupted call resumes.
 
     Returns
     -------

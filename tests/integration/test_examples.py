@@ -165,7 +165,6 @@ def test_a_reply_is_written_token_by_token_and_its_demonstrations_fit_a_prompt(r
     assert spent.endswith("the prompt may be shown to any model, for ever")
     lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     assert len(lines) == 2
-    assert not (tmp_path / "demonstrations.jsonl.part").exists()
 
 
 def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_receipt(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
-from letters import INPUTS, Letters, letters, no_more, part_of, spelling
+from letters import INPUTS, Letters, letters, no_more, spelling
 from table_model import TableModel
 
 from langchain_dpicl import (
@@ -159,8 +159,8 @@ def test_a_line_of_the_file_is_a_pair_with_its_receipt(sampler_of: Letters, outp
     assert lines[0]["input"] == "naïve"
     assert '"output": "é"' in output.read_text("utf-8")
     assert [sampler.budget.receipt(line["receipt"]["id"])["number"] for line in lines] == [6, 12]  # type: ignore[index]
-    assert not part_of(output).exists()
     assert canary not in output.read_text("utf-8")
+    assert list(files(output)) == [output.name]
 
 
 def test_saved_and_loaded_they_are_the_same(sampler_of: Letters, output: Path, tmp_path: Path) -> None:
@@ -258,8 +258,7 @@ def test_a_wrong_input_in_any_place_is_refused_before_anything_is_charged(
     assert len(str(caught.value)) < 200
     assert sampler.budget.spent() == 0
     assert sampler.model.calls == []
-    assert not output.exists()
-    assert not part_of(output).exists()
+    assert files(output) == {}
 
 
 @pytest.mark.parametrize("wrong", [[], (), "a text", {"input": "a"}, None, 3])
@@ -287,15 +286,11 @@ def test_keys_that_a_line_needs_for_itself_are_refused(query: str, sampler_of: L
         {"shots": 5},
     ],
 )
-@pytest.mark.parametrize("begun", [False, True])
 def test_a_file_made_with_other_settings_is_refused_and_stays_as_it_is(
-    begun: bool, change: dict[str, Any], sampler_of: Letters, output: Path
+    change: dict[str, Any], sampler_of: Letters, output: Path
 ) -> None:
     sampler = sampler_of()
-    if begun:
-        interrupt(sampler, output)
-    else:
-        synthesize_demonstrations(sampler, INPUTS, output=output)
+    synthesize_demonstrations(sampler, INPUTS, output=output)
     before, spent = files(output), sampler.budget.spent()
     other = sampler_of(store=sampler.selector.store, budget=sampler.budget, **change)
     with pytest.raises(InvalidParameter, match="same budget, model, template"):
@@ -304,12 +299,12 @@ def test_a_file_made_with_other_settings_is_refused_and_stays_as_it_is(
     assert sampler.budget.spent() == spent
 
 
-def interrupt(sampler: Any, output: Path) -> None:
-    """Ctrl-C in the middle of the first answer."""
-    table = sampler.model.table
+def interrupt(sampler: Any, output: Path, number: int = 1) -> None:
+    """Ctrl-C in the middle of the answer of this number."""
+    table, begun = sampler.model.table, len(sampler.model.opened)
 
     def stop(demonstration: str, released: str) -> Any:
-        if released == "a":
+        if released == "a" and len(sampler.model.opened) - begun == number + 1:  # the first one is the public question
             raise KeyboardInterrupt
         return table(demonstration, released)
 
@@ -339,18 +334,45 @@ def test_a_file_on_another_budget_or_model_is_refused(sampler_of: Letters, budge
         synthesize_demonstrations(sampler, INPUTS, output=output)
 
 
-@pytest.mark.parametrize("content", ["a text\n", "half a line", '{"input": "one", "output": "x"}\n', "{}"])
-@pytest.mark.parametrize("which", ["", ".part"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a text\n",
+        "half a line",
+        '{"input": "one", "output": "x"}\n',
+        '{"input": "one", "output": "x"}',
+        '{"input": "one", "output": "x"}\n{"inp',
+        "{}",
+        '{"output": "x", "inp',
+        '{"inputs": ["one',
+    ],
+)
 def test_a_file_that_is_not_a_jobs_is_refused_and_stays_as_it_is(
-    which: str, content: str, sampler_of: Letters, output: Path
+    content: str, sampler_of: Letters, output: Path
 ) -> None:
-    path = output.with_name(output.name + which)
-    path.write_text(content)
+    output.write_text(content)
     sampler = sampler_of()
     with pytest.raises(InvalidParameter, match="output"):
         synthesize_demonstrations(sampler, INPUTS, output=output)
-    assert files(output) == {path.name: content.encode()}
+    assert files(output) == {output.name: content.encode()}
     assert sampler.budget.spent() == 0
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"inp', '{"input": "one", "output": "a', '{"input": "o'])
+@pytest.mark.parametrize("finished", [[], ["two"]])
+def test_the_torn_line_of_a_killed_job_is_dropped(
+    finished: list[str], torn: str, sampler_of: Letters, output: Path
+) -> None:
+    sampler = sampler_of()
+    if finished:
+        synthesize_demonstrations(sampler, finished, output=output)
+    whole = output.read_bytes() if finished else b""
+    output.write_bytes(whole + torn.encode())
+    made = synthesize_demonstrations(sampler, INPUTS, output=output)
+    assert [pair["input"] for pair in made] == INPUTS
+    assert output.read_bytes().startswith(whole + b'{"input": "one", "output": "ab"')
+    assert len(Demonstrations.load(output)) == 3
+    assert sampler.budget.spent() == 9
 
 
 def test_a_place_that_cannot_be_written_is_refused(sampler_of: Letters, tmp_path: Path) -> None:
@@ -382,7 +404,7 @@ def test_what_was_made_before_the_budget_was_spent_is_kept(
     assert budget.remaining() == 0
     if to_file:
         assert Demonstrations.load(output) == made
-        assert not part_of(output).exists(), "nothing is under way"
+        assert list(files(output)) == [output.name]
         with pytest.warns(PrivacyWarning, match="2 of 5"):
             assert synthesize_demonstrations(sampler, asked, output=output) == made
 
@@ -402,15 +424,26 @@ def test_where_nothing_is_left_there_is_nothing(
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_leaves_a_job_that_is_gone_on_with(sampler_of: Letters, output: Path) -> None:
-    sampler = sampler_of()
-    interrupt(sampler, output)
-    assert sampler.budget.spent() == 6, "the charge is open"
-    steps = [json.loads(line) for line in part_of(output).read_text().splitlines()][1:]
-    assert [step["token"] for step in steps[1:]] == [0]
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("number", [1, 3])
+def test_ctrl_c_keeps_the_finished_texts_and_the_interrupted_one_is_charged_anew(
+    number: int, replay: bool, budget_of: Any, sampler_of: Letters, output: Path
+) -> None:
+    sampler = sampler_of(budget=budget_of(releases=100, replay=replay))
+    interrupt(sampler, output, number)
+    finished = number - 1
+    assert sampler.budget.spent() == 3 * finished + 6
+    before = output.read_bytes() if finished else b""
+    assert before.count(b"\n") == finished
+    assert output.exists() == bool(finished), "a new file without an answer goes"
+    sampler.model.opened.clear()
     made = synthesize_demonstrations(sampler, INPUTS, output=output)
-    assert [receipt["tokens"] for receipt in made.receipts] == [6, 3, 3], "what is reopened gives nothing back"
-    assert sampler.budget.spent() == 12
+    assert len(sampler.model.opened) == 1 + 3 - finished, "the public question, and the texts that were not finished"
+    assert made == [{"input": text, "output": "ab"} for text in INPUTS]
+    assert output.read_bytes().startswith(before)
+    assert [receipt["tokens"] for receipt in made.receipts] == [3, 3, 3]
+    assert sampler.budget.spent() == 6 + 9, "the charge that it had stands"
+    assert sampler.budget.latest()[1] == 4
 
 
 def test_a_failed_model_leaves_a_job_that_is_gone_on_with(
@@ -428,80 +461,57 @@ def test_a_failed_model_leaves_a_job_that_is_gone_on_with(
     with pytest.raises(ReleaseFailed) as caught:
         synthesize_demonstrations(sampler, INPUTS, output=output)
     canary_free(caught.value, frames=True)
-    assert canary not in part_of(output).read_text()
+    assert files(output) == {}
     sampler.model.table = no_more
     with pytest.raises(ModelUnavailable):
         synthesize_demonstrations(sampler, INPUTS, output=output)
     sampler.model.table = table
     made = synthesize_demonstrations(sampler, INPUTS, output=output)
     assert [pair["output"] for pair in made] == ["ab"] * 3
-    assert sampler.budget.spent() == 12
-
-
-def test_a_full_disk_is_said_and_hands_no_token_out(
-    sampler_of: Letters, output: Path, monkeypatch: pytest.MonkeyPatch, canary_free: Any
-) -> None:
-    from langchain_dpicl.decoding import synthesis
-
-    sampler, write, left = sampler_of(), synthesis.os.write, [3]  # the header, the answer's mark, one token
-
-    def full(descriptor: int, content: bytes) -> int:
-        if not left[0]:
-            raise OSError(28, "No space left on device")
-        left[0] -= 1
-        return write(descriptor, content)
-
-    monkeypatch.setattr(synthesis.os, "write", full)
-    with pytest.raises(InvalidParameter, match="No space left on device") as caught:
-        synthesize_demonstrations(sampler, INPUTS, output=output)
-    canary_free(caught.value, frames=True)
-    assert sampler.budget.spent() == 6
-    monkeypatch.undo()
-    assert len(synthesize_demonstrations(sampler, INPUTS, output=output)) == 3
-    assert sampler.budget.spent() == 12
-
-
-def test_an_interrupted_answer_that_is_not_asked_for_any_more_is_not_dropped_in_silence(
-    sampler_of: Letters, output: Path
-) -> None:
-    sampler = sampler_of()
-    interrupt(sampler, output)
-    before = files(output)
-    with pytest.raises(InvalidParameter, match=r"delete 'demonstrations\.jsonl\.part'"):
-        synthesize_demonstrations(sampler, ["two"], output=output)
-    assert files(output) == before
-    made = synthesize_demonstrations(sampler, ["zero", "two", "one"], output=output)
-    assert [pair["input"] for pair in made] == ["zero", "two", "one"]
-    assert Demonstrations.load(output)[0]["input"] == "one", "what is paid for comes first"
-    assert sampler.budget.spent() == 12
-
-
-def test_a_copy_of_a_job_elsewhere_does_not_go_on_with_its_charge(sampler_of: Letters, output: Path) -> None:
-    sampler = sampler_of()
-    interrupt(sampler, output)
-    copy = output.with_name("copy.jsonl")
-    part_of(copy).write_bytes(part_of(output).read_bytes())
-    with pytest.raises(InvalidParameter, match="move it back"):
-        synthesize_demonstrations(sampler, INPUTS, output=copy)
-
-
-def test_without_replay_an_interrupted_answer_is_charged_anew(
-    budget_of: Any, sampler_of: Letters, output: Path
-) -> None:
-    sampler = sampler_of(budget=budget_of(releases=100, replay=False))
-    interrupt(sampler, output)
-    made = synthesize_demonstrations(sampler, INPUTS, output=output)
-    assert [receipt["tokens"] for receipt in made.receipts] == [3, 3, 3]
     assert sampler.budget.spent() == 6 + 9
 
 
-def test_the_answer_that_goes_on_uses_fresh_samples_for_the_steps_that_are_left_alone(
-    sampler_of: Letters, output: Path
+def test_a_full_disk_is_said_and_the_text_that_is_not_kept_is_charged_anew(
+    sampler_of: Letters, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = sampler_of()
+    from langchain_dpicl.decoding import synthesis
+
+    sampler, write, left = sampler_of(), synthesis.os.write, [2]  # the first text, and half of the second
+
+    def full(descriptor: int, content: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content if left[0] else content[: len(content) // 2])
+
+    monkeypatch.setattr(synthesis.os, "write", full)
+    with pytest.raises(InvalidParameter, match="No space left on device"):
+        synthesize_demonstrations(sampler, INPUTS, output=output)
+    assert sampler.budget.spent() == 6
+    monkeypatch.undo()
+    made = synthesize_demonstrations(sampler, INPUTS, output=output)
+    assert [pair["input"] for pair in made] == [pair["input"] for pair in Demonstrations.load(output)] == INPUTS
+    assert sampler.budget.spent() == 12
+
+
+def test_the_text_that_is_begun_anew_has_fresh_coins_and_draws_for_every_token(
+    sampler_of: Letters, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, drawn = sampler_of(), []
+    draw = type(sampler.exemplars).draw
+
+    def watched(self: Any, source: Any, rate: Any, shared: str, steps: int, **options: Any) -> Any:
+        drawn.append((shared, steps, draw(self, source, rate, shared, steps, **options)))
+        return drawn[-1][-1]
+
+    monkeypatch.setattr(type(sampler.exemplars), "draw", watched)
     interrupt(sampler, output)
     sampler.model.calls.clear()
-    synthesize_demonstrations(sampler, ["one"], output=output)
+    (receipt,) = synthesize_demonstrations(sampler, ["one"], output=output).receipts
+    first, second = drawn
+    assert first[:2] == second[:2] == ("Input: one\nOutput:", 6)
+    assert first[2] is not second[2]
     health, *steps = sampler.model.calls
     assert health == 0
-    assert len(steps) == 2, "the second letter and the end: the first was handed out before"
+    assert len(steps) == 3, "both letters and the end"
+    assert receipt["number"] == 12, "the units after those of the first charge"

@@ -1,4 +1,5 @@
-"""Jobs that are killed, at every step and again and again: nothing is paid twice, no pair is lost, no token is changed.
+"""Jobs that are killed, at every step and again and again: no text is kept without its charge, none that is kept is
+charged again, and one that was interrupted is charged anew.
 
 The child processes are forks that kill themselves with signal 9 at a chosen step: before or after one of the job's
 writes to its files (or in the middle of it) or one of its transactions.
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from ledger_files import copy_ledger
-from letters import INPUTS, letters, no_more, part_of
+from letters import INPUTS, letters, no_more
 
 from langchain_dpicl import (
     Demonstrations,
@@ -106,7 +107,7 @@ class Countdown:
     def install(self) -> None:
         synthesis.os.write = self.halving(os.write)  # type: ignore[assignment]
         synthesis.os.ftruncate = self.around(os.ftruncate)  # type: ignore[assignment]
-        for name in ("charge", "record", "open_charge"):
+        for name in ("charge", "record"):
             setattr(Ledger, name, self.around(getattr(Ledger, name)))
 
 
@@ -134,91 +135,98 @@ def killed_at(n: int, sampler: DPSampler, output: Path) -> bool:
     return status != 0
 
 
-def handed_out(output: Path) -> dict[str, str]:
-    """The text of the tokens in the journal, by the mark of their answer."""
-    found, mark = {}, ""
-    lines = part_of(output).read_bytes().split(b"\n")[:-1] if part_of(output).exists() else []
-    for entry in map(json.loads, lines[1:]):
-        mark = entry.get("answer", mark)
-        found[mark] = found.get(mark, "") + ("" if "answer" in entry else "abé."[entry["token"]])
-    return found
+def written(output: Path) -> list[bytes]:
+    """The whole lines of the file."""
+    return output.read_bytes().split(b"\n")[:-1] if output.exists() else []
 
 
-def marked(made: Demonstrations) -> dict[str, str]:
-    """The outputs, by the mark of their input."""
-    return {synthesis.mark_of(f"Input: {pair['input']}\nOutput:"): pair["output"] for pair in made}
+def lost(sampler: DPSampler, output: Path) -> list[str | None]:
+    """What became of the charges whose texts are not in the file."""
+    kept = {json.loads(line)["receipt"]["number"] for line in written(output)}
+    return [release.outcome for release in sampler.budget.latest()[0] if release.number not in kept]
 
 
-def check_finished(made: Demonstrations, sampler: DPSampler, output: Path) -> None:
-    """The file and the ledger are those of a job that nobody interrupted."""
+def check_finished(made: Demonstrations, sampler: DPSampler, output: Path, lost: int = 0) -> None:
+    """Every text is in the file once, with a charge of its own for its tokens; so many other charges stand beside."""
     assert [pair["input"] for pair in made] == INPUTS
     assert Demonstrations.load(output) == made
-    assert not part_of(output).exists()
+    assert list(output.parent.glob("out*")) == [output]
     drawn = [len(pair["output"]) + (len(pair["output"]) < 6) for pair in made]  # the end is a token too
-    tokens = [receipt["tokens"] for receipt in made.receipts]
-    assert all(charged in (own, 6) for charged, own in zip(tokens, drawn, strict=True)), "reopened: the whole charge"
-    assert sampler.budget.spent() == sum(tokens)
+    assert [receipt["tokens"] for receipt in made.receipts] == drawn
     releases, total = sampler.budget.latest()
-    assert total == len(INPUTS), "one charge for each input"
-    assert [release.outcome for release in releases] == ["released"] * 3
-    assert [release.units for release in releases] == tokens
+    assert total == len(INPUTS) + lost
+    assert sampler.budget.spent() == sum(release.units for release in releases)
+    charges = {release.number: release for release in releases}
+    own = [charges[receipt["number"]] for receipt in made.receipts]
+    assert len({charge.number for charge in own}) == len(INPUTS), "one charge for each text"
+    assert [charge.outcome for charge in own] == ["released"] * 3
+    assert [charge.units for charge in own] == drawn
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_a_job_pays_once_and_keeps_every_token(sampler_at: Any, tmp_path: Path) -> None:
-    moments = 0
+def test_killed_at_any_moment_a_job_keeps_its_texts_and_charges_the_interrupted_one_anew(
+    sampler_at: Any, tmp_path: Path
+) -> None:
+    moments, outcomes, torn = 0, list[Any](), 0
     for n in itertools.count():
         output = tmp_path / str(n) / "out.jsonl"
         sampler = sampler_at(output.parent)
         if not killed_at(n, sampler, output):
             break
-        before = handed_out(output)
-        written = output.read_bytes().split(b"\n")[:-1] if output.exists() else []
+        before, interrupted, spent = written(output), lost(sampler, output), sampler.budget.spent()
+        assert len(interrupted) <= 1
+        outcomes.extend(interrupted)
+        torn += output.exists() and not output.read_bytes().endswith(b"\n") and output.stat().st_size > 0
         made = synthesize_demonstrations(sampler, INPUTS, output=output)
-        check_finished(made, sampler, output)
-        assert output.read_bytes().split(b"\n")[: len(written)] == written, "no pair is made again"
-        final = marked(made)
-        assert all((final[mark] + ".").startswith(text) for mark, text in before.items()), "no token is drawn again"
+        check_finished(made, sampler, output, len(interrupted))
+        assert written(output)[: len(before)] == before, "no pair is made again"
+        assert sampler.budget.spent() == spent + sum(receipt["tokens"] for receipt in made.receipts[len(before) :])
         moments = n + 1
-    assert moments > 3 * (2 * 3 + 3 + 2 * 3), "charges, tokens, records and lines of three answers"
+    assert moments == 3 * (2 + 2 + 3), "charge, record and line of three answers"
+    assert [outcomes.count(None), outcomes.count("released")] == [3 * 2, 3 * 3], "before and after the record"
+    assert torn == 3
 
 
 @pytest.mark.slow
-def test_killed_at_every_moment_one_after_the_other_a_job_still_pays_once(sampler_at: Any, tmp_path: Path) -> None:
-    """Each process gets so many moments further than nothing, and there are moments in a job that need some."""
+def test_killed_at_every_moment_one_after_the_other_a_job_still_ends(sampler_at: Any, tmp_path: Path) -> None:
+    """Each process gets so many moments further than nothing, which are enough for one answer."""
     for patience in range(9, 16):
         output = tmp_path / str(patience) / "out.jsonl"
         sampler = sampler_at(output.parent)
-        seen: dict[str, str] = {}
+        seen: list[bytes] = []
         for _ in range(100):
             if not killed_at(patience, sampler, output):
                 break
-            now = handed_out(output)
-            assert all(now.get(mark, text).startswith(text) for mark, text in seen.items())
-            seen |= now
+            now = written(output)
+            assert now[: len(seen)] == seen
+            seen = now
+        interrupted = len(lost(sampler, output))
         made = synthesize_demonstrations(sampler, INPUTS, output=output)
-        check_finished(made, sampler, output)
-        assert all((marked(made)[mark] + ".").startswith(text) for mark, text in seen.items())
+        check_finished(made, sampler, output, interrupted)
+        assert written(output)[: len(seen)] == seen
 
 
-def test_an_answer_that_the_ledger_has_is_not_asked_of_the_model_again(sampler_at: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", [2, 3])
+def test_a_text_that_is_not_in_the_file_is_drawn_and_charged_anew(moment: int, sampler_at: Any, tmp_path: Path) -> None:
+    """The process dies before or after the record: the first charge stands, and nothing is taken from it."""
     output = tmp_path / "job" / "out.jsonl"
     sampler = sampler_at(output.parent)
+    assert killed_at(moment, sampler, output)
+    assert written(output) == []
+    (first,), _ = sampler.budget.latest()
+    assert first.outcome == (None if moment == 2 else "released")
+    sampler.model.calls.clear()
+    made = synthesize_demonstrations(sampler, INPUTS, output=output)
+    assert len(sampler.model.calls) == 1 + sum(receipt["tokens"] for receipt in made.receipts), (
+        "and the public question"
+    )
+    assert not any(receipt["replayed"] for receipt in made.receipts)
+    check_finished(made, sampler, output, 1)
+    assert sampler.budget.latest()[0][0] == first
 
-    def job() -> None:
-        synthesis.Journal.add = die  # type: ignore[method-assign]
-        synthesize_demonstrations(sampler, ["one"], output=output)
 
-    assert in_child(job) == -signal.SIGKILL
-    spent = sampler.budget.spent()
-    sampler.model.table = no_more
-    (receipt,) = synthesize_demonstrations(sampler, ["one"], output=output).receipts
-    assert receipt["replayed"]
-    assert receipt["tokens"] == spent == sampler.budget.spent()
-
-
-def test_a_record_that_a_power_failure_undid_is_made_again_from_the_journal(sampler_at: Any, tmp_path: Path) -> None:
-    """Notes in the ledger are durable with the next charge; the journal's tokens and the file's lines are at once."""
+def test_a_text_in_the_file_is_kept_if_a_power_failure_undid_its_record(sampler_at: Any, tmp_path: Path) -> None:
+    """Notes in the ledger are durable with the next charge; the charge and the file's line are at once."""
     output = tmp_path / "job" / "out.jsonl"
     sampler = sampler_at(output.parent)
 
@@ -232,11 +240,11 @@ def test_a_record_that_a_power_failure_undid_is_made_again_from_the_journal(samp
     ledger.close()
     assert sampler.budget.spent() == 6
     sampler.model.table = no_more
-    sampler._doubts.asked("").judge(answered=True)
-    written = output.read_bytes()
+    before = output.read_bytes()
     made = synthesize_demonstrations(sampler, ["one"], output=output)
-    assert output.read_bytes() == written
-    assert sampler.budget.spent() == 6 >= made.receipts[0]["tokens"], "what is reopened gives nothing back"
+    assert output.read_bytes() == before
+    assert sampler.budget.spent() == 6 >= made.receipts[0]["tokens"], "what was given back counts again"
+    assert sampler.budget.latest()[1] == 1
 
 
 def test_a_file_belongs_to_one_process_at_a_time(sampler_at: Any, tmp_path: Path) -> None:
@@ -298,46 +306,48 @@ def test_many_processes_that_start_one_job_do_it_once(sampler_at: Any, tmp_path:
 
 
 def test_others_who_charge_in_between_get_what_is_theirs(sampler_at: Any, tmp_path: Path) -> None:
-    """An open charge stays open while others use the budget, and its receipt then counts them."""
+    """An open charge stays open while others use the budget, who wait for nothing, and later receipts count it."""
     output = tmp_path / "job" / "out.jsonl"
     sampler = sampler_at(output.parent)
-    assert killed_at(20, sampler, output)
-    assert 0 < sampler.budget.spent() <= 18
+    assert killed_at(2, sampler, output)
+    assert sampler.budget.spent() == 6
     answered = sampler.with_receipt().invoke("one")["receipt"]
-    assert answered["number"] > 6
+    assert answered["number"] == 12
     made = synthesize_demonstrations(sampler, INPUTS, output=output)
     tokens = sum(receipt["tokens"] for receipt in made.receipts)
-    assert sampler.budget.spent() == tokens + answered["tokens"]
+    assert sampler.budget.spent() == 6 + tokens + answered["tokens"]
     line = sampler.line()
     for receipt in made.receipts:
         assert receipt["epsilon_spent"] == pytest.approx(line.plan.spent({"tokens": RELEASES - receipt["remaining"]}))  # type: ignore[attr-defined]
 
 
-def test_queries_that_are_kept_are_in_the_receipts_of_answers_gone_on_with(sampler_at: Any, tmp_path: Path) -> None:
+def test_queries_that_are_kept_are_in_the_receipts_of_answers_that_were_begun_anew(
+    sampler_at: Any, tmp_path: Path
+) -> None:
     output = tmp_path / "job" / "out.jsonl"
     sampler = sampler_at(output.parent, keep_queries=True)
-    assert killed_at(12, sampler, output)
+    assert killed_at(2, sampler, output)
     made = synthesize_demonstrations(sampler, INPUTS, output=output)
     assert [json.loads(receipt["query"] or "")["input"] for receipt in made.receipts] == INPUTS
-    check_finished(made, sampler, output)
+    check_finished(made, sampler, output, 1)
 
 
-def test_a_lock_on_a_journal_that_was_just_taken_away_is_worth_nothing(
+def test_a_lock_on_a_file_that_was_just_taken_away_is_worth_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between opening the journal and locking it, the job that had it finished and another began."""
+    """Between opening the file and locking it, the job that had it ended without an answer and another began."""
     output, lock, calls = tmp_path / "out.jsonl", durable.lock, []
 
     def late(descriptor: int) -> bool:
         if not calls:
-            part_of(output).unlink()
-            part_of(output).touch()
+            output.unlink()
+            output.touch()
         calls.append(descriptor)
         return lock(descriptor)
 
     monkeypatch.setattr(durable, "lock", late)
-    held = synthesis.Journal(output, "settings")
+    held = synthesis.JobFile(output, "settings", "input")
     with pytest.raises(InvalidParameter, match="no other job"):
-        synthesis.Journal(output, "settings")
+        synthesis.JobFile(output, "settings", "input")
     held.close()
     assert len(calls) == 3
