@@ -11,7 +11,7 @@ import numpy as np
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration, Logits
-from langchain_dpicl.evaluation.batches import Batches, State
+from langchain_dpicl.lab.evaluation.batches import Batches, State
 
 _KEPT = 2000  # demonstrations; each takes about 1.5 MB with SmolLM2-135M
 

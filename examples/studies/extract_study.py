@@ -32,12 +32,12 @@ from tqdm import tqdm
 
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector, Structured
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.heads import kept_vectors
-from langchain_dpicl.evaluation.passes import PassFile, ask_members, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import Score, Value
+from langchain_dpicl.lab.evaluation.heads import kept_vectors
+from langchain_dpicl.lab.evaluation.passes import PassFile, ask_members, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import Score, Value
+from langchain_dpicl.lab.plots import COLORS, GREY, Chart, Curve, Level, figure_of, save_figure
 from langchain_dpicl.local import local_embeddings, local_llm
-from langchain_dpicl.plots import COLORS, GREY, Chart, Curve, Level, figure_of, save_figure
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.noise import SecureRandomness

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators.votes import NoisyVote
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.scores import Score, Value
-from langchain_dpicl.plots import COLORS, GREY, new_figure, save_figure
+from langchain_dpicl.lab.evaluation.scores import Score, Value
+from langchain_dpicl.lab.plots import COLORS, GREY, new_figure, save_figure
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.choice import Crowd, best_vote, options_of
 from langchain_dpicl.privacy.mechanisms import LineRequest

@@ -23,9 +23,9 @@ from gated_report import Question, Study, Workload, write
 from gated_votes import BatchedReader, Ints, Reader, Table, Vectors
 
 from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.rows import Row, load_rows
-from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, Shape, task
+from langchain_dpicl.lab.evaluation.passes import PassFile, key_of
+from langchain_dpicl.lab.evaluation.rows import Row, load_rows
+from langchain_dpicl.lab.evaluation.tasks import SEPARATOR, ClassificationTask, Shape, task
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 _SECTIONS = {

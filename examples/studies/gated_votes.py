@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.batches import Batches, State
-from langchain_dpicl.evaluation.passes import PassFile, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.studies import Scores
-from langchain_dpicl.evaluation.tasks import Shape
+from langchain_dpicl.lab.evaluation.batches import Batches, State
+from langchain_dpicl.lab.evaluation.passes import PassFile, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.studies import Scores
+from langchain_dpicl.lab.evaluation.tasks import Shape
 from langchain_dpicl.privacy.noise import Randomness
 
 _KEPT = 90_000  # tokens of examples whose states are kept; 46 KB each with SmolLM2-135M

@@ -23,7 +23,7 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl import Demonstrations, PrivateHead, few_shot_chain, label_public
-from langchain_dpicl.evaluation.scores import share_error
+from langchain_dpicl.lab.evaluation.scores import share_error
 from langchain_dpicl.local import local_llm
 
 EPSILON, SHOWN, QUESTIONS = 1.0, 4, 250

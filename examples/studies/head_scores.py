@@ -23,8 +23,8 @@ from langchain_core.runnables import RunnableConfig
 from tqdm import tqdm
 
 from langchain_dpicl import LabelScores
-from langchain_dpicl.evaluation.heads import fit_head
-from langchain_dpicl.evaluation.scores import share_error
+from langchain_dpicl.lab.evaluation.heads import fit_head
+from langchain_dpicl.lab.evaluation.scores import share_error
 from langchain_dpicl.local import local_llm
 
 MODEL = "smollm2-135m-instruct"

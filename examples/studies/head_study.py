@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from langchain_dpicl import PrivateHead
-from langchain_dpicl.evaluation.heads import fit_head, head_without_noise
-from langchain_dpicl.evaluation.scores import share_error
+from langchain_dpicl.lab.evaluation.heads import fit_head, head_without_noise
+from langchain_dpicl.lab.evaluation.scores import share_error
+from langchain_dpicl.lab.plots import COLORS, GREY, SHADES, new_figure, plain, save_figure
 from langchain_dpicl.local import local_embeddings
 from langchain_dpicl.once.steps import FeatureMap
-from langchain_dpicl.plots import COLORS, GREY, SHADES, new_figure, plain, save_figure
 from langchain_dpicl.store.datafile import read_records
 
 EPSILONS = (0.3, 1.0, 3.0, 8.0)

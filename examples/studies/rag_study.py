@@ -38,7 +38,7 @@ from langchain_dpicl.aggregators import Aggregator
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import attempt
 from langchain_dpicl.errors import DPICLError, PrivacyWarning
-from langchain_dpicl.evaluation.passes import PassFile, key_of
+from langchain_dpicl.lab.evaluation.passes import PassFile, key_of
 from langchain_dpicl.local import local_embeddings
 from langchain_dpicl.once.collection import release_collection
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan

@@ -19,8 +19,8 @@ from langchain_dpicl.aggregators import EmbeddingMean
 from langchain_dpicl.decoding.answer import Settings, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import DemonstrationTemplate
-from langchain_dpicl.evaluation.batches import Decoder
-from langchain_dpicl.evaluation.scores import meaning_scores, text_measures
+from langchain_dpicl.lab.evaluation.batches import Decoder
+from langchain_dpicl.lab.evaluation.scores import meaning_scores, text_measures
 from langchain_dpicl.local import local_embeddings, local_llm
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray

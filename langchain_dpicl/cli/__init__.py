@@ -22,21 +22,32 @@ if TYPE_CHECKING:
     from langchain_dpicl.members.chains import ModelChoice
 
 COMMANDS = {
-    "check-data": ("data", "what a data file holds, what commands would refuse in it, and what would weaken privacy"),
+    "check-data": (
+        "cli.data",
+        "what a data file holds, what commands would refuse in it, and what would weaken privacy",
+    ),
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
     "answer": ("answer", "answer questions from your own examples"),
     "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
     "synthesize": ("answer", "write public demonstrations from your own examples"),
-    "advise": ("advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
+    "advise": (".lab.advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
     "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
-    "rehearse": ("rehearse", "try a configuration's chain on public examples, at no cost: prompts, outputs, errors"),
+    "rehearse": (
+        "cli.rehearse",
+        "try a configuration's chain on public examples, at no cost: prompts, outputs, errors",
+    ),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
-    "evaluate": ("measure", "measure private answers on a task with known answers"),
-    "audit": ("measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
+    "evaluate": (".lab.measure", "measure private answers on a task with known answers"),
+    "audit": (".lab.measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
 }
-"""The module of each command, and what the command does."""
+"""The module of each command, and what the command does. The lab's are found here alone: nothing else imports it."""
+
+
+def lab(module: str) -> Any:
+    """A module of the lab, which measures and draws."""
+    return import_module(f"langchain_dpicl.lab.{module}")
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -54,7 +65,7 @@ def parser_of(given: Sequence[str]) -> argparse.ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
-            declare = getattr(import_module(f"langchain_dpicl.cli.{module}"), f"{name.replace('-', '_')}_options")
+            declare = getattr(import_module(f".{module}", __name__), f"{name.replace('-', '_')}_options")
             command.description = inspect.getdoc(declare)
             declare(command)
     return parser

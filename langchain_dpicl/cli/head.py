@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -124,7 +125,6 @@ def answer_by_head(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
     from langchain_dpicl import PrivateHead, local
     from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
-    from langchain_dpicl.evaluation.scores import share_error
 
     used = {"mode", "head", "json", "question", "test", "limit", "input_key", "output_key", "model", "model_url"}
     used |= {"delimiter", "encoding", "skip_bad"}
@@ -150,7 +150,7 @@ def answer_by_head(options: argparse.Namespace) -> int:
     if known:
         right = [found["label"] == label for found, (_, label) in zip(answers[len(asked) :], known, strict=True)]
         share = sum(right) / len(right)
-        error = share_error([share], len(right))
+        error = math.sqrt(share * (1.0 - share) / len(right))
         facts |= {"accuracy": share, "standard_error": error, "held_out": len(right)}
         lines.append(f"    {len(right)} test questions: {share:.1%} right (standard error {error:.1%})")
     facts["seconds"] = round(time.monotonic() - started, 1)

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Any
 
-from langchain_dpicl.cli import add_calls, add_prices, add_run, calls_of, chosen, given, show
+from langchain_dpicl.cli import add_calls, add_prices, add_run, calls_of, chosen, given, lab, show
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.plots import GREY, SHADES, Curve, Panel, draw_panels
-from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PLDAccountant, PrivacyPlan
+from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
 from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_made, options_of, refuse_noise
 from langchain_dpicl.privacy.gate import Gate
@@ -117,8 +116,11 @@ def plan(options: argparse.Namespace) -> int:
             numbers["verification"]["note"] = _TICKETS
             text += f"\n{_TICKETS}"
     if options.plot:
-        panels = _panels(solved, crowd, _labels(options), options.margin) if gate is None else _gated_panels(gate)
-        draw_panels(panels, options.plot)
+        pictures = lab("plan_pictures")
+        if gate is None:
+            pictures.draw_plan(options.plot, solved, crowd, _labels(options), options.margin)
+        else:
+            pictures.draw_gate(options.plot, gate)
         numbers["plot"] = options.plot
     show(options, numbers, text)
     for warning in [] if options.json else warnings:
@@ -275,74 +277,3 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
 
 def _cell(point: dict[str, Any]) -> str:
     return "no plan" if point["noise"] is None else f"{point['noise']:.3g} ({point['signal']:.3g})"
-
-
-def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, float | None]]:
-    """Return the certified epsilon after n releases of a plan with one line, from 1 to all of them."""
-    (line,) = plan.lines.values()
-    accountant, counts = PLDAccountant(), _steps(1, line.count, line.count, points)
-    return [(n, min(plan.epsilon, accountant.epsilon([line.line(line.parameter, n)], plan.delta))) for n in counts]
-
-
-def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[float, float]]:
-    """Return the noise parameter that each epsilon allows, with everything else as in the plan."""
-    (line,) = plan.lines.values()
-    request = LineRequest(line.mechanism, line.rate, line.count, line.weight, line.options)
-    return [(each, PrivacyPlan.alone(request, epsilon=each, delta=plan.delta).parameter) for each in epsilons]
-
-
-def _panels(plan: PrivacyPlan, crowd: Crowd, labels: int, margins: list[int]) -> list[Panel]:
-    """Return epsilon against releases, and the effect of other epsilons on the answers."""
-    (line,) = plan.lines.values()
-    noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))
-    title, y, level = f"What {line.count:,} releases spend", f"epsilon (delta {plan.delta:.2g})", (None, plan.epsilon)
-    curves, note = [Curve(epsilon_curve(plan))], f"the plan: epsilon {plan.epsilon:g}"
-    spent = Panel(title, "releases", y, curves, plan=level, note=note)
-    x, here = f"epsilon of all {line.count:,} releases", (plan.epsilon, None)
-    if line.mechanism not in VOTES:
-        parameter, values = line.family.parameter, [value for _, value in noise]
-        title, wide = f"The {parameter} that an epsilon allows", max(values) > 30.0 * min(values)
-        return [spent, Panel(title, x, parameter, [Curve(noise)], is_log=wide, plan=here)]
-    flips, votes = [], f"{crowd.expected:.3g}"
-    for i, margin in enumerate(margins or sorted({crowd.ahead_by(share) for share in (0.1, 0.3, 0.5, 1.0)})):
-        chances = [(e, VoteNoise(line.mechanism, at, line.own_calls).flip(margin, labels)) for e, at in noise]
-        flips.append(Curve(chances, f"ahead by {margin} of {votes}", SHADES[min(i, 3)]))
-    title, y = f"What noise does to {votes} expected votes", "chance that noise flips the vote"
-    return [spent, Panel(title, x, y, flips, top=1.05 - 1.0 / labels, plan=here)]
-
-
-def _gated_panels(gate: Gate) -> list[Panel]:
-    """Return noise against tickets at several rates, and signal over noise against members."""
-
-    def noise(rate: float, label: str, color: str, style: str = "-") -> Curve:
-        return Curve([(count, gate.noise(rate, count)) for count in counts], label, color, style)
-
-    def signal(tickets: float, share: float, label: str, color: str, style: str = "-") -> Curve:
-        count = max(1, round(tickets))
-        found = [(n, gate.signal(n, gate.noise(gate.rate_of(n) * share, count))) for n in crowds]
-        return Curve(found, label.format(count), color, style)
-
-    shades = (SHADES[0], SHADES[2], SHADES[3])
-    counts = _steps(gate.tickets / 8, gate.tickets * 32, MAX_COUNT)
-    rates = sorted({min(1.0, gate.rate * factor) for factor in (0.25, 1.0, 4.0)})
-    noises = [noise(rate, f"gated, q = {rate:.3g}", shade) for rate, shade in zip(rates, shades, strict=False)]
-    noises.append(noise(gate.blind_rate, f"blind, q = {gate.blind_rate:.3g}: queries in all", GREY, "--"))
-
-    most = max(gate.members, round(gate.members / gate.rate))
-    crowds = _steps(gate.members / 4, min(most, gate.members * 16), most)
-    tickets = [(gate.tickets * factor, shade) for factor, shade in zip((0.25, 1.0, 4.0), shades, strict=True)]
-    signals = [signal(count, 1.0, "gated, {:,} tickets", shade) for count, shade in tickets]
-    share, blind = gate.eligible / gate.owners, "blind, {:,} queries in all"
-    signals += [signal(gate.tickets, share, blind, GREY, ":"), signal(gate.lasting, share, blind, GREY, "--")]
-
-    least, parameter = gate.noise(gate.rate, gate.tickets), gate.family.parameter
-    title, x = f"The {parameter} that epsilon {gate.epsilon:g} allows", f"{gate.unit}s (as many exemplars each)"
-    left = Panel(title, "tickets of an owner", parameter, noises, is_log=True, plan=(gate.tickets, least))
-    title, here = f"Signal over noise at epsilon {gate.epsilon:g}", (gate.members, gate.signal(gate.members, least))
-    return [left, Panel(title, x, gate.signal_name, signals, is_log=True, plan=here)]
-
-
-def _steps(low: float, high: float, most: int, points: int = 6) -> list[int]:
-    """Return whole numbers from ``low`` to ``high``, evenly on a logarithmic scale."""
-    low, high = max(1.0, low), max(1.0, high)
-    return sorted({min(most, max(1, round(low * (high / low) ** (i / (points - 1))))) for i in range(points)})

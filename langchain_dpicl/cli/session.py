@@ -28,7 +28,7 @@ from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
-from langchain_dpicl.cli import show
+from langchain_dpicl.cli import lab, show
 from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
 from langchain_dpicl.members.chains import ModelChoice, Wording, keywords_to_answer, read_lines
 from langchain_dpicl.privacy import PrivacyPlan
@@ -190,8 +190,6 @@ def text_session(
 
     Raises `InvalidParameter` for an option of another mode.
     """
-    from langchain_dpicl.evaluation.scores import text_scores
-
     for name, mode in (("domain", "keywords-joint"), ("candidates", "embedding")):
         if getattr(options, name) is not None and options.mode != mode:
             raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or --mode {mode}")
@@ -241,7 +239,7 @@ def text_session(
         return {"private": written, "receipt": found["receipt"], **more}
 
     def score(given: list[Any], right: list[str]) -> dict[str, float]:
-        return text_scores([text or "" for text in given], right)
+        return dict(lab("evaluation.scores").text_scores([text or "" for text in given], right))
 
     session = Session(release, options, answer, score)
     return session

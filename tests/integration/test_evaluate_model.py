@@ -10,9 +10,9 @@ import pytest
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.batches import label_reader
-from langchain_dpicl.evaluation.studies import chain_reader
-from langchain_dpicl.evaluation.tasks import ClassificationTask, task
+from langchain_dpicl.lab.evaluation.batches import label_reader
+from langchain_dpicl.lab.evaluation.studies import chain_reader
+from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, task
 from langchain_dpicl.local import local_llm
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,8 +8,8 @@ import pytest
 from gated_votes import BatchedReader
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.evaluation.batches import label_reader
-from langchain_dpicl.evaluation.tasks import Shape
+from langchain_dpicl.lab.evaluation.batches import label_reader
+from langchain_dpicl.lab.evaluation.tasks import Shape
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl import InvalidParameter
-from langchain_dpicl.evaluation.rows import load_rows
-from langchain_dpicl.evaluation.tasks import task
+from langchain_dpicl.lab.evaluation.rows import load_rows
+from langchain_dpicl.lab.evaluation.tasks import task
 
 pytest.importorskip("datasets")
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from langchain_dpicl.audit.membership import LIKELIHOOD, RATIO, TOKENS, auc_bound, known_record, run_membership
-from langchain_dpicl.audit.reading import TeacherForcing
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
+from langchain_dpicl.lab.audit.membership import LIKELIHOOD, RATIO, TOKENS, auc_bound, known_record, run_membership
+from langchain_dpicl.lab.audit.reading import TeacherForcing
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 

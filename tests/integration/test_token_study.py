@@ -12,7 +12,7 @@ from token_study import main
 
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.evaluation.batches import Batches
+from langchain_dpicl.lab.evaluation.batches import Batches
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 
-from langchain_dpicl.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.private import Closed
 
 

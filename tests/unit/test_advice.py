@@ -11,26 +11,21 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.forecast import PublicRecords
-from langchain_dpicl.evaluation.heads import fit_head
-from langchain_dpicl.privacy.advice import (
+from langchain_dpicl.lab.advice import (
     BLIND,
     GATED,
-    HEAD,
     LABEL_VOTE,
     TOKENS,
     Verdict,
     Way,
     Workload,
     compare,
-    head_left,
-    poor,
-    poor_range,
     proposed,
     recommended,
-    tokens_left,
-    vote_left,
 )
+from langchain_dpicl.lab.evaluation.forecast import PublicRecords
+from langchain_dpicl.lab.evaluation.heads import fit_head
+from langchain_dpicl.privacy.advice import HEAD, head_left, poor, poor_range, tokens_left, vote_left
 from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.solving import about, solve

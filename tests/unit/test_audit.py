@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from langchain_dpicl import cli
 from langchain_dpicl.aggregators import EmbeddingMean, NoisyVote, keywords
 from langchain_dpicl.aggregators.keywords import sample_sequence
-from langchain_dpicl.audit import worlds
-from langchain_dpicl.audit.attack import ATTACKED, CASES, audit
-from langchain_dpicl.audit.cases import Setting
-from langchain_dpicl.audit.heads import HEAD
-from langchain_dpicl.audit.worlds import BlockRandomness
 from langchain_dpicl.decoding.answer import clipped_terms
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.lab.audit import worlds
+from langchain_dpicl.lab.audit.attack import ATTACKED, CASES, audit
+from langchain_dpicl.lab.audit.cases import Setting
+from langchain_dpicl.lab.audit.heads import HEAD
+from langchain_dpicl.lab.audit.worlds import BlockRandomness
 from langchain_dpicl.selection import PoissonExampleSelector
 
 CERTAIN = 1.0 - 1e-8
@@ -322,6 +322,6 @@ def test_the_command_refuses_bad_input_in_one_line(
 
 
 def test_declaring_the_command_loads_nothing_of_the_audit() -> None:
-    code = "import sys, langchain_dpicl.cli.measure; print(*sys.modules)"
+    code = "import sys, langchain_dpicl.lab.measure; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {"langchain_dpicl.audit", "scipy", "numpy", "matplotlib", "langchain_core"}.isdisjoint(loaded)
+    assert {"langchain_dpicl.lab.audit", "scipy", "numpy", "matplotlib", "langchain_core"}.isdisjoint(loaded)

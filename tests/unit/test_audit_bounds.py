@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl.audit.bounds import Region, choose_region, clopper_pearson, expected_bounds, lower_bounds
+from langchain_dpicl.lab.audit.bounds import Region, choose_region, clopper_pearson, expected_bounds, lower_bounds
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 50), (7, 50), (50, 50), (3, 100_000), (99_999, 100_000)])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from langchain_dpicl.audit import worlds
-from langchain_dpicl.audit.attack import CASES
-from langchain_dpicl.audit.cases import LABELS, MemberCase, Setting
-from langchain_dpicl.audit.worlds import BlockRandomness
+from langchain_dpicl.lab.audit import worlds
+from langchain_dpicl.lab.audit.attack import CASES
+from langchain_dpicl.lab.audit.cases import LABELS, MemberCase, Setting
+from langchain_dpicl.lab.audit.worlds import BlockRandomness
 
 
 def cases(name: str, **more: Any) -> Sequence[Any]:

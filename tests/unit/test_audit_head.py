@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from langchain_dpicl import cli
-from langchain_dpicl.audit import heads
-from langchain_dpicl.audit.attack import audit
-from langchain_dpicl.audit.cases import Setting
-from langchain_dpicl.audit.heads import HEAD, HeadCase, SeenFit, head_cases, head_world
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.lab.audit import heads
+from langchain_dpicl.lab.audit.attack import audit
+from langchain_dpicl.lab.audit.cases import Setting
+from langchain_dpicl.lab.audit.heads import HEAD, HeadCase, SeenFit, head_cases, head_world
 from langchain_dpicl.once import fitting
 from langchain_dpicl.once.fitting import Fit
 from langchain_dpicl.once.steps import LATTICE, OwnedRecords, clipped_sum

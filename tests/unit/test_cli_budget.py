@@ -16,8 +16,8 @@ from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
 from langchain_dpicl.budget.terms import ticket_bins
 from langchain_dpicl.budget.upkeep import LedgerReport
 from langchain_dpicl.cli import main
-from langchain_dpicl.cli.budget import losses
 from langchain_dpicl.cli.session import receipt_words
+from langchain_dpicl.lab.ledger_pictures import losses
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.cli import main
-from langchain_dpicl.evaluation.passes import EvaluationPlan
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
 from langchain_dpicl.members.chains import ModelChoice
 
 LABELS = ("Negative", "Positive")
@@ -24,7 +24,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     monkeypatch.setattr(ModelChoice, "load", lambda self, **_: fake)
     monkeypatch.setattr(local, "local_embeddings", lambda: WordEmbeddings("cat dog owl fox"))
     monkeypatch.setattr(EvaluationPlan, "parameter", lambda self, epsilon, *_, **__: self.rate / epsilon)
-    monkeypatch.setattr("langchain_dpicl.evaluation.evaluate.cost_curve", lambda *_, **__: [])
+    monkeypatch.setattr("langchain_dpicl.lab.evaluation.evaluate.cost_curve", lambda *_, **__: [])
     return fake
 
 

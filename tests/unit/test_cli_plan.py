@@ -20,8 +20,8 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.cli import plan as plan_module
-from langchain_dpicl.cli.plan import epsilon_curve, noise_curve
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
+from langchain_dpicl.lab.plan_pictures import epsilon_curve, noise_curve
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --releases 10000"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve, tokens_of
-from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.tasks import TASKS
+from langchain_dpicl.lab.evaluation.evaluate import CostPoint, cost_curve, tokens_of
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.tasks import TASKS
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 
 TREC, E2E = TASKS["trec"], TASKS["e2e"]

@@ -14,12 +14,12 @@ from evaluation_fakes import FakeLLM, WordEmbeddings, rows, unit
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import batches, evaluate
-from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import Score
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, Shape
+from langchain_dpicl.lab.evaluation import batches, evaluate
+from langchain_dpicl.lab.evaluation.evaluate import Evaluation, Model, some
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, PassFile
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import Score
+from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, GenerationTask, Shape
 
 COLOURS = ClassificationTask("colours", ("Red", "Blue"), Shape("", "Thing: {input}\nColour:"))
 NOTES = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)

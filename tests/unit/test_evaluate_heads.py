@@ -13,15 +13,15 @@ from evaluation_fakes import WordEmbeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl import local
-from langchain_dpicl.evaluation.evaluate import Evaluation, Model
-from langchain_dpicl.evaluation.findings import advice, choices, findings
-from langchain_dpicl.evaluation.heads import HeadStudy, fit_head, head_without_noise, kept_vectors
-from langchain_dpicl.evaluation.labels import label_votes
-from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.evaluation.report import write_report
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value, share_error
-from langchain_dpicl.evaluation.tasks import TASKS, ClassificationTask, Shape
+from langchain_dpicl.lab.evaluation.evaluate import Evaluation, Model
+from langchain_dpicl.lab.evaluation.findings import advice, choices, findings
+from langchain_dpicl.lab.evaluation.heads import HeadStudy, fit_head, head_without_noise, kept_vectors
+from langchain_dpicl.lab.evaluation.labels import label_votes
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
+from langchain_dpicl.lab.evaluation.report import write_report
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value, share_error
+from langchain_dpicl.lab.evaluation.tasks import TASKS, ClassificationTask, Shape
 from langchain_dpicl.once import fitting
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.privacy import PrivacyPlan

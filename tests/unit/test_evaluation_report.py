@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter, MissingExtra
-from langchain_dpicl.evaluation.evaluate import CostPoint, cost_curve
-from langchain_dpicl.evaluation.findings import findings
-from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.evaluation.pictures import pictures
-from langchain_dpicl.evaluation.report import main_table, papers_table, write_index, write_report
-from langchain_dpicl.evaluation.scores import Score, Value
-from langchain_dpicl.evaluation.tasks import TASKS
-from langchain_dpicl.plots import figure_of
+from langchain_dpicl.lab.evaluation.evaluate import CostPoint, cost_curve
+from langchain_dpicl.lab.evaluation.findings import findings
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
+from langchain_dpicl.lab.evaluation.pictures import pictures
+from langchain_dpicl.lab.evaluation.report import main_table, papers_table, write_index, write_report
+from langchain_dpicl.lab.evaluation.scores import Score, Value
+from langchain_dpicl.lab.evaluation.tasks import TASKS
+from langchain_dpicl.lab.plots import figure_of
 
 PLAN: dict[str, Any] = {"members": 10, "shots": 4, "rate": 0.01, "releases": 10_000, "delta": 1e-5}
 SETTINGS: dict[str, Any] = {"model": "a model", **PLAN, "command": "dpicl evaluate trec --data trec"}

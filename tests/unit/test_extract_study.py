@@ -13,7 +13,7 @@ from extract_study import ALL, CALLS, FIELDS, FORM, OWN, Record, prompt
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.evaluation.report import write_index
+from langchain_dpicl.lab.evaluation.report import write_index
 
 FOODS = ("English", "French", "Italian")
 

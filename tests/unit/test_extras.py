@@ -15,12 +15,12 @@ import langchain_dpicl
 from langchain_dpicl import ExemplarStore, LineRequest, MissingExtra, PrivacyBudget, PrivacyPlan, StoreError, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.decoding.backends import loading
-from langchain_dpicl.evaluation.rows import load_rows
-from langchain_dpicl.evaluation.scores import text_scores
-from langchain_dpicl.evaluation.tasks import TASKS
 from langchain_dpicl.extras import require
+from langchain_dpicl.lab.evaluation.rows import load_rows
+from langchain_dpicl.lab.evaluation.scores import text_scores
+from langchain_dpicl.lab.evaluation.tasks import TASKS
+from langchain_dpicl.lab.plots import draw_panels
 from langchain_dpicl.members.chains import ModelChoice
-from langchain_dpicl.plots import draw_panels
 from langchain_dpicl.serving.routes import add_dp_routes
 
 ROOT = Path(langchain_dpicl.__file__).parents[1]

@@ -18,9 +18,9 @@ from gated_report import BUCKETS, CALLS, METHODS, NO_NOISE, OWN, PUBLIC, Blocks,
 from gated_votes import Reading, Table
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import PassFile
-from langchain_dpicl.evaluation.report import write_index
-from langchain_dpicl.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.passes import PassFile
+from langchain_dpicl.lab.evaluation.report import write_index
+from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.privacy.noise import SecureRandomness
 
 LABELS = ("Number", "Location", "Person", "Description", "Entity", "Abbreviation")

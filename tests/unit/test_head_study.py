@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from langchain_core.language_models import LLM
 
-from langchain_dpicl.evaluation.report import write_index
+from langchain_dpicl.lab.evaluation.report import write_index
 
 LABELS = ("blue", "green", "red")
 WAYS = np.eye(8)[:3]

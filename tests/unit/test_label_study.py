@@ -18,11 +18,11 @@ from scipy.stats import binom, chi2
 
 from langchain_dpicl import NoisyVote
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation import studies as studies_module
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Pairs, PassFile, Sampler
-from langchain_dpicl.evaluation.scores import Score, Value
-from langchain_dpicl.evaluation.studies import LabelStudy, Scores, chain_reader, read_labels
-from langchain_dpicl.evaluation.tasks import ClassificationTask, Shape
+from langchain_dpicl.lab.evaluation import studies as studies_module
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Pairs, PassFile, Sampler
+from langchain_dpicl.lab.evaluation.scores import Score, Value
+from langchain_dpicl.lab.evaluation.studies import LabelStudy, Scores, chain_reader, read_labels
+from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, Shape
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.mechanisms import LineRequest

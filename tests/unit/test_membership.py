@@ -20,7 +20,10 @@ from scipy.optimize import linprog
 from scipy.special import log_softmax
 from sklearn.metrics import roc_auc_score
 
-from langchain_dpicl.audit.membership import (
+from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, answer
+from langchain_dpicl.decoding.answer import Settings, choose, clipped_terms, possible
+from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
+from langchain_dpicl.lab.audit.membership import (
     ATTACKS,
     LIKELIHOOD,
     RATIO,
@@ -39,10 +42,7 @@ from langchain_dpicl.audit.membership import (
     token_gains,
     wins,
 )
-from langchain_dpicl.audit.reading import Readings
-from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, answer
-from langchain_dpicl.decoding.answer import Settings, choose, clipped_terms, possible
-from langchain_dpicl.errors import DPICLError, InvalidParameter, InvalidRecords
+from langchain_dpicl.lab.audit.reading import Readings
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from tests.table_model import TableModel
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation.passes import PassFile
+from langchain_dpicl.lab.evaluation.passes import PassFile
 
 SETTINGS: dict[str, Any] = {"model": "smollm2", "members": 4, "public": None, "query": "Review: {input}\nSentiment:"}
 ENTRIES: dict[tuple[int | str, ...], Any] = {

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.evaluation.rows import Row, load_rows
-from langchain_dpicl.evaluation.tasks import TASKS, HubSource
+from langchain_dpicl.lab.evaluation.rows import Row, load_rows
+from langchain_dpicl.lab.evaluation.tasks import TASKS, HubSource
 
 SECRET = "CANARY-mrs-alder"
 SST2, AMAZON, AGNEWS, TREC = (TASKS[name] for name in ("sst2", "amazon", "agnews", "trec"))

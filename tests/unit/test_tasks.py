@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.tasks import (
+from langchain_dpicl.lab.evaluation.tasks import (
     SEPARATOR,
     TASKS,
     ClassificationTask,

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.scores import meaning_scores, text_scores
+from langchain_dpicl.lab.evaluation.scores import meaning_scores, text_scores
 
 NAMES = {"rouge1", "rouge2", "rougeL", "bleu", "levenshtein"}
 REFERENCE = "the patient reports a dry cough since monday"

@@ -14,12 +14,12 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from langchain_dpicl.aggregators import EmbeddingMean, ReleasedKeywords
 from langchain_dpicl.errors import ModelUnavailable
-from langchain_dpicl.evaluation import passes as passes_module
-from langchain_dpicl.evaluation.passes import EvaluationPlan, PassFile, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import Score, text_values
-from langchain_dpicl.evaluation.studies import Author, TextStudy
-from langchain_dpicl.evaluation.tasks import GenerationTask, Shape
+from langchain_dpicl.lab.evaluation import passes as passes_module
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, PassFile, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import Score, text_values
+from langchain_dpicl.lab.evaluation.studies import Author, TextStudy
+from langchain_dpicl.lab.evaluation.tasks import GenerationTask, Shape
 from langchain_dpicl.privacy.mechanisms import LineRequest, default_delta0
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)

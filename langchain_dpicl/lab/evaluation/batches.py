@@ -23,9 +23,9 @@ from langchain_dpicl.decoding.backends.transformers_model import TransformersLog
 from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import Pairs
-from langchain_dpicl.evaluation.studies import Reader, Scores
-from langchain_dpicl.evaluation.tasks import Shape
+from langchain_dpicl.lab.evaluation.passes import Pairs
+from langchain_dpicl.lab.evaluation.studies import Reader, Scores
+from langchain_dpicl.lab.evaluation.tasks import Shape
 from langchain_dpicl.members.scoring import Position, label_scores
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray

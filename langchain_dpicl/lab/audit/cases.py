@@ -21,7 +21,7 @@ from scipy.special import expit, log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.aggregators import Aggregator, CandidateVote, EmbeddingMean, Keywords, NoisyVote
 from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
-from langchain_dpicl.audit.bounds import expected_bounds
+from langchain_dpicl.lab.audit.bounds import expected_bounds
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.mechanisms import alone

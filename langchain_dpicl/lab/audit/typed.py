@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from scipy.special import expit
 
 from langchain_dpicl.aggregators import NoisyMedian, Structured
-from langchain_dpicl.audit.cases import Case, MemberCase, Setting, two_point
+from langchain_dpicl.lab.audit.cases import Case, MemberCase, Setting, two_point
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise
 

@@ -18,10 +18,10 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import LabelVote
-from langchain_dpicl.audit.cases import Case, TokenCase
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose, clipped_terms
 from langchain_dpicl.decoding.exemplars import Exemplars, slots_for
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
+from langchain_dpicl.lab.audit.cases import Case, TokenCase
 from langchain_dpicl.privacy import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.ensemble import PrivateEnsemble

@@ -22,9 +22,10 @@ from scipy.special import ndtri, softmax
 from scipy.stats import poisson
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.heads import descended
+from langchain_dpicl.lab.advice import GATED, LABEL_VOTE, Verdict, Way, Workload
+from langchain_dpicl.lab.evaluation.heads import descended
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, Floats, OwnedRecords
-from langchain_dpicl.privacy.advice import GATED, HEAD, LABEL_VOTE, Verdict, Way, Workload
+from langchain_dpicl.privacy.advice import HEAD
 from langchain_dpicl.privacy.choice import OVERTURNED
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.solving import about

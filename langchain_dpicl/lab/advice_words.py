@@ -9,18 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl.privacy.advice import (
-    BLIND,
-    DIRECTIONS,
-    GATED,
-    HEAD,
-    LABEL_VOTE,
-    TOKENS,
-    WORTH,
-    Verdict,
-    Workload,
-    head_left,
-)
+from langchain_dpicl.lab.advice import BLIND, GATED, LABEL_VOTE, TOKENS, WORTH, Verdict, Workload
+from langchain_dpicl.privacy.advice import DIRECTIONS, HEAD, head_left
 
 _WHAT = {
     HEAD: "One classifier, fitted once on all records. It then answers any number of questions: no call of a model, no "

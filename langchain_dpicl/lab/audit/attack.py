@@ -14,8 +14,9 @@ from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
 from langchain_dpicl.aggregators import LabelVote
-from langchain_dpicl.audit.bounds import choose_region
-from langchain_dpicl.audit.cases import (
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.lab.audit.bounds import choose_region
+from langchain_dpicl.lab.audit.cases import (
     MORE_LABELS,
     Case,
     Setting,
@@ -27,11 +28,10 @@ from langchain_dpicl.audit.cases import (
     tokens_cases,
     vote_cases,
 )
-from langchain_dpicl.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
-from langchain_dpicl.audit.typed import median_cases, structured_cases, structured_options
-from langchain_dpicl.audit.worlds import BlockRandomness, owner_world, synthetic_world
-from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.plots import draw_bounds
+from langchain_dpicl.lab.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
+from langchain_dpicl.lab.audit.typed import median_cases, structured_cases, structured_options
+from langchain_dpicl.lab.audit.worlds import BlockRandomness, owner_world, synthetic_world
+from langchain_dpicl.lab.plots import draw_bounds
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
 from langchain_dpicl.privacy.choice import Crowd, options_of

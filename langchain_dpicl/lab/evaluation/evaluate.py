@@ -16,12 +16,12 @@ from langchain_core.language_models import BaseLanguageModel
 from tqdm import tqdm
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation import studies
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, PassFile, Sampler, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import Score, text_values
-from langchain_dpicl.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
-from langchain_dpicl.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
+from langchain_dpicl.lab.evaluation import studies
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Key, PassFile, Sampler, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import Score, text_values
+from langchain_dpicl.lab.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
+from langchain_dpicl.lab.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
@@ -176,8 +176,8 @@ class Evaluation:
         """
         if not {"label-vote", "head"}.intersection(self._chosen):
             return []
-        from langchain_dpicl.evaluation.heads import HeadStudy, kept_vectors
-        from langchain_dpicl.evaluation.labels import label_votes
+        from langchain_dpicl.lab.evaluation.heads import HeadStudy, kept_vectors
+        from langchain_dpicl.lab.evaluation.labels import label_votes
         from langchain_dpicl.local import local_embeddings
 
         embeddings, counts = local_embeddings(), self.vary.get("fits", ())
@@ -202,7 +202,7 @@ class Evaluation:
     def _votes(self, task: ClassificationTask) -> list[Score]:
         if self.in_batches:
             from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-            from langchain_dpicl.evaluation.batches import label_reader
+            from langchain_dpicl.lab.evaluation.batches import label_reader
 
             model = TransformersLogits(str(self.model.embedded), threads=self.model.threads)
             reader = label_reader(model, task.labels, task.shape)
@@ -267,7 +267,7 @@ class Evaluation:
         """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
         from langchain_dpicl.decoding.answer import Settings
         from langchain_dpicl.decoding.model import DemonstrationTemplate
-        from langchain_dpicl.evaluation.batches import Decoder
+        from langchain_dpicl.lab.evaluation.batches import Decoder
         from langchain_dpicl.local import local_embeddings
 
         shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())

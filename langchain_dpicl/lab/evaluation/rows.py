@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask, HubSource, Task
 from langchain_dpicl.extras import require
+from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, GenerationTask, HubSource, Task
 from langchain_dpicl.store.datafile import ENDINGS, DataFile, Reading, read_data, settle
 from langchain_dpicl.store.records import attempt
 

@@ -50,13 +50,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
 
-from langchain_dpicl.audit.reading import Known, Readings, read
 from langchain_dpicl.decoding.answer import STEP, Settings, base_scores, clipped_terms
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import DemonstrationTemplate
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.plots import draw_auc
+from langchain_dpicl.lab.audit.reading import Known, Readings, read
+from langchain_dpicl.lab.plots import draw_auc
 from langchain_dpicl.privacy import LineRequest, PlanLine, PLDAccountant, PrivacyPlan, Randomness, SecureRandomness
 from langchain_dpicl.privacy.checks import open_unit, positive, real, whole
 from langchain_dpicl.privacy.losses import FloatArray

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from langchain_dpicl.aggregators import CandidateVote, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
 from langchain_dpicl.aggregators.embedded import STEPS, Embedded
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, ask_members, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import Score, Value, text_values
-from langchain_dpicl.evaluation.tasks import ClassificationTask, GenerationTask
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, ask_members, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import Score, Value, text_values
+from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, GenerationTask
 from langchain_dpicl.members.chains import keywords_to_answer
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy.choice import best_vote

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
-from langchain_dpicl.audit.cases import LABELS, SURE, Setting
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import PrivacyWarning
+from langchain_dpicl.lab.audit.cases import LABELS, SURE, Setting
 from langchain_dpicl.once.fitting import Fit, Sums, descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, Floats

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, MEASURES, Score, words_of
+from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, MEASURES, Score, words_of
 
 
 def findings(main: Sequence[Score], measure: str) -> list[str]:

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_prices, add_reading, add_run, check_apart, given, show
-from langchain_dpicl.cli.advice_words import words
 from langchain_dpicl.cli.data import read_file
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
-from langchain_dpicl.privacy.advice import (
+from langchain_dpicl.lab.advice import (
     BLIND,
-    DIRECTIONS,
-    EMBEDDED,
     GATED,
-    HEAD,
     LABEL_VOTE,
     TOKENS,
     Verdict,
@@ -29,12 +25,14 @@ from langchain_dpicl.privacy.advice import (
     proposed,
     recommended,
 )
+from langchain_dpicl.lab.advice_words import words
+from langchain_dpicl.privacy.advice import DIRECTIONS, EMBEDDED, HEAD
 from langchain_dpicl.privacy.checks import real, whole
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
 from langchain_dpicl.privacy.plan import CallCosts
 
 if TYPE_CHECKING:
-    from langchain_dpicl.evaluation.forecast import Nearness
+    from langchain_dpicl.lab.evaluation.forecast import Nearness
 
 _MOST_PUBLIC = 400
 _WRITTEN = (HEAD, LABEL_VOTE, GATED, BLIND)
@@ -147,7 +145,7 @@ def _counted(options: argparse.Namespace) -> tuple[list[str] | None, int]:
 def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
     """The labelled public records, embedded: at most so many, evenly from the whole file."""
     from langchain_dpicl.aggregators.reading import normal
-    from langchain_dpicl.evaluation.forecast import PublicRecords
+    from langchain_dpicl.lab.evaluation.forecast import PublicRecords
     from langchain_dpicl.local import local_embeddings
     from langchain_dpicl.store.records import RecordKeys, embed
 

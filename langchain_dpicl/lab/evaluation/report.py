@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.evaluation.evaluate import CostPoint
-from langchain_dpicl.evaluation.findings import advice, choices, findings
-from langchain_dpicl.evaluation.pictures import pictures
-from langchain_dpicl.evaluation.scores import MEASURES, Score, Value, main_measure, ordered, words_of
-from langchain_dpicl.evaluation.tasks import Task
-from langchain_dpicl.plots import figure_of, save_figure
+from langchain_dpicl.lab.evaluation.evaluate import CostPoint
+from langchain_dpicl.lab.evaluation.findings import advice, choices, findings
+from langchain_dpicl.lab.evaluation.pictures import pictures
+from langchain_dpicl.lab.evaluation.scores import MEASURES, Score, Value, main_measure, ordered, words_of
+from langchain_dpicl.lab.evaluation.tasks import Task
+from langchain_dpicl.lab.plots import figure_of, save_figure
 
 _PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
 _AGAINST_FEW_SHOT = " minus non-private few-shot"

@@ -82,11 +82,11 @@ def evaluate_options(parser: Any) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Read the data, choose the model, measure, and write the results."""
-    from langchain_dpicl.evaluation.evaluate import Evaluation, Model, some
-    from langchain_dpicl.evaluation.passes import EvaluationPlan
-    from langchain_dpicl.evaluation.report import write_index, write_report
-    from langchain_dpicl.evaluation.rows import load_rows
-    from langchain_dpicl.evaluation.tasks import task
+    from langchain_dpicl.lab.evaluation.evaluate import Evaluation, Model, some
+    from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
+    from langchain_dpicl.lab.evaluation.report import write_index, write_report
+    from langchain_dpicl.lab.evaluation.rows import load_rows
+    from langchain_dpicl.lab.evaluation.tasks import task
     from langchain_dpicl.local import DEFAULT_MODEL
     from langchain_dpicl.privacy.checks import whole
     from langchain_dpicl.privacy.choice import usual_most
@@ -209,8 +209,8 @@ def audit_options(parser: Any) -> None:
 
 def audit(options: argparse.Namespace) -> int:
     """Attack, print and draw. Returns 1 if a bound lies above its claim."""
-    from langchain_dpicl.audit import attack
-    from langchain_dpicl.audit.heads import HEAD
+    from langchain_dpicl.lab.audit import attack
+    from langchain_dpicl.lab.audit.heads import HEAD
 
     known = (*attack.ATTACKED, "all", "membership")
     if options.mechanism not in known:
@@ -222,7 +222,7 @@ def audit(options: argparse.Namespace) -> int:
     settings = chosen(options, "canary", "delta", "rate", "releases", "members", "trials", "confidence")
     if options.model:
         from langchain_dpicl import local
-        from langchain_dpicl.audit.cases import LABELS
+        from langchain_dpicl.lab.audit.cases import LABELS
         from langchain_dpicl.members.chains import ModelChoice, label_member
 
         if options.mechanism != "vote" or options.canary != "owner":
@@ -246,8 +246,8 @@ def audit(options: argparse.Namespace) -> int:
 
 def _membership(options: argparse.Namespace) -> int:
     """Can an attacker tell whose demonstration a model was shown?"""
-    from langchain_dpicl.audit.membership import draw, run_membership
     from langchain_dpicl.decoding import DemonstrationTemplate, TransformersLogits
+    from langchain_dpicl.lab.audit.membership import draw, run_membership
     from langchain_dpicl.store.datafile import read_records
 
     if not options.data:

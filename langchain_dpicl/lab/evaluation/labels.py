@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import LabelVote
-from langchain_dpicl.evaluation.passes import EvaluationPlan
-from langchain_dpicl.evaluation.scores import Score, Value
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
+from langchain_dpicl.lab.evaluation.scores import Score, Value
 from langchain_dpicl.privacy.choice import Crowd, best_vote, usual_most
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.noise import SecureRandomness

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
-from langchain_dpicl.evaluation.passes import EvaluationPlan, key_of
-from langchain_dpicl.evaluation.rows import Row
-from langchain_dpicl.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, key_of
+from langchain_dpicl.lab.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
 from langchain_dpicl.once.fitting import Sums, descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores

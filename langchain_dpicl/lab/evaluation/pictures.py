@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from langchain_dpicl.evaluation.evaluate import CostPoint
-from langchain_dpicl.evaluation.scores import MEASURES, Score, main_measure, words_of
-from langchain_dpicl.plots import COLORS, Chart, Curve, Level
+from langchain_dpicl.lab.evaluation.evaluate import CostPoint
+from langchain_dpicl.lab.evaluation.scores import MEASURES, Score, main_measure, words_of
+from langchain_dpicl.lab.plots import COLORS, Chart, Curve, Level
 
 _METHODS = ("vote", "embedding", "joint-em", "ptr", "online", "offline")
 _ALIKE = {"vote, prior": "embedding", "label vote": "joint-em", "candidate-vote": "vote"}  # of other tasks

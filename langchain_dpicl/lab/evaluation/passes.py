@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.durable import LineFile
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.evaluation.rows import Row
+from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.mechanisms import LineRequest
