@@ -7,12 +7,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCAL := $(VENV)/.local
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-slow test-install soak lint format docs bench clean help
+.PHONY: demo test test-slow test-lab test-install soak lint format docs bench clean help
 
 help:
 	@echo "make demo       private answers from private examples, with an embedded model"
 	@echo "make test       one real test of every kind, and the fast tests"
 	@echo "make test-slow  the other tests: wide grids, large models' runs, long races"
+	@echo "make test-lab   the long tests of evaluation, attacks and studies"
 	@echo "make test-install  a first hour in fresh environments: installs, messy files, the commands"
 	@echo "make soak       20 minutes of load and faults: kills, restarts, a full disk, clients that hang up"
 	@echo "make lint       ruff and mypy"
@@ -49,8 +50,15 @@ test: $(DEV)
 
 # And once more with as many threads as there are cores, and nothing beside it, what must not depend on other calls.
 test-slow: $(DEV)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --ignore=tests/lab
 	$(BIN)/python -m pytest -k bit_identical $(addprefix tests/integration/,test_local.py test_logits_models.py test_scoring_model.py)
+
+# The long tests of what measures releases and makes none. `.ci/run` runs them if what they are about has changed since
+# they passed last: they keep its trees in .ci/lab, to be committed. Run them before a release.
+LAB := langchain_dpicl/aggregators langchain_dpicl/lab langchain_dpicl/privacy tests/lab examples/studies
+test-lab: $(DEV)
+	$(PYTEST) -m slow tests/lab
+	if git diff --quiet HEAD -- $(LAB); then git rev-parse $(addprefix HEAD:,$(LAB)) > .ci/lab; fi
 
 # Not a part of the tests: it installs everything twice. Run it when the packaging changes.
 test-install: $(VENV)/bin/python

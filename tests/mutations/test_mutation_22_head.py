@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from evaluation_fakes import FakeLLM
 from numpy.typing import NDArray
 
 from langchain_dpicl.once.fitting import descend
@@ -19,7 +20,6 @@ from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.profile import Gaussian
-from tests.unit.evaluation_fakes import FakeLLM
 
 EPSILON, DELTA, STEPS, SIZE, LABELS = 1.0, 1e-5, 20, 16, 3
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evaluation_fakes import FakeLLM, unit
 
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.once import scores as module
@@ -19,7 +20,6 @@ from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.profile import Gaussian
-from tests.unit.evaluation_fakes import FakeLLM, unit
 
 EPSILON, DELTA, STEPS, OTHERS, DOWN = 1.0, 1e-5, 20, 60, 30
 WORDS = ["bad", "good"]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_fakes import FakeLLM
 from langchain_core.runnables import RunnableLambda
 
 import langchain_dpicl
 from langchain_dpicl import PrivacyBudget, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import PrivacyWarning
-from tests.unit.evaluation_fakes import FakeLLM
 
 SECRET = "CANARY-mrs-alder"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from plan_command import answer, run
 
-from langchain_dpicl.lab import plots
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
+from langchain_dpicl.lab import plots
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.choice import filled

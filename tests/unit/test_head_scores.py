@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_server import chat_server
+from evaluation_fakes import FakeLLM, unit
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tracers.context import collect_runs
@@ -29,7 +30,6 @@ from langchain_dpicl.once import scores as scoring
 from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.scores import CalibratedScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords
-from tests.unit.evaluation_fakes import FakeLLM, unit
 
 LABELS = ["no", "yes"]
 WORDS = ["bad", "good"]

@@ -9,8 +9,7 @@ from typing import Any
 import head_scores
 import head_study
 import numpy as np
-
-from tests.unit.evaluation_fakes import FakeLLM
+from evaluation_fakes import FakeLLM
 
 
 class Deaf:

@@ -19,6 +19,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.special import log_softmax
 from sklearn.metrics import roc_auc_score
+from table_model import TableModel
 
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits, answer
 from langchain_dpicl.decoding.answer import Settings, choose, clipped_terms, possible
@@ -44,7 +45,6 @@ from langchain_dpicl.lab.audit.membership import (
 )
 from langchain_dpicl.lab.audit.reading import Readings
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from tests.table_model import TableModel
 
 ALPHABET = "abcdef"
 TEMPLATE = DemonstrationTemplate("In: {input}\nOut: {output}\n\n", "In: {input}\nOut:")
