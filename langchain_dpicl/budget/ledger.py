@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -22,11 +23,10 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.budget import opening, schema
 from langchain_dpicl.budget.database import TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
-from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit, charge_all
+from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
-from langchain_dpicl.calls.batching import Together
 from langchain_dpicl.errors import InvalidParameter, LedgerError
 from langchain_dpicl.store.sql import direct
 
@@ -49,7 +49,7 @@ class Ledger(StoredLedger):
     def __init__(self, url: str, *, witness: Where = None, key_file: str | os.PathLike[str] | None = None) -> None:
         self._witness = witness
         self._permits: Permits | None = None
-        self._meet()
+        self._reaching = threading.Lock()
         super().__init__(url, key_file=key_file)
         if self._permits is not None:
             weakref.finalize(self, self._permits.leave)
@@ -66,12 +66,6 @@ class Ledger(StoredLedger):
             return
         self._permits = Permits(opening.open_beside(self, self._witness), self._charged)
 
-    def _meet(self) -> None:
-        """Let threads that charge, or that record, do so together."""
-        interrupted = partial(LedgerError, "the thread that wrote to the ledger was interrupted: what it wrote counts")
-        self._charging: Together[ChargeRequest, ChargeOutcome] = Together(interrupted)
-        self._recording: Together[tuple[Charge, Mapping[str, object], int], int] = Together(interrupted)
-
     def _join(self) -> None:
         if self._witness is UNWATCHED:
             raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
@@ -81,7 +75,6 @@ class Ledger(StoredLedger):
     def after_fork(self) -> None:
         """In a child: connections, permits and the witness's lock are the parent's."""
         super().after_fork()
-        self._meet()
         if self._permits is not None:
             self._permits.after_fork()
 
@@ -99,26 +92,18 @@ class Ledger(StoredLedger):
     # -- charges ----------------------------------------------------------------------------------------------------
 
     def charge(self, request: ChargeRequest) -> ChargeOutcome:
-        """Charge the queries that were not answered before: all of them durably, or nothing.
-
-        Threads that charge one counter at once share a transaction if all of it fits; each has its own charges.
-        """
+        """Charge the queries that were not answered before: all of them durably, or nothing, in one transaction."""
         self._join()
-        if request.rule is not None:
-            return self._charge_once(request)
-        return self._charging(request.alike, request, partial(charge_all, self._charge_once))
-
-    def _charge_once(self, request: ChargeRequest) -> ChargeOutcome:
-        """One transaction."""
         undo = contextlib.ExitStack()  # puts back the permits of a transaction that certainly was rolled back
         try:
             entries = self.run(partial(self._charge, request=request, undo=undo), rolled_back=undo.close)
         except DoesNotFit:
             return None
-        for entry in entries:
-            if isinstance(entry, Charge):
-                counter = self._charged[request.account]
-                counter.reached = max(counter.reached, entry.number)
+        with self._reaching:
+            for entry in entries:
+                if isinstance(entry, Charge):
+                    counter = self._charged[request.account]
+                    counter.reached = max(counter.reached, entry.number)
         return entries
 
     def _charge(
@@ -191,26 +176,15 @@ class Ledger(StoredLedger):
         """
         unused = 0 if charge.all_counts else unused
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
-        # What a database may refuse (a NUL, half of a surrogate pair, a long outcome) spoils no other caller's record.
-        # On PostgreSQL, records that give nothing back touch no row in common: they need not wait for each other.
-        is_plain = f"{receipt}{outcome}{answer}".isprintable() and len(outcome) <= 255
-        alike = (charge.counter_id, None if is_plain and (unused or self.is_sqlite) else charge.number)
-        given_back = self._recording(alike, (charge, values, unused), self._record_all)
+        given_back = self._record(charge, values, unused)
         if given_back and self._permits is not None and charge.permit is not None:
             counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))
             if counter is not None:  # else this object charges nothing there: what it cannot use is lost to the plan
                 self._permits.put_back(counter, charge.permit.unused(given_back))
 
     @transaction("note")
-    def _record_all(
-        self, connection: Connection, asked: Sequence[tuple[Charge, Mapping[str, object], int]]
-    ) -> list[int | LedgerError]:
-        """How many units each gives back, or why its charge stands as it is."""
-        return [self._record(connection, *each) for each in asked]
-
-    def _record(
-        self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int
-    ) -> int | LedgerError:
+    def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
+        """How many units it gives back. `LedgerError` if the charge stands as it is."""
         row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
         if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
@@ -220,9 +194,9 @@ class Ledger(StoredLedger):
             return unused
         found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(_row(charge))).one_or_none()
         if found is None:
-            return LedgerError(f"the ledger has lost this charge; {ADVICE}")
+            raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
-            return LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
+            raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
         return 0
 
     @transaction()
