@@ -14,9 +14,10 @@ happened: its caller gets a `LedgerError` and releases nothing, while the ledger
 A SQLite database must stay the file that was opened. Every transaction looks up the path first (one ``stat`` for the
 file and one for its log) and is refused if it names another file, or none.
 
-SQLite's connections do not survive a fork: a child that inherits one believes that it holds its parent's locks. So
-before a fork every open SQLite database waits until no transaction is open, and closes its connections. Each side opens
-its own when it needs one.
+What was opened before a fork is the parent's: a child that uses it gets a `LedgerError`, and opens its own. On SQLite a
+child that inherits a connection believes that it holds its parent's locks, in the connections that it opens itself as
+well. So before a fork every open SQLite database waits until no transaction is open, and closes its connections. The
+parent opens new ones when it needs them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _BUSY_SECONDS = 60
 _FIRST_LOOK, _LAST_LOOK = 0.0003, 0.005
 _RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
+_FORKED = "the budget was opened before this process was forked: open it in the worker; nothing was charged"
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 _AGAIN = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03"}  # serialisation, deadlock, lock, server going or coming
 
@@ -103,6 +105,7 @@ class Database(Accounting):
         self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
         self.path = sql.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.inherited = False  # whether it was opened before this process was forked
         self.opened = False  # whether it ever worked: a lost connection is tried again from then on
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
@@ -248,7 +251,9 @@ class Database(Accounting):
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """While a connection is used: the process does not fork."""
+        """While a connection is used: the process does not fork. `LedgerError` if the connections are its parent's."""
+        if self.inherited:
+            raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
         try:
@@ -257,14 +262,13 @@ class Database(Accounting):
             self._busy.pop()
 
     def after_fork(self) -> None:
-        """In a child: its parent's connections are not used, and not closed on the parent's side."""
-        self._gate, self._busy = threading.RLock(), []
-        self._engine.dispose(close=False)
-        if self.is_sqlite:
-            self._writers = threading.RLock()  # a thread that the child lacks may have held it
+        """In a child."""
+        self.inherited = True
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, unless they are the parent's."""
+        if self.inherited:
+            return
         self._engine.dispose()
         self._file = None
 
@@ -338,28 +342,27 @@ _forking: list[Database] = []
 def _before_fork() -> None:
     _forks.acquire()
     # Ledgers before witnesses: a transaction on a ledger may still need its witness.
-    _forking[:] = sorted(_open_databases, key=lambda database: database.journal != "WAL")
+    files = [each for each in _open_databases if each.is_sqlite and each.path is not None and not each.inherited]
+    _forking[:] = sorted(files, key=lambda database: database.journal != "WAL")
     for database in _forking:
         database._gate.acquire()  # nobody uses a connection from now on
-        if database.is_sqlite and database.path is not None:
-            deadline = time.monotonic() + _FORK_SECONDS
-            while database._busy and time.monotonic() < deadline:  # after that the child is refused: nothing is lost
-                time.sleep(0.0005)
-            database._engine.dispose()
+        deadline = time.monotonic() + _FORK_SECONDS
+        while database._busy and time.monotonic() < deadline:  # after that the child is refused: nothing is lost
+            time.sleep(0.0005)
+        database._engine.dispose()
 
 
-def _after_fork_in_parent() -> None:
+def _after_fork() -> None:
     while _forking:
         _forking.pop()._gate.release()
     _forks.release()
 
 
-def _after_fork() -> None:
-    _forking.clear()
+def _after_fork_in_child() -> None:
     for database in list(_open_databases):
         database.after_fork()
-    _forks.release()
+    _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

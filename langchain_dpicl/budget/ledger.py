@@ -72,12 +72,6 @@ class Ledger(StoredLedger):
         if self._permits is not None:
             self._permits.join(self)
 
-    def after_fork(self) -> None:
-        """In a child: connections, permits and the witness's lock are the parent's."""
-        super().after_fork()
-        if self._permits is not None:
-            self._permits.after_fork()
-
     def close(self) -> None:
         """Give back what was granted and not used, and close the connections."""
         if self._permits is not None:

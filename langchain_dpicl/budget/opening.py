@@ -258,9 +258,6 @@ class Permits:
     def __init__(self, witness: Witness, counters: Mapping[Any, Counter]) -> None:
         self.witness = witness
         self._counters = counters
-        self._start()
-
-    def _start(self) -> None:
         self.joined = False
         self._joining = threading.Lock()
         self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
@@ -329,7 +326,12 @@ class Permits:
             self.witness.withdraw(old, new)
 
     def leave(self) -> None:
-        """Give back the unused permits, and be gone. The ledger may be used again: it is joined anew."""
+        """Give back the unused permits, and be gone. The ledger may be used again: it is joined anew.
+
+        In a child of a fork they are the parent's, and stay.
+        """
+        if self.witness.inherited:
+            return
         with self._joining, self._mutex:
             if not self.joined:
                 return
@@ -342,9 +344,3 @@ class Permits:
                         self.witness.give_back(counter.key, counter.hand, counter.ahead, counter.reached)
                 counter.hand = counter.ahead = 0
             self.witness.close()
-
-    def after_fork(self) -> None:
-        """In a child: its parent's permits are the parent's."""
-        for counter in self._counters.values():
-            counter.hand = counter.ahead = counter.charged = 0
-        self._start()

@@ -63,10 +63,9 @@ the others are refused like lost ones.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -199,7 +198,6 @@ class Unused:
     units: int
     charge: int
     row: tuple[int, int, bytes] = (0, 0, b"")
-    process: int = field(default_factory=os.getpid)
 
     @property
     def number(self) -> int:
@@ -310,9 +308,7 @@ class Usage:
             rows.append({"counter_id": self._counter_id, "number": number, "units": units, "positions": packed})
             return packed
 
-        for back in self.unused:
-            if row is None or back.process != os.getpid():  # a fork's parent gives it back
-                continue
+        for back in self.unused if row is not None else ():
             used = grown(used.copy(), int(back.positions.max(initial=-1)) + 1)
             known = back.positions[used[back.positions] >= back.units]  # of others this copy of the ledger says "lost"
             used[known] -= back.units

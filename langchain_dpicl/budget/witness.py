@@ -12,9 +12,9 @@ the disk before its charge is committed, and never beyond ``allowed``, which is 
 first grant. A grant of n gives n permits to one process, in its memory. A charge of n units uses up n permits of its
 process before its answer is begun. Only the process that has a permit gives it back (``reserved`` falls, or the process
 may use it again), and only if it was not used: the charge was rolled back for certain, or the tokens were never
-sampled, which each charge says once. A child of a fork starts without permits, and gives back nothing of its parent's
-charges. So at every moment the units of all answers ever begun are at most the permits granted and not given back: at
-most ``reserved``, at most ``allowed``. No step looked at the ledger.                                               QED
+sampled, which each charge says once. A child of a fork cannot use its parent's permits, and gives none of them back. So
+at every moment the units of all answers ever begun are at most the permits granted and not given back: at most
+``reserved``, at most ``allowed``. No step looked at the ledger.                                                    QED
 
 PROOF OF 2. Here the witness also orders charges. Let a copy's count be its counter's ``spent``. A charge of n units
 on a copy of count k sets ``reserved`` from k to k + n in one step (`Witness.swap`), with the counter locked, as the
@@ -207,7 +207,7 @@ class Witness(Database):
         super().close()
 
     def after_fork(self) -> None:
-        """In a child: the lock stays its parent's."""
+        """In a child: the lock is its parent's alone."""
         super().after_fork()
         self._leave()
 

@@ -400,11 +400,15 @@ def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
     assert list(hand.values()) == [5]
 
     def work(answered: Callable[[], None]) -> None:
-        assert not in_hand(line)
-        for _ in range(4):
+        with pytest.raises(LedgerError, match="before this process was forked"):
             line.charge()
-            answered()
         line._ledger.close()
+        own = line_of(ledger_url, 1000)
+        assert not in_hand(own)
+        for _ in range(4):
+            own.charge()
+            answered()
+        own._ledger.close()
 
     with child(work) as (pid, answered):
         wait_for(lambda: answered() == 4)

@@ -477,15 +477,16 @@ async def test_a_chain_that_streams_to_the_member_only_gives_its_whole(sealed_of
     assert [chunk async for chunk in sealed.astream(QUESTION)] == ["Positive"]
 
 
-def test_a_release_works_in_a_forked_child(sealed_of: Any) -> None:
+def test_a_release_works_in_a_forked_child_that_opens_its_budget(sealed_of: Any, ledger_url: str) -> None:
     """The threads that are kept for members do not survive a fork: a child starts its own."""
-    sealed = sealed_of(lambda _: "Positive")
+    sealed = sealed_of(lambda _: "Positive", ledger=ledger_url)
     sealed.invoke(QUESTION)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = 0 if sealed.invoke(QUESTION) == "Positive" else 2
+            own = sealed_of(lambda _: "Positive", ledger=ledger_url)
+            code = 0 if own.invoke(QUESTION) == "Positive" else 2
         finally:
             os._exit(code)
     deadline = time.monotonic() + 30

@@ -467,11 +467,11 @@ def in_a_child(body: Callable[[], bool], seconds: float = 30) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_parent_and_child_share_one_count(ledger: Ledger, ledger_url: str) -> None:
+def test_after_a_fork_a_parent_and_a_child_that_opens_its_own_share_one_count(ledger: Ledger, ledger_url: str) -> None:
     plan = planned(ledger, 100)
     charged(ledger, plan, "vote", 1)
     for _ in range(3):
-        assert in_a_child(lambda: len(charged(ledger, plan, "vote", 10)) == 10) == 0
+        assert in_a_child(lambda: len(charged(Ledger(ledger_url), plan, "vote", 10)) == 10) == 0
         assert len(charged(ledger, plan, "vote", 1)) == 1
     assert ledger.spent(plan)["vote"] == 34
     with sqlite3.connect(path_of(ledger_url)) as connection:

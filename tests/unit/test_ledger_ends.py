@@ -151,8 +151,8 @@ def test_a_server_that_is_told_to_stop_gives_back_what_it_did_not_use(
 
 
 @pytest.mark.parametrize("charged", [False, True])
-def test_workers_forked_after_opening_work_on_when_the_parent_closes(charged: bool, ledger_url: str) -> None:
-    """The usual way to start workers. SQLite's lock table, inherited, would let the parent remove the log."""
+def test_workers_that_open_it_after_a_fork_work_on_when_the_parent_closes(charged: bool, ledger_url: str) -> None:
+    """SQLite's lock table, inherited, would let the parent remove the log."""
     ledger, plan = opened(ledger_url)
     if charged:
         assert by_hand.charged(ledger, plan, "vote", 1)
@@ -160,13 +160,14 @@ def test_workers_forked_after_opening_work_on_when_the_parent_closes(charged: bo
     first, told = os.pipe()
 
     def work() -> None:
-        assert by_hand.charged(ledger, plan, "vote", 1)
+        own, _ = opened(ledger_url)
+        assert by_hand.charged(own, plan, "vote", 1)
         os.write(told, b".")
         os.close(close)
         os.read(closed, 1)
         for _ in range(3):
-            assert by_hand.charged(ledger, plan, "vote", 1)
-        ledger.close()
+            assert by_hand.charged(own, plan, "vote", 1)
+        own.close()
 
     with child(work) as one, child(work) as other:
         os.close(told)
@@ -175,6 +176,36 @@ def test_workers_forked_after_opening_work_on_when_the_parent_closes(charged: bo
         os.close(close)
         assert [one(), other()] == ["", ""]
     assert opened(ledger_url)[0].spent(plan) == {"vote": 8 + charged}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_was_opened_before_a_fork_is_refused_in_the_child(closed: bool, ledger_url: str) -> None:
+    """Also what its parent had closed, and would open again."""
+    ledger, plan = opened(ledger_url)
+    (charge,) = by_hand.charged(ledger, plan, "vote", 1)
+    if closed:
+        ledger.close()
+
+    def work() -> None:
+        uses: list[Callable[[], object]] = [
+            lambda: by_hand.charged(ledger, plan, "vote", 1),
+            lambda: ledger.record(charge, "{}"),
+            lambda: ledger.give_up(charge),
+            lambda: ledger.spent(plan),
+            lambda: ledger.is_marked("n") and ledger.spent(plan),
+            ledger.write_through,
+        ]
+        for use in uses:
+            with pytest.raises(LedgerError, match="opened before this process was forked: open it in the worker"):
+                use()
+        ledger.close()
+
+    with child(work) as ended:
+        assert ended() == ""
+    assert by_hand.charged(ledger, plan, "vote", 1)
+    assert ledger.spent(plan) == {"vote": 2}
+    ledger.close()
+    assert mark_of(ledger_url).reserved == 2
 
 
 def test_a_fork_waits_for_the_transactions_of_other_threads(ledger_url: str) -> None:
@@ -194,11 +225,12 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(ledger_url: str) -> 
     closed, close = os.pipe()
 
     def work() -> None:
-        assert by_hand.charged(ledger, plan, "vote", 1)
+        own, _ = opened(ledger_url)
+        assert by_hand.charged(own, plan, "vote", 1)
         os.close(close)
         os.read(closed, 1)
-        assert by_hand.charged(ledger, plan, "vote", 1)
-        ledger.close()
+        assert by_hand.charged(own, plan, "vote", 1)
+        own.close()
 
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(child(work)) for _ in range(6)]
@@ -217,7 +249,7 @@ def test_only_the_process_that_charged_gives_back(ledger_url: str) -> None:
     ledger, plan = opened(ledger_url, 190)
     (charge,) = by_hand.charged(ledger, plan, units=50)
     path = Path(ledger_url.removeprefix("sqlite:///"))
-    with child(lambda: ledger.record(charge, "{}", unused=40)) as ended:  # type: ignore[arg-type]
+    with child(lambda: Ledger(ledger_url).record(charge, "{}", unused=40)) as ended:
         assert ended() == ""
     assert ledger.spent(plan) == {"vote": 50}, "the child's record keeps all of them"
     assert mark_of(ledger_url).reserved == 50

@@ -66,6 +66,12 @@ def sampler_at(frozen: tuple[Any, Path], tmp_path: Path) -> Iterator[Callable[[P
         budget.close()
 
 
+def again(sampler: DPSampler) -> DPSampler:
+    """The same sampler on a budget that this process, a fork, opens for itself."""
+    url, keep = str(sampler.budget._ledger.url), sampler.budget.keep_queries
+    return letters(sampler.store, PrivacyBudget(1000.0, 1e-5, RELEASES, url, keep_queries=keep))
+
+
 def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -127,8 +133,10 @@ def killed_at(n: int, sampler: DPSampler, output: Path) -> bool:
     """Run the job in a process that is killed at the n-th moment; whether it came to that."""
 
     def job() -> None:
+        own = again(sampler)
+        own.line()
         Countdown(n).install()
-        synthesize_demonstrations(sampler, INPUTS, output=output)
+        synthesize_demonstrations(own, INPUTS, output=output)
 
     status = in_child(job)
     assert status in (0, -signal.SIGKILL)
@@ -231,7 +239,7 @@ def test_a_text_in_the_file_is_kept_if_a_power_failure_undid_its_record(sampler_
     sampler = sampler_at(output.parent)
 
     def job() -> None:
-        synthesize_demonstrations(sampler, ["one"], output=output, progress=die)
+        synthesize_demonstrations(again(sampler), ["one"], output=output, progress=die)
 
     assert in_child(job) == -signal.SIGKILL
     with sqlite3.connect(output.parent / "ledger.db") as ledger:
@@ -257,7 +265,7 @@ def test_a_file_belongs_to_one_process_at_a_time(sampler_at: Any, tmp_path: Path
             os.write(go, b"x")
             time.sleep(60)
 
-        synthesize_demonstrations(sampler, INPUTS, output=output, progress=wait)
+        synthesize_demonstrations(again(sampler), INPUTS, output=output, progress=wait)
 
     child = os.fork()
     if child == 0:
@@ -284,11 +292,11 @@ def test_many_processes_that_start_one_job_do_it_once(sampler_at: Any, tmp_path:
     sampler = sampler_at(output.parent)
 
     def job() -> None:
-        refusal = "no other job"
+        own, refusal = again(sampler), "no other job"
         while "no other job" in refusal:
             refusal = ""
             try:
-                synthesize_demonstrations(sampler, INPUTS, output=output)
+                synthesize_demonstrations(own, INPUTS, output=output)
             except InvalidParameter as error:
                 refusal = str(error)
         os._exit(len(refusal))
