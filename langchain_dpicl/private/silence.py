@@ -274,7 +274,8 @@ def keep_silent() -> None:
     if not isinstance(records := logging.getLogRecordFactory(), _Around):
         logging.setLogRecordFactory(_Unless(records, _Nothing))
     for place, name, make in _PLACES:
-        _cover(place, name, make)
+        if not isinstance(place.__dict__.get(name), _Around):
+            _cover(place, name, make)
     for loops in asyncio.AbstractEventLoop.__subclasses__():
         _cover(loops, "__init__", _MakeLoop)
         _cover(loops, "call_exception_handler", _Report)
