@@ -43,21 +43,21 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 3 ] && echo $$n 
 # One thread of computation for each: threads of several models on the same cores wait for one another at every step,
 # which takes up to twenty times as long. OMP_NUM_THREADS is torch's, OMP_THREAD_LIMIT llama.cpp's, and torch counts wrong
 # by the second alone.
-PYTEST := PYTHONHASHSEED=0 OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONHASHSEED=0 OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=60 --durations-min=5
 
 test: $(DEV)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --junitxml=build/tests.xml
 
 # And once more with as many threads as there are cores, and nothing beside it, what must not depend on other calls.
 test-slow: $(DEV)
-	$(PYTEST) -m slow --ignore=tests/lab
+	$(PYTEST) -m slow --ignore=tests/lab --junitxml=build/tests-slow.xml
 	$(BIN)/python -m pytest -k bit_identical $(addprefix tests/integration/,test_local.py test_logits_models.py test_scoring_model.py)
 
 # The long tests of what measures releases and makes none. `.ci/run` runs them if what they are about has changed since
 # they passed last: they keep its trees in .ci/lab, to be committed. Run them before a release.
 LAB := langchain_dpicl/aggregators langchain_dpicl/lab langchain_dpicl/privacy tests/lab examples/studies
 test-lab: $(DEV)
-	$(PYTEST) -m slow tests/lab
+	$(PYTEST) -m slow tests/lab --junitxml=build/tests-lab.xml
 	if git diff --quiet HEAD -- $(LAB); then git rev-parse $(addprefix HEAD:,$(LAB)) > .ci/lab; fi
 
 # Not a part of the tests: it installs everything twice. Run it when the packaging changes.
