@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "check-data": (
-        "cli.data",
+        "data",
         "what a data file holds, what commands would refuse in it, and what would weaken privacy",
     ),
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
@@ -35,7 +35,7 @@ COMMANDS = {
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
     "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
     "rehearse": (
-        "cli.rehearse",
+        "rehearse",
         "try a configuration's chain on public examples, at no cost: prompts, outputs, errors",
     ),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
