@@ -140,7 +140,9 @@ class LineFile:
     def close(self, remove: bool = False) -> None:
         """Release the file, and perhaps remove it."""
         if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._descriptor), self.path.stat()):  # else it is another by now
+                    self.path.unlink()
         os.close(self._descriptor)
         if remove and sys.platform == "win32":
             with contextlib.suppress(OSError):  # another process has just opened it, and takes it as it is

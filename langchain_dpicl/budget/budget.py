@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from langchain_dpicl.budget import terms
+from langchain_dpicl.budget.database import OwnLock
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where, is_behind
@@ -178,7 +178,7 @@ class PrivacyBudget(Accounting, Closed):
         """Whether receipts hold the queries' texts."""
         self._policy = policy
         self._ledger = Ledger(ledger, witness=witness, key_file=key_file)
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
         self._plan: PrivacyPlan | None = None
         self._lines: dict[str, BudgetLine] = {}
         self._stored: StoredPlan | None = None

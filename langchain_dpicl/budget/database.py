@@ -92,6 +92,21 @@ def transaction(
     return decorate
 
 
+class OwnLock:
+    """A lock of this process. In a child of a fork nobody would release it: there `LedgerError` is raised."""
+
+    def __init__(self) -> None:
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._process:
+            raise LedgerError(_FORKED)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Database(Accounting):
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import opening, schema
-from langchain_dpicl.budget.database import TryAgain, insert, transaction
+from langchain_dpicl.budget.database import OwnLock, TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
 from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
@@ -49,7 +48,7 @@ class Ledger(StoredLedger):
     def __init__(self, url: str, *, witness: Where = None, key_file: str | os.PathLike[str] | None = None) -> None:
         self._witness = witness
         self._permits: Permits | None = None
-        self._reaching = threading.Lock()
+        self._reaching = OwnLock()
         super().__init__(url, key_file=key_file)
         if self._permits is not None:
             weakref.finalize(self, self._permits.leave)

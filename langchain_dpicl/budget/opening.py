@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.database import Database, place_of
+from langchain_dpicl.budget.database import Database, OwnLock, place_of
 from langchain_dpicl.budget.schema import ADVICE, Account, charges, counters, plans, usage, usage_digest
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
@@ -259,8 +258,8 @@ class Permits:
         self.witness = witness
         self._counters = counters
         self.joined = False
-        self._joining = threading.Lock()
-        self._mutex = threading.Lock()  # held while the witness is written or left; never while waiting for a ledger
+        self._joining = OwnLock()
+        self._mutex = OwnLock()  # held while the witness is written or left; never while waiting for a ledger
         self._at_exit: Any = None
 
     def join(self, ledger: Database) -> None:

@@ -17,7 +17,6 @@ until it is forgotten once more.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +28,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
+from langchain_dpicl.budget.database import OwnLock
 from langchain_dpicl.budget.schema import ADVICE, counters, owner_index, owner_marks, usage
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError
@@ -82,7 +82,7 @@ class OwnerIndex:
         self._keys: WeakKeyDictionary[PrivateStore, bytes] = WeakKeyDictionary()
         self._epoch = 0  # how often everything was forgotten
         # Held for a moment, also within a transaction; never while waiting for a store or for a database's lock.
-        self._lock = threading.Lock()
+        self._lock = OwnLock()
         self._forget_all()
 
     def _forget_all(self) -> None:

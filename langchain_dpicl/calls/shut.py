@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar, overload
 
 from langchain_dpicl.errors import ShutWithinCall
@@ -52,6 +52,16 @@ def note_collector(runs: bool) -> None:
 def enter() -> None:
     """A call begins in this context."""
     _context.set(True)
+
+
+def within(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function as a chain's call would: where the store is shut."""
+
+    def marked() -> T:
+        enter()
+        return function(*arguments)
+
+    return copy_context().run(marked)
 
 
 def mark_thread() -> None:

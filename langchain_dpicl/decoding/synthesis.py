@@ -278,7 +278,9 @@ def _checked(sampler: DPSampler, public_inputs: object, output_key: str) -> dict
             kept = {name: values[name] for name in names}
             if not all(isinstance(value, (str, int, float)) for value in kept.values()):
                 raise ValueError
-            to_line(kept)  # raises ValueError for an infinite number, and for half a surrogate pair
+            line = json.loads(to_line(kept))  # ValueError for an infinite number, and for half a surrogate pair
+            if sampler.template.ask(line) != shared:  # the file would not know it again, such as an enumeration's text
+                raise ValueError
         except InvalidParameter as error:
             raise InvalidParameter(f"public_inputs[{position}]", error.value, error.bound) from None
         except ValueError:

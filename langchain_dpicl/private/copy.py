@@ -41,6 +41,7 @@ from typing import Any, Literal, get_args, get_origin
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
+from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.loading import Unpickler, fill
 from langchain_dpicl.private.origins import Origins, home, top
@@ -283,7 +284,8 @@ class Pristine:
         while True:  # until no more names of modules' attributes are found in functions that are in the copy
             listed = None if found is None else list[Any]()
             pickler = Pickler(self.origins, self._share, public, instead, attributes, listed)
-            data = pickler.of((chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]))
+            held = chain, [pickler.module(name) for name in sorted(imports) if pickler.is_own(name)]
+            data = shut.within(pickler.of, held)  # which runs code of the user's: reducers, cached functions
             if pickler.attributes <= attributes and pickler.imports <= imports:
                 break
             attributes |= pickler.attributes
@@ -305,7 +307,7 @@ class Pristine:
                 stacklevel=2,
             )
         try:
-            self.copy()
+            shut.within(self.copy)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         else:

@@ -67,7 +67,7 @@ from langchain_dpicl.private.loading import (
     skeleton,
 )
 from langchain_dpicl.private.origins import SHARED_NAMES, Origins, home, top
-from langchain_dpicl.private.reach import fields_of, held_by, is_named, is_one, names_in, takes_nothing
+from langchain_dpicl.private.reach import fields_of, held_by, is_named, is_one, names_in, reachable, takes_nothing
 from langchain_dpicl.private.sealing import check_part
 from langchain_dpicl.private.sources import AROUND, COLLECTIONS, instead_of, is_collection, is_of, parts_of
 
@@ -527,7 +527,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         return same, (self._space_of(around),)
 
     def _cached(self, obj: Any) -> Any:
-        if takes_nothing(obj):
+        """A cached function without arguments is its value, unless records or a bucket may have a part in it."""
+        if takes_nothing(obj) and not any(is_one(each, (Withheld, OwnBucket)) for each in reachable(obj.__wrapped__)):
             with contextlib.suppress(Exception):  # else each call asks anew
                 return made_constant, (obj(),)
         return made_cached, (obj.cache_parameters(), obj.__wrapped__)

@@ -14,7 +14,7 @@ from langchain_dpicl import PrivacyBudget
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork here")
 
 FORKS = """
-import os, sys
+import os, sys, threading
 import by_hand
 from langchain_dpicl import LedgerError, PrivacyBudget
 budget = PrivacyBudget(1000.0, 1e-5, 1000, sys.argv[1], replay=False)
@@ -30,10 +30,22 @@ def sessions():
     who = lambda connection: connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
     return [database.run(who, "read") for database in (ledger, ledger._permits.witness)]
 
+def hold(lock):
+    with lock:
+        held.release()
+        over.wait()
+
 before = sessions()
+over, held = threading.Event(), threading.Semaphore(0)
+locks = [budget._lock, ledger._permits._joining, ledger._permits._mutex, ledger._reaching]
+threads = [threading.Thread(target=hold, args=(lock,)) for lock in locks]
+for thread in threads:  # as if they were at work: a child has no thread that would release what it inherits
+    thread.start()
+    held.acquire()
 child = os.fork()
 if child == 0:
-    for use in (line.charge, lambda: line.record(charge), lambda: line.give_up(charge), line.spent, line.remaining):
+    others = lambda: budget.line("vote", 0.5), lambda: line.record(charge), lambda: line.give_up(charge)
+    for use in (*others, line.charge, line.spent, line.remaining):
         try:
             use()
         except LedgerError as error:
@@ -45,6 +57,9 @@ if child == 0:
     own = PrivacyBudget(1000.0, 1e-5, 1000, sys.argv[1], replay=False).line("vote", 0.5)
     assert own.charge()[0].number == 9
     sys.exit(0)  # an end of Python's own: what is registered for it, and what it collects, is run
+over.set()
+for thread in threads:
+    thread.join()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert sessions() == before
 assert line.charge()[0].number == 10
@@ -54,7 +69,9 @@ line.record(charge)
 
 @pytest.mark.parametrize("end", ["close", "leave"])
 def test_a_child_charges_nothing_there_and_breaks_nothing(end: str, any_url: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS, any_url, end], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, any_url, end], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing counts as lost

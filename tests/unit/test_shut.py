@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import pickle
@@ -29,6 +30,7 @@ from langchain_dpicl import (
     ExemplarStore,
     NoisyVote,
     PoissonExampleSelector,
+    PrivacyWarning,
     PrivateEnsemble,
     ShutWithinCall,
     UnsafeConfigurationError,
@@ -286,6 +288,34 @@ def test_each_copy_has_stand_ins_of_its_own(world: dict[str, Any]) -> None:
     copies = PrivateEnsemble(world["selector"], search).copies
     assert [copies.copy().chain.invoke(text) for text in ("a", "b")] == [None, None]
     assert copies.searches
+
+
+def test_no_code_that_runs_when_the_chain_is_pickled_reads_a_record(world: dict[str, Any], canary: str) -> None:
+    """Cached functions without arguments and reducers run then, on the selector itself, for all calls."""
+    selector, store = world["selector"], world["store"]
+
+    class Holder:
+        def __getstate__(self) -> Any:
+            return {"found": selector.select_examples(QUESTION)}
+
+        def __call__(self, values: Any) -> str:
+            return str(vars(self))
+
+    @functools.cache
+    def sampled() -> Any:
+        return selector.select_examples(QUESTION)
+
+    @functools.cache
+    def read() -> Any:
+        return read_all(store)
+
+    with pytest.warns(PrivacyWarning, match="no budget counts it"):
+        assert canary in str(sampled()), "also if the cache holds records before"
+    for held in (Holder(), sampled, read):
+        with pytest.raises(UnsafeConfigurationError) if held is not sampled else contextlib.nullcontext():
+            copies = PrivateEnsemble(selector, lambda values, held=held: str(held())).copies
+            assert canary.encode() not in copies._data
+            assert copies.copy([{"input": "own"}]).chain.invoke(QUESTION) == "[{'input': 'own'}]"
 
 
 def test_each_copy_has_a_selector_of_its_own(world: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,10 @@ def test_an_editor_may_take_the_last_line_break_away_or_add_one(sampler_of: Lett
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+class Word(str, Enum):  # noqa: UP042 - its text in a prompt is not the one in a line of JSON
+    ONE = "one"
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -245,6 +250,7 @@ def test_an_editor_may_take_the_last_line_break_away_or_add_one(sampler_of: Lett
         ("x" * 2000, "room for 6 tokens"),
         ({"input": None}, "texts and numbers"),
         ({"input": float("nan")}, "texts and numbers"),
+        ({"input": Word.ONE}, "texts and numbers"),
         ("\ud800", "Unicode"),
     ],
 )
