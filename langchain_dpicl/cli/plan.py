@@ -18,7 +18,7 @@ from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_ma
 from langchain_dpicl.privacy.gate import Gate
 from langchain_dpicl.privacy.mechanisms import MEAN_SHARE, OWN_CALLS, PARTS, SHARE, PlanLine
 from langchain_dpicl.privacy.profile import MAX_COUNT
-from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, VOTES, VoteNoise
+from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN
 from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, words
 
 _TICKETS = (
@@ -129,7 +129,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _labels(options: argparse.Namespace) -> int:
-    usual = {"embedding": 100, "median": 101}.get(options.mechanism, 2)
+    usual = MECHANISMS[options.mechanism].outcomes
     return whole("labels", usual if options.labels is None else options.labels, at_least=2)
 
 
@@ -153,11 +153,11 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
     members = calls_made(*(shape.get(name) for name in ("members", "calls", "pad_to", "max_calls")))
     if options.calls is not None and OWN_CALLS not in MECHANISMS[mechanism].options:
         raise InvalidParameter("calls", options.calls, f"left out: {mechanism} has no proof for one owner per call")
-    if mechanism == "head":
+    if MECHANISMS[mechanism].all_take_part:
         if options.gated:
             raise InvalidParameter("mechanism", mechanism, "a mechanism of answers, not of what is released once")
         if rate not in (None, 1.0):
-            raise InvalidParameter("rate", rate, "1: all owners take part in the release of a head")
+            raise InvalidParameter("rate", rate, f"1: all owners take part in the release of a {mechanism}")
         rate, owners = 1.0, None
     elif options.gated and owners is None:
         raise InvalidParameter("owners", None, "required with --gated")
@@ -188,22 +188,8 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
         solved = PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request})
     line = solved.lines[mechanism]
     if not options.accept_noise:
-        refuse_noise(line, _overturned(line, int(crowd.expected), labels), crowd, options.gated)
+        refuse_noise(line, line.flip(int(crowd.expected), labels), crowd, options.gated)
     return solved, gate, crowd
-
-
-def _overturned(line: PlanLine, votes: int, labels: int) -> float:
-    """Return the chance that noise overturns what so many outputs agree on; 0 where that has no meaning."""
-    mechanism, parameter = line.mechanism, line.parameter
-    if mechanism == "median":
-        mechanism, votes = EXPONENTIAL, votes // 2
-    elif mechanism == "mean":
-        mechanism, labels = GAUSSIAN, 2
-    elif mechanism == "structured":
-        mechanism, parameter = EXPONENTIAL, parameter * min(s for name, s in line.options.items() if SHARE in name)
-    elif mechanism not in (*VOTES, "embedding"):
-        return 0.0
-    return VoteNoise(mechanism, parameter, line.own_calls).flip(votes, labels)
 
 
 def _add_gate(gate: Gate, found: dict[str, Any], planned: PlanLine, labels: int) -> None:

@@ -86,13 +86,12 @@ class Gate:
     @property
     def _weight(self) -> int:
         """By what the odds of two outcomes divide eps0, for each output between them."""
-        whole = {"vote-em": 2, "structured": 2, "joint-em": 4, "median": 4}.get(self.mechanism, 1)
-        return whole // (2 if alone(self.options) else 1)
+        return self.family.weight // (2 if alone(self.options) else 1)
 
     @property
     def signal_name(self) -> str:
         """The formula of `signal`, in words."""
-        if self.mechanism == "tokens":
+        if self.family.unit == "tokens":
             return "exemplars * range_bound"
         if self.family.noisier > 0:
             return f"outputs / {self.family.parameter}"
@@ -109,7 +108,7 @@ class Gate:
         """
         if parameter is None:
             return None
-        if self.mechanism == "tokens":
+        if self.family.unit == "tokens":
             return self.rate_of(members) * self.eligible * parameter
         outputs = self.outputs(members)
         return outputs / parameter if self.family.noisier > 0 else outputs * parameter / self._weight

@@ -23,6 +23,7 @@ from langchain_dpicl.privacy.profile import (
     ProposeTestRelease,
     lattice_multiplier,
 )
+from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, flip_probability
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Option:
     quiet: bool = False
 
 
+Flip = Callable[[float, Mapping[str, float], int, int], float]
+"""From a noise parameter, the options, and numbers of votes and outcomes."""
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """A family of mechanisms with one noise ``parameter`` between ``low`` and ``high``.
@@ -47,6 +52,15 @@ class Mechanism:
     `profile` holds for ``neighbours``, before amplification; ``build`` makes it from the parameter and the ``options``,
     the other numbers that are public and fixed. ``words`` says what one release gives out: a format of the parameter
     ``p`` and the options.
+
+    Further facts, for plans and for people:
+
+    - ``unit``: of what a line counts so many.
+    - ``all_take_part``: it is released once, and has a rate of 1.
+    - ``outcomes``: between how many it chooses, unless told otherwise.
+    - ``weight``: by what eps0 is divided in the logarithm of the odds of two outcomes, for each output between them.
+    - ``flip``: how likely noise overturns what so many outputs agree on, among so many outcomes; 0 where that has no
+      meaning.
     """
 
     name: str
@@ -58,6 +72,11 @@ class Mechanism:
     words: str
     build: Callable[[float, Mapping[str, float]], Profile] = field(repr=False)
     options: Mapping[str, Option] = field(default_factory=FrozenMapping)
+    unit: str = field(default="releases", kw_only=True)
+    all_take_part: bool = field(default=False, kw_only=True)
+    outcomes: int = field(default=2, kw_only=True)
+    weight: int = field(default=1, kw_only=True)
+    flip: Flip = field(default=lambda parameter, fixed, votes, outcomes: 0.0, kw_only=True, repr=False)
 
     def profile(self, parameter: float, **fixed: float) -> Profile:
         """What one release gives away (before amplification) at this noise parameter."""
@@ -186,9 +205,33 @@ def _structured(eps0: float, fixed: Mapping[str, float]) -> Profile:
     return parts[0].compose(*parts[1:])
 
 
+def _flip_by_range(eps0: float, fixed: Mapping[str, float], votes: int, outcomes: int) -> float:
+    return VoteNoise(EXPONENTIAL, eps0, alone(fixed)).flip(votes, outcomes)
+
+
+def _flip_by_sigma(sigma: float, fixed: Mapping[str, float], votes: int, outcomes: int) -> float:
+    return flip_probability(sigma, votes, outcomes)
+
+
+def _flip_of_median(eps0: float, fixed: Mapping[str, float], votes: int, outcomes: int) -> float:
+    """Each other point loses by half of the votes."""
+    return _flip_by_range(eps0, fixed, votes // 2, outcomes)
+
+
+def _flip_of_mean(sigma: float, fixed: Mapping[str, float], votes: int, outcomes: int) -> float:
+    """Of one bound on which all agree: noise moves the mean beyond the middle."""
+    return flip_probability(sigma, votes)
+
+
+def _flip_of_fields(eps0: float, fixed: Mapping[str, float], votes: int, outcomes: int) -> float:
+    """Of the field with the smallest share."""
+    least = min(share for name, share in fixed.items() if SHARE in name)
+    return _flip_by_range(eps0 * least, fixed, votes, outcomes)
+
+
 _ALL = (
-    Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", _counts, _OWN),
-    Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, _counts, _OWN),
+    Mechanism("vote", *_SIGMA, _COUNTS, f"the winner of {_NOISY_COUNTS}", _counts, _OWN, flip=_flip_by_sigma),
+    Mechanism("scores", *_SIGMA, _COUNTS, _NOISY_COUNTS, _counts, _OWN, flip=_flip_by_sigma),
     Mechanism(
         "vote-em",
         *_EPS0,
@@ -196,6 +239,8 @@ _ALL = (
         "a label with probability proportional to exp({weight:g} * count)",
         lambda eps0, _: BoundedRange(eps0),
         _OWN,
+        weight=2,
+        flip=_flip_by_range,
     ),
     Mechanism(
         "embedding",
@@ -207,6 +252,8 @@ _ALL = (
             lattice_multiplier(sigma / fixed["step"], (1.0 if alone(fixed) else 2.0) / fixed["step"])
         ),
         FrozenMapping({"step": _STEP, **_OWN}),
+        outcomes=100,
+        flip=_flip_by_sigma,
     ),
     Mechanism(
         "joint-em",
@@ -215,6 +262,7 @@ _ALL = (
         "keywords in order with probability proportional to exp({weight:g} * utility / 2), a single one without / 2",
         lambda eps0, _: BoundedRange(eps0),
         _OWN,
+        weight=4,
     ),
     Mechanism(
         "median",
@@ -224,6 +272,9 @@ _ALL = (
         "middle)",
         lambda eps0, _: BoundedRange(eps0),
         _OWN,
+        outcomes=101,
+        weight=4,
+        flip=_flip_of_median,
     ),
     Mechanism(
         "mean",
@@ -233,6 +284,7 @@ _ALL = (
         "Gaussian noise of standard deviation {p:g} each",
         _mean,
         FrozenMapping({"step": _STEP, **_OWN}),
+        flip=_flip_of_mean,
     ),
     Mechanism(
         "structured",
@@ -249,6 +301,8 @@ _ALL = (
             }
             | {**_OWN}
         ),
+        weight=2,
+        flip=_flip_of_fields,
     ),
     Mechanism(
         "ptr",
@@ -270,6 +324,7 @@ _ALL = (
         "one owner's term added or removed",
         "one token from softmax(public logits + terms of range at most {p:g} each)",
         lambda range_bound, _: BoundedRange(range_bound),
+        unit="tokens",
     ),
     Mechanism(
         "head",
@@ -279,6 +334,7 @@ _ALL = (
         "plus discrete Gaussian noise of standard deviation {p:g} on every number",
         lambda sigma, fixed: Gaussian(lattice_multiplier(sigma / fixed["step"], fixed["steps"] ** 0.5 / fixed["step"])),
         FrozenMapping({"step": replace(_STEP, default=2.0**-36), "steps": _STEPS}),
+        all_take_part=True,
     ),
 )
 
@@ -358,6 +414,10 @@ class PlanLine(LineRequest):
     def describe(self) -> str:
         """What one release gives out and with how much noise, in words."""
         return self.family.describe(self.parameter, self.options)
+
+    def flip(self, votes: int, outcomes: int) -> float:
+        """The chance that noise overturns what so many outputs agree on; 0 where that has no meaning."""
+        return self.family.flip(self.parameter, self.options, votes, outcomes)
 
 
 def check_lines(lines: object, kind: type[LineRequest]) -> None:

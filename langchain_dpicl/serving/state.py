@@ -16,7 +16,7 @@ from langchain_dpicl.budget import Receipt
 from langchain_dpicl.budget.terms import Replay, assumption
 from langchain_dpicl.budget.upkeep import UNANSWERED
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy import MECHANISMS, checks
 from langchain_dpicl.release.base import AnyRelease
 
 MOST = 1000
@@ -127,7 +127,7 @@ def by_budget(releases: Sequence[AnyRelease]) -> list[list[AnyRelease]]:
 
 def unit_of(mechanism: str | None) -> str:
     """Return what a line of a mechanism counts."""
-    return "tokens" if mechanism == "tokens" else "releases"
+    return "releases" if mechanism is None else MECHANISMS[mechanism].unit
 
 
 def _state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState:
