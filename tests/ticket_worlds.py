@@ -243,7 +243,7 @@ def after(world: World, belief: Belief, query: Query) -> dict[str, Belief]:
 
 def allowed(tickets: int) -> dict[str, NDArray[np.float64]]:
     """The plan's: the composition of so many amplified pairs, by direction."""
-    release = Subsampled(MECHANISMS["vote"].profile(SIGMA), RATE)
+    release = Subsampled(MECHANISMS["vote"]().profile(SIGMA), RATE)
     return {direction: repeated_delta(release, tickets, EPSILONS, direction) for direction in DIRECTIONS}
 
 

@@ -24,7 +24,7 @@ from langchain_dpicl.lab.evaluation.scores import Score, Value
 from langchain_dpicl.lab.plots import COLORS, GREY, new_figure, save_figure
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.choice import Crowd, best_vote, options_of
-from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN
 

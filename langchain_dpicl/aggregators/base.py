@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing_extensions import TypeVar
 
 from langchain_dpicl.aggregators.reading import plain, text_of
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.choice import Crowd
+from langchain_dpicl.privacy.choice import Crowd, options_of
+from langchain_dpicl.privacy.lines import family_of
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness
 
 T = TypeVar("T", default=Any)
@@ -69,14 +72,22 @@ class Aggregator(ABC, Generic[T]):
         """The public numbers. Without `under` the number of outputs is one, as in shared buckets that all count."""
         return Crowd(len(outputs), len(outputs)) if self.crowd is None else self.crowd
 
-    def overturned(self, parameter: float) -> float | None:
-        """How likely noise overturns an answer on which all expected outputs agree; None if that has no meaning."""
-        return None
+    @property
+    def options(self) -> Options:
+        """The fixed public numbers of the mechanism, which the plan freezes."""
+        return {}
 
     @property
-    def options(self) -> Mapping[str, float]:
-        """Further public parameters of the mechanism, which the plan freezes."""
-        return {}
+    def outcomes(self) -> int | None:
+        """Between how many outcomes a release chooses; None if it is of another form."""
+        return None
+
+    def overturned(self, parameter: float) -> float | None:
+        """How likely noise overturns an answer on which all expected outputs agree; None if that has no meaning."""
+        if self.crowd is None or self.outcomes is None:
+            return None
+        family = family_of(self.mechanism).of({**self.options, **options_of(self.crowd)})
+        return family.flip(parameter, math.floor(self.crowd.expected), self.outcomes)
 
     def public_calls(self) -> tuple[Runnable[Any, Any] | None, int] | None:
         """The zero-shot calls whose answers `prepare` gets: a chain (None: the member) and their number.
@@ -85,7 +96,7 @@ class Aggregator(ABC, Generic[T]):
         """
         return None
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         """The aggregator for one query: ``values`` as the caller gave them, the plan's ``options``, the zero-shot
         ``answers``. All of it is public, and an error costs nothing."""
         return self

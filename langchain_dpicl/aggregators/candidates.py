@@ -15,6 +15,7 @@ from langchain_dpicl.aggregators.embedded import STEPS, Embedded, direction
 from langchain_dpicl.aggregators.reading import answer_of, plain
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 from langchain_dpicl.privacy.votes import EXPONENTIAL, TOLD, VoteNoise
 
@@ -59,7 +60,7 @@ class CandidateVote(Embedded[str]):
             checks.whole("n_candidates", n_candidates, at_least=2)
         self._places: NDArray[np.int64] = np.zeros((0, 0), np.int64)
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         bound = super().prepare(values, options, answers)
         if len(bound.texts) < 2:
             raise ModelUnavailable(
@@ -90,19 +91,13 @@ class CandidateVote(Embedded[str]):
         return None if chosen == number else self.texts[chosen]
 
     @property
-    def _rivals(self) -> int:
-        return max(2, len(self.texts) or self.n_candidates)
+    def outcomes(self) -> int:
+        return self.rivals
 
     def tells(self, members: int, parameter: float) -> bool:
         own = self.crowd is not None and self.crowd.own_calls
         counted = None if self.crowd is None else math.floor(self.crowd.expected)
-        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self._rivals, counted) >= TOLD
-
-    def overturned(self, parameter: float) -> float | None:
-        if self.crowd is None:
-            return None
-        noise = VoteNoise(EXPONENTIAL, parameter, self.crowd.own_calls)
-        return noise.flip(math.floor(self.crowd.expected), self._rivals)
+        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self.rivals, counted) >= TOLD
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | None:
         return (answer_of(output) or "").strip() or None

@@ -19,6 +19,7 @@ from langchain_dpicl.aggregators.base import Aggregator, T
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.mechanism import Options
 
 STEPS = 1 << 16
 """Lattice points of an embedding between 0 and 1."""
@@ -57,10 +58,15 @@ class Embedded(Aggregator[T]):
         self._dimension = 0
         self._listed: list[tuple[NDArray[np.float64] | None, int]] = []  # both, of the list: every copy's, made once
 
+    @property
+    def rivals(self) -> int:
+        """The number of candidates, of which there are two or more."""
+        return max(2, len(self.texts) or self.n_candidates)
+
     def public_calls(self) -> tuple[Runnable[Any, Any] | None, int] | None:
         return None if self._chain is None else (self._chain, self.n_candidates)
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         """With the candidates embedded. Raises `ModelUnavailable` if there are none."""
         if self._chain is None:
             bound = copy.copy(self)

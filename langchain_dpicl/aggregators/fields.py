@@ -109,7 +109,8 @@ class Part:
         if self.values:
             return noise.flip(votes, len(self.values))
         sigma = mean_sigma(eps0, crowd.own_calls)
-        of_value = self.reader.under("", crowd).overturned(sigma if isinstance(self.reader, NoisyMean) else eps0)
+        bound = self.reader.under(self.reader.mechanism, crowd)
+        of_value = bound.overturned(sigma if isinstance(self.reader, NoisyMean) else eps0)
         return max(of_value or 0.0, noise.flip(votes, 2) if self.optional else 0.0)
 
     def dump(self, value: Any) -> Any:

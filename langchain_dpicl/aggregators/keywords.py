@@ -20,7 +20,9 @@ from scipy.special import ndtr, ndtri
 from langchain_dpicl.aggregators.base import Aggregator, Outcome, Words
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy import MECHANISMS, checks
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.privacy.mechanism import Options
+from langchain_dpicl.privacy.mechanisms import PTR
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential, choose_weighted, random_below
 
 
@@ -207,7 +209,7 @@ class _JointEM(Keywords):
         self._spelling = tuple(spelling.values())
         self._index = {key: i for i, key in enumerate(spelling)}
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         bound = copy.copy(self)
         bound._values = values
         if self.domain == "query":
@@ -352,17 +354,17 @@ class _ProposeTestRelease(Keywords):
         self.least = checks.whole("k", pair[0])
         self.most = checks.whole("k", pair[1], at_least=self.least)
         given = {"select": select if self.most > self.least else 0.0} | ({} if delta0 is None else {"delta0": delta0})
-        checked = MECHANISMS["ptr"].check_options({"delta0": 0.25, **given})
+        checked = PTR.of({"delta0": 0.25, **given}).options
         if self.most > self.least:
             checks.positive("select", select)
         self._options = {name: checked[name] for name in given}
         self._delta0: float | None = self._options.get("delta0")
 
     @property
-    def options(self) -> Mapping[str, float]:
+    def options(self) -> Options:
         return self._options
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         bound = copy.copy(self)
         bound._values = values
         bound._delta0 = options.get("delta0")

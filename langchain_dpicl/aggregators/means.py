@@ -15,8 +15,9 @@ from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.aggregators.embedded import STEPS, Embedded
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.privacy.votes import abstention_threshold, flip_probability, tells_abstention
+from langchain_dpicl.privacy.votes import abstention_threshold, tells_abstention
 
 
 class EmbeddingMean(Embedded[T]):
@@ -98,7 +99,7 @@ class EmbeddingMean(Embedded[T]):
         super().__init__(embeddings, candidates, n_candidates)
 
     @property
-    def options(self) -> Mapping[str, float]:
+    def options(self) -> Options:
         return {"step": 1.0 / STEPS}
 
     def shown(self, encoded: object) -> object:
@@ -139,12 +140,10 @@ class EmbeddingMean(Embedded[T]):
         counted = None if self.crowd is None else math.floor(self.crowd.expected)
         return tells_abstention(members, parameter, 0, STEPS, counted)
 
-    def overturned(self, parameter: float) -> float | None:
-        """As for a vote between candidates at right angles to each other."""
-        if self.crowd is None or self.release == "vector":
-            return None
-        rivals = max(2, len(self.texts) or self.n_candidates)
-        return flip_probability(parameter, math.floor(self.crowd.expected), rivals)
+    @property
+    def outcomes(self) -> int | None:
+        """The candidates, as if they were at right angles to each other."""
+        return None if self.release == "vector" else self.rivals
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> Any:
         text = (answer_of(output) or "").strip()

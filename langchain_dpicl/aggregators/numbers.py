@@ -22,8 +22,9 @@ from langchain_dpicl.aggregators.reading import answer_of, plain
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential, random_below
-from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, flip_probability
+from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise
 
 N = TypeVar("N", bound=int | float | date)
 """What is released: the bounds' type."""
@@ -216,12 +217,9 @@ class NoisyMedian(Bounded[N]):
         chosen = choose_exponential(sizes, losses, rate / 2.0, randomness)
         return self.at(Fraction(starts[chosen] + random_below(sizes[chosen], randomness), self.steps))
 
-    def overturned(self, parameter: float) -> float | None:
-        """Of one number on which all agree: each of its other points loses by half of their votes."""
-        if self.crowd is None:
-            return None
-        noise = VoteNoise(EXPONENTIAL, parameter, self.crowd.own_calls)
-        return noise.flip(math.floor(self.crowd.expected) // 2, self.points)
+    @property
+    def outcomes(self) -> int:
+        return self.points
 
     def __repr__(self) -> str:
         return f"NoisyMedian({self.low!r}, {self.high!r}, points={self.points}{self._said_decimal})"
@@ -249,7 +247,7 @@ class NoisyMean(Bounded[N]):
     steps = STEPS
 
     @property
-    def options(self) -> Mapping[str, float]:
+    def options(self) -> Options:
         return {"step": 1.0 / STEPS}
 
     def draw(self, places: Sequence[int], crowd: Crowd, parameter: float, randomness: Randomness) -> N:
@@ -260,9 +258,10 @@ class NoisyMean(Bounded[N]):
         share = Fraction(1, 2) + Fraction(upper - lower) / total / 2
         return self.at(min(max(share, Fraction(0)), Fraction(1)))
 
-    def overturned(self, parameter: float) -> float | None:
-        """Of one bound on which all agree: noise moves the mean beyond the middle."""
-        return None if self.crowd is None else flip_probability(parameter, math.floor(self.crowd.expected))
+    @property
+    def outcomes(self) -> int:
+        """Both bounds."""
+        return 2
 
 
 def _kind(name: str, bound: object) -> type[Any]:

@@ -21,7 +21,8 @@ from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.privacy.mechanisms import MEAN_SHARE, PARTS, SHARE
+from langchain_dpicl.privacy.mechanism import Options
+from langchain_dpicl.privacy.mechanisms import PARTS
 from langchain_dpicl.privacy.noise import Randomness
 
 M = TypeVar("M", bound=BaseModel)
@@ -140,11 +141,14 @@ class Structured(Aggregator[M], Generic[M]):
         return self.model.model_validate({part.keys[0]: values[part.name] for part in self.parts})
 
     @property
-    def options(self) -> Mapping[str, float]:
-        shares = [(is_mean, part.share) for part in self.parts for is_mean in part.mechanisms]
-        return {f"{MEAN_SHARE if is_mean else SHARE}{i}": share for i, (is_mean, share) in enumerate(shares, 1)}
+    def options(self) -> Options:
+        draws = [(part.share, is_mean) for part in self.parts for is_mean in part.mechanisms]
+        return {
+            "shares": tuple(share for share, is_mean in draws if not is_mean),
+            "mean_shares": tuple(share for share, is_mean in draws if is_mean),
+        }
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         bound = copy.copy(self)
         bound.parts = [replace(part, reader=part.reader.prepare(values, {})) for part in self.parts]
         return bound

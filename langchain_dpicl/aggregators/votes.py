@@ -20,6 +20,7 @@ from langchain_dpicl.aggregators.reading import answer_of, normal, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, LEAD, TOLD, VoteNoise
 
@@ -231,7 +232,7 @@ class NoisyVote(Aggregator[T]):
     def public_calls(self) -> tuple[Runnable[Any, Any] | None, int] | None:
         return (self._chain, 1) if self._chain is not None or self.prior == "zero_shot" else None
 
-    def prepare(self, values: Mapping[str, Any], options: Mapping[str, float], answers: Sequence[object] = ()) -> Self:
+    def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         """With the prior's answer to the query. Raises `ModelUnavailable` if it fails."""
         if self.public_calls() is None:
             return self
@@ -329,11 +330,9 @@ class NoisyVote(Aggregator[T]):
             noise, counted = replace(noise, own_calls=self.crowd.own_calls), math.floor(self.crowd.expected)
         return noise.told(members, len(self.labels), counted) >= TOLD
 
-    def overturned(self, parameter: float) -> float | None:
-        if self.crowd is None:
-            return None
-        noise = VoteNoise(self.mechanism, parameter, self.crowd.own_calls)
-        return noise.flip(math.floor(self.crowd.expected), len(self.labels))
+    @property
+    def outcomes(self) -> int:
+        return len(self.labels)
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> Any:
         index = self.parse(output)

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,8 +43,9 @@ from langchain_dpicl.errors import (
     PlanMismatch,
     PrivacyWarning,
 )
-from langchain_dpicl.privacy import MECHANISMS, LineRequest, PlanLine, PrivacyPlan, checks, default_delta0
-from langchain_dpicl.privacy.mechanisms import left_out
+from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan, checks
+from langchain_dpicl.privacy.lines import family_of
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.private import Accounting, Closed
 from langchain_dpicl.store.base import MarkOf, PrivateStore
 from langchain_dpicl.store.notes import OpenedBudget, merged
@@ -271,7 +273,7 @@ class PrivacyBudget(Accounting, Closed):
         *,
         rate_is_explicit: bool = False,
         owners: int | None = None,
-        options: Mapping[str, float] | None = None,
+        options: Options | None = None,
         vet: Callable[[PlanLine], None] | None = None,
     ) -> None:
         """Describe a line, when the chain that uses it is built. Charges and freezes nothing.
@@ -284,9 +286,8 @@ class PrivacyBudget(Accounting, Closed):
         with self._lock:
             is_new = self._find() is None
             given = dict(options or {})
-            known = MECHANISMS[mechanism].options.items() if mechanism in tuple(MECHANISMS) else ()
-            needed = {key: option.high for key, option in known if option.default is None}
-            asked = LineRequest(mechanism, rate, 1, options={**needed, **given}, owners=owners if is_new else None)
+            stated = {**family_of(mechanism).undecided(), **given}
+            asked = LineRequest(mechanism, rate, 1, options=stated, owners=owners if is_new else None)
             chosen = {key: _values(asked)[key] for key in ("mechanism", *map(_option, given))}
             chosen |= {"rate": asked.rate} if rate_is_explicit else {}
             name = self._name(line, mechanism)
@@ -313,7 +314,7 @@ class PrivacyBudget(Accounting, Closed):
         name: str | None = None,
         rate_is_explicit: bool = False,
         owners: int | None = None,
-        options: Mapping[str, float] | None = None,
+        options: Options | None = None,
         vet: Callable[[PlanLine], None] | None = None,
     ) -> BudgetLine:
         """One line of the plan, for a mechanism at a sampling rate; completes and freezes the plan at first use.
@@ -324,7 +325,7 @@ class PrivacyBudget(Accounting, Closed):
         `PlanIncomplete` while another line is not declared, `PlanMismatch`, `InfeasiblePlan`, `LedgerError`; none of
         them costs anything.
         """
-        stated = {**left_out(mechanism), **(options or {})}  # whoever uses the noise says what for
+        stated = {**family_of(mechanism).left_out(), **(options or {})}  # whoever uses the noise says what for
         about: dict[str, Any] = {"rate_is_explicit": rate_is_explicit, "owners": owners, "options": stated}
         with self._lock:
             self.declare(name, mechanism, rate, vet=vet, **about)
@@ -369,13 +370,12 @@ class PrivacyBudget(Accounting, Closed):
                 "chain before the first release (a DPAggregate declares its line), call budget.declare(line, "
                 "mechanism, rate), or give releases={line: LineRequest(...)}; nothing was charged"
             )
-        tests = sum(line.mechanism == "ptr" for line, _ in self._declared.values())
+        alike = Counter(line.mechanism for line, _ in self._declared.values())
         found = {}
-        for name, (line, chosen) in self._declared.items():
-            options = dict(line.options)
-            if line.mechanism == "ptr" and _option("delta0") not in chosen:
-                options["delta0"] = default_delta0(self.delta, line.rate, counts[name], tests)
-            found[name] = replace(line, count=counts[name], options=options)
+        for name, (line, stated) in self._declared.items():
+            choices = line.family.chosen(self.delta, line.rate, counts[name], alike[line.mechanism])
+            open_ones = {key: value for key, value in choices.items() if _option(key) not in stated}
+            found[name] = replace(line, count=counts[name], options={**line.options, **open_ones})
         return found
 
     def _counts(self) -> dict[str, int]:
@@ -648,9 +648,9 @@ def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)
 
 
-def _values(line: LineRequest, defaults: Mapping[str, float] | None = None) -> dict[str, object]:
+def _values(line: LineRequest, defaults: Options | None = None) -> dict[str, object]:
     """What declarations of a line may choose. ``owners``: from how many its rate was computed."""
-    options = {**(left_out(line.mechanism) if defaults is None else defaults), **line.options}
+    options = {**(line.family.left_out() if defaults is None else defaults), **line.options}
     more = {_option(key): value for key, value in options.items()}
     return {"mechanism": line.mechanism, "rate": line.rate, "owners": line.owners, "weight": line.weight, **more}
 

@@ -21,7 +21,7 @@ from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.calls.observing import took
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
-from langchain_dpicl.privacy import MECHANISMS, PlanLine, PrivacyPlan, checks
+from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Accounting
 from langchain_dpicl.store.base import Numbers, PrivateStore
@@ -73,7 +73,7 @@ class BudgetLine(Accounting):
         self.tickets = tickets
         self._ledger, self._policy, self._stored = ledger, policy, stored
         self._words = plan_line.describe()
-        self._unit = MECHANISMS[self.mechanism].unit
+        self._unit = plan_line.family.unit
         self._has_others = len(plan.lines) > 1
         self._key: bytes | None = None
 

@@ -16,7 +16,8 @@ from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PrivacyP
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
 from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_made, options_of, refuse_noise
 from langchain_dpicl.privacy.gate import Gate
-from langchain_dpicl.privacy.mechanisms import MEAN_SHARE, OWN_CALLS, PARTS, SHARE, PlanLine
+from langchain_dpicl.privacy.lines import PlanLine
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS, PARTS
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN
 from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, words
@@ -55,9 +56,9 @@ def plan_options(parser: Any) -> None:
     gate.add_argument("--gated", action="store_true", help="plan for tickets: --releases counts them, for each owner")
     gate.add_argument("--eligible", type=int, help="owners that a query finds eligible: a public estimate")
     fixed = parser.add_argument_group("fixed numbers of a mechanism")
-    fixed.add_argument("--delta0", type=float, help="ptr: chance of a release after a failed test, paid every time")
-    fixed.add_argument("--select", type=float, help="ptr: choose k with eps0 = select / sigma (default: k is public)")
-    fixed.add_argument("--step", type=float, help="embedding, mean: the lattice of the noise")
+    for name, used_by in _fixed().items():
+        about = MECHANISMS[used_by[0]].fixed()[name].metadata["words"]
+        fixed.add_argument(f"--{name}", type=float, help=f"{', '.join(used_by)}: {about}")
     fixed.add_argument("--fields", type=int, help="structured: fields of equal shares (an optional number is two)")
     fixed.add_argument("--means", type=int, help="structured: how many of the fields are clipped means (default 0)")
     bill = parser.add_argument_group("the bill")
@@ -67,6 +68,18 @@ def plan_options(parser: Any) -> None:
     parser.add_argument("--verify", action="store_true", help="ask prv-accountant and dp-accounting too (minutes)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the trade-offs between epsilon, releases and noise")
 
+
+def _fixed() -> dict[str, list[str]]:
+    """The fixed numbers that a mechanism may have, but for shares and own calls, each with those that have it."""
+    found: dict[str, list[str]] = {}
+    for family in MECHANISMS.values():
+        for name in sorted(set(family.fixed()) - {OWN_CALLS, *_SHARES}):
+            found.setdefault(name, []).append(family.name)
+    return found
+
+
+_SHARES = ("shares", "mean_shares")
+"""The fixed numbers of a mechanism whose draws divide eps0."""
 
 _PATIENCE = 5.0
 """Seconds after which a plan says that it still works."""
@@ -137,21 +150,21 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
     """Check the options and solve the plan, as a budget would. Its gate is None unless ``--gated``."""
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
-    fixed = given(options, "delta0", "select", "step")
-    if mechanism == "structured":
+    fixed, known = given(options, *_fixed()), MECHANISMS[mechanism].fixed()
+    if known.keys() >= set(_SHARES):
         fields = whole("fields", options.fields, at_most=PARTS)
         means = whole("means", options.means or 0, at_least=0, at_most=fields)
-        fixed |= {f"{MEAN_SHARE if i < means else SHARE}{i + 1}": 1.0 / fields for i in range(fields)}
+        fixed |= {"shares": (1.0 / fields,) * (fields - means), "mean_shares": (1.0 / fields,) * means}
     elif stray := given(options, "fields", "means"):
         raise InvalidParameter(*next(iter(stray.items())), "given for --mechanism structured")
     for name, value in fixed.items():
-        if name not in MECHANISMS[mechanism].options:
+        if name not in known:
             raise InvalidParameter(name, value, f"{mechanism} has no such number")
     if options.noise is not None and mechanism != GAUSSIAN:
         raise InvalidParameter("noise", options.noise, f"given for --mechanism {GAUSSIAN}")
     shape = calls_of(options, members=10)
     members = calls_made(*(shape.get(name) for name in ("members", "calls", "pad_to", "max_calls")))
-    if options.calls is not None and OWN_CALLS not in MECHANISMS[mechanism].options:
+    if options.calls is not None and OWN_CALLS not in known:
         raise InvalidParameter("calls", options.calls, f"left out: {mechanism} has no proof for one owner per call")
     if MECHANISMS[mechanism].all_take_part:
         if options.gated:

@@ -24,7 +24,7 @@ from langchain_dpicl.privacy.choice import (
     compared,
     options_of,
 )
-from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.solving import about, solve

@@ -1,7 +1,9 @@
 """Mathematics only: numbers in, numbers out. Nothing of LangChain is imported here."""
 
 from langchain_dpicl.privacy.accountant import PLDAccountant, PRVAccountant, Verification
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, PlanLine, default_delta0
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
+from langchain_dpicl.privacy.mechanism import Mechanism
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, default_delta0
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.privacy.plan import CallCosts, PrivacyPlan
 from langchain_dpicl.privacy.profile import (

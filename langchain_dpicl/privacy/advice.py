@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import Head
 from langchain_dpicl.privacy.solving import about
 from langchain_dpicl.privacy.votes import VoteNoise
 
@@ -105,4 +106,4 @@ def poor_range(range_bound: float) -> str | None:
 
 def head_steps() -> float:
     """The steps of a head's fit unless told otherwise."""
-    return float(LineRequest(HEAD, 1.0, 1).options["steps"])
+    return float(Head().steps)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import pdtrc
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.checks import real, whole
-from langchain_dpicl.privacy.mechanisms import OWN_CALLS, LineRequest, PlanLine
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.solving import solve
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, LEAD, VoteNoise
 
@@ -156,7 +158,7 @@ def crowd_of(line: PlanLine, members: int | None, expected: float | None) -> Cro
     return Crowd(max(members or 0, usual_most(expected) if own else math.ceil(expected)), expected, own)
 
 
-def options_of(crowd: Crowd) -> dict[str, float]:
+def options_of(crowd: Crowd) -> dict[str, Any]:
     """The options of a mechanism on such outputs."""
     return {OWN_CALLS: 1.0} if crowd.own_calls else {}
 

@@ -8,7 +8,9 @@ from typing import Any
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.choice import filled
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, LineRequest, Mechanism, alone
+from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanism import Mechanism
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import MAX_COUNT
 
@@ -34,7 +36,7 @@ class Gate:
     epsilon: float
     delta: float
     mechanism: str
-    options: FrozenMapping[float]
+    options: FrozenMapping[Any]
     eligible: int
     owners: int
     members: int
@@ -44,8 +46,8 @@ class Gate:
 
     @property
     def family(self) -> Mechanism:
-        """The mechanism's family."""
-        return MECHANISMS[self.mechanism]
+        """The mechanism with its fixed numbers."""
+        return MECHANISMS[self.mechanism].of(self.options)
 
     @property
     def unit(self) -> str:
@@ -86,7 +88,7 @@ class Gate:
     @property
     def _weight(self) -> int:
         """By what the odds of two outcomes divide eps0, for each output between them."""
-        return self.family.weight // (2 if alone(self.options) else 1)
+        return self.family.weight // (2 if self.family.own_calls else 1)
 
     @property
     def signal_name(self) -> str:

@@ -16,7 +16,7 @@ from langchain_dpicl.errors import AccountingError, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, Verification, verify
 from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, positive, real, whole
 from langchain_dpicl.privacy.choice import crowd_of
-from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine, check_lines
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine, check_lines
 from langchain_dpicl.privacy.profile import rung
 from langchain_dpicl.privacy.solving import solve
 from langchain_dpicl.privacy.votes import LEAD

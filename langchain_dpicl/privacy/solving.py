@@ -11,8 +11,8 @@ from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
 from langchain_dpicl.privacy.checks import open_unit, real
 from langchain_dpicl.privacy.composition import MAX_PLACES
+from langchain_dpicl.privacy.lines import LineRequest, check_lines
 from langchain_dpicl.privacy.losses import crossing
-from langchain_dpicl.privacy.mechanisms import LineRequest, check_lines
 from langchain_dpicl.privacy.profile import Line
 
 _WASTE = 3e-3
@@ -44,7 +44,7 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
     delta = open_unit("delta", delta)
     check_lines(lines, LineRequest)
-    delta0 = max(line.options.get("delta0", 0.0) for line in lines.values())
+    delta0 = max(line.family.release_delta for line in lines.values())
     if delta0 >= delta:
         raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
     found = _least_noise(PLDAccountant, epsilon, delta, tuple(replace(line, owners=None) for line in lines.values()))
@@ -158,7 +158,7 @@ def about(epsilon: float, delta: float, line: LineRequest) -> float:
         schedule = [line.line(family.at_coordinate(level))]
         return max(each.approximate_epsilon(delta) for each in compositions(schedule))
 
-    return family.at_coordinate(_crossing(approximate, epsilon, 0.0, *family.coordinates, width=0.2))
+    return family.at_coordinate(_crossing(approximate, epsilon, 0.0, *family.coordinates(), width=0.2))
 
 
 def _path(
@@ -172,7 +172,7 @@ def _path(
     """
     if len(lines) == 1:
         family = lines[0].family
-        return lambda level: [family.at_coordinate(level)], *family.coordinates
+        return lambda level: [family.at_coordinate(level)], *family.coordinates()
     order = min(max(2.0 * math.log(1.0 / delta) / epsilon, 0.1), 1e4)
     total = sum(line.weight for line in lines)
 
@@ -182,7 +182,7 @@ def _path(
             return math.log(max(line.count * losses.log_moment(order), 1e-300))
 
         target = math.log(line.weight / total) + level
-        return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates, width=0.4))
+        return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates(), width=0.4))
 
     return lru_cache(lambda level: [one(line, level) for line in lines]), -60.0, 60.0
 
@@ -219,7 +219,7 @@ def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineReques
     """The line that is too expensive, and the reason."""
     costs = []
     for name, line in lines.items():
-        most = line.family.at_coordinate(line.family.coordinates[0])
+        most = line.family.at_coordinate(line.family.coordinates()[0])
         item = [line.line(most)]
         infinite = max(each.infinity for each in compositions(item))
         costs.append((infinite, PLDAccountant().epsilon(item, delta), name, line, most))
@@ -231,6 +231,6 @@ def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineReques
     if infinite <= 0.5 * delta:
         return f"{start} alone costs epsilon {cost:.3g} with the most noise allowed, {line.family.parameter} {most:g}"
     return (
-        f"{start} pays delta0 {line.options.get('delta0', 0.0):g} at every release, "
+        f"{start} pays delta0 {line.family.release_delta:g} at every release, "
         f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"
     )

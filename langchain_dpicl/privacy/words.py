@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.choice import Crowd, compared
-from langchain_dpicl.privacy.mechanisms import PlanLine
+from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.votes import (
     EXPONENTIAL,
     FALSE_RATE,

@@ -8,7 +8,7 @@ from langchain_dpicl.aggregators import NoisyVote
 from langchain_dpicl.errors import DPICLError
 from langchain_dpicl.privacy.advice import poor, poor_range, vote_left
 from langchain_dpicl.privacy.choice import best_rate, options_of
-from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.solving import about
 from langchain_dpicl.privacy.votes import VOTES, VoteNoise
 from langchain_dpicl.release.base import AnyRelease

@@ -31,7 +31,7 @@ from langchain_dpicl.errors import (
     UnsafeConfigurationError,
 )
 from langchain_dpicl.privacy.choice import best_rate
-from langchain_dpicl.privacy.mechanisms import PlanLine
+from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.transaction import Release, Request

@@ -18,7 +18,8 @@ from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
 from langchain_dpicl.errors import InvalidParameter, MembersAbstained, ModelUnavailable, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.choice import best_vote, refuse_noise
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, OWN_CALLS, PlanLine
+from langchain_dpicl.privacy.lines import PlanLine, family_of
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.base import AnswerWithReceipt, AnyRelease, Configs, check_budget
@@ -133,7 +134,7 @@ class SealedRelease(AnyRelease[T]):
         self._check_fit()
         self.mechanism, self.choices = self.aggregator.mechanism, self.aggregator.choices
         self.options = dict(self.aggregator.options)
-        if self.mechanism in MECHANISMS and OWN_CALLS in MECHANISMS[self.mechanism].options:
+        if OWN_CALLS in family_of(self.mechanism).fixed():
             self.options[OWN_CALLS] = float(self.selector.own_calls)  # also 0: a line's noise is for one of the two
         self.query_key, self.name = self.selector.nearest_to or "input", "SealedRelease"
         if self.budget.tickets and not self.selector.gated:

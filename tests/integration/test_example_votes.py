@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
-from langchain_dpicl.privacy.mechanisms import PlanLine
+from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.votes import VoteNoise
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from langchain_dpicl.lab.advice import (
 from langchain_dpicl.lab.evaluation.forecast import PublicRecords
 from langchain_dpicl.lab.evaluation.heads import fit_head
 from langchain_dpicl.privacy.advice import HEAD, head_left, poor, poor_range, tokens_left, vote_left
-from langchain_dpicl.privacy.mechanisms import LineRequest, PlanLine
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.solving import about, solve
 from langchain_dpicl.privacy.votes import VoteNoise

@@ -25,7 +25,7 @@ from langchain_dpicl.lab.evaluation.tasks import TASKS, ClassificationTask, Shap
 from langchain_dpicl.once import fitting
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
 
 LABELS = ("Cat", "Dog")
 EMBEDDINGS = WordEmbeddings("cat dog owl fox")

@@ -25,7 +25,7 @@ from langchain_dpicl.lab.evaluation.studies import LabelStudy, Scores, chain_rea
 from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, Shape
 from langchain_dpicl.members.scoring import LabelScorer
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.private.boundary import ABSTAIN
 
 LABELS = ("Red", "Blue", "Green")

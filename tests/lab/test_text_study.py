@@ -20,7 +20,8 @@ from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import Score, text_values
 from langchain_dpicl.lab.evaluation.studies import Author, TextStudy
 from langchain_dpicl.lab.evaluation.tasks import GenerationTask, Shape
-from langchain_dpicl.privacy.mechanisms import LineRequest, default_delta0
+from langchain_dpicl.privacy.lines import LineRequest
+from langchain_dpicl.privacy.mechanisms import default_delta0
 
 TASK = GenerationTask("notes", Shape("", "Note: {input}\nTitle:"), max_tokens=8, keywords=(2, 3), k=2)
 PLAN = EvaluationPlan(owners=40, members=4, shots=1, releases=20, delta=1e-3, epsilons=(1.0,), few_shots=2)

@@ -76,7 +76,7 @@ def release_law(kind: SelectorKind, owners: Owners, rule: Rule, rate: float, by_
 def check_selector(kind: SelectorKind, owners: Owners, rule: Rule, rate: float) -> None:
     """AssertionError where the releases with and without some owner are easier to tell apart than a Poisson sample's
     profile says, by default or with a cap that is given."""
-    profile = MECHANISMS["vote"].profile(SIGMA).subsample(rate)
+    profile = MECHANISMS["vote"]().profile(SIGMA).subsample(rate)
     for left_out, by_default in itertools.product(owners, (True, False)):
         everyone = release_law(kind, owners, rule, rate, by_default)
         others = tuple(owner for owner in owners if owner != left_out)
@@ -119,7 +119,8 @@ def check_calls(
     for mechanism, parameter in (("vote-em", 1.5), ("vote", SIGMA)):
         vote = NoisyVote(LABELS).under(mechanism, selector.crowd(rate, None))
         assert vote.crowd is not None
-        profile = MECHANISMS[mechanism].profile(parameter, own_calls=float(vote.crowd.own_calls)).subsample(rate)
+        family = MECHANISMS[mechanism].of({"own_calls": vote.crowd.own_calls})
+        profile = family.profile(parameter).subsample(rate)
 
         @lru_cache
         def drawn(counts: Any, vote: NoisyVote = vote, parameter: float = parameter) -> Law:

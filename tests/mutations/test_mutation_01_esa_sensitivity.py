@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl import EmbeddingMean
 from langchain_dpicl.aggregators import means
-from langchain_dpicl.privacy import MECHANISMS, Gaussian, Mechanism, Randomness, lattice_multiplier
+from langchain_dpicl.privacy import Gaussian, Mechanism, Profile, Randomness, lattice_multiplier
+from langchain_dpicl.privacy.mechanisms import Embedding
 from langchain_dpicl.private.boundary import ABSTAIN
 
 STEPS = 64
@@ -53,10 +53,11 @@ class ForSensitivityOne(EmbeddingMean):
         return super().aggregate(outputs, parameter / 2, randomness)
 
 
-def accounted_for_sensitivity_one() -> Mechanism:
+class AccountedForSensitivityOne(Embedding):
     """The mutant: the plan's noise, and a profile that says that the sum moves by 1."""
-    right = MECHANISMS["embedding"]
-    return replace(right, build=lambda sigma, o: Gaussian(lattice_multiplier(sigma / o["step"], 1.0 / o["step"])))
+
+    def build(self, parameter: float) -> Profile:
+        return Gaussian(lattice_multiplier(parameter / self.step, 1.0 / self.step))
 
 
 def centre(mean: EmbeddingMean, outputs: Sequence[object], parameter: float) -> tuple[NDArray[np.int64], float]:
@@ -85,7 +86,7 @@ def check(mean: EmbeddingMean, mechanism: Mechanism, parameter: float = 0.5) -> 
     mean = mean.prepare({}, {})
     said = {text: mean.encode(text) for text in ANSWERS}
     others = [said["north"], said["east"], ABSTAIN]
-    profile = mechanism.profile(parameter, **mean.options)
+    profile = mechanism.of(mean.options).profile(parameter)
     found = {text: centre(mean, [output, *others], parameter) for text, output in said.items()}
     moves = {tuple(np.abs(a - b).tolist()): s for (a, s), (b, _) in itertools.combinations(found.values(), 2)}
     for move, sigma in moves.items():
@@ -97,15 +98,15 @@ def check(mean: EmbeddingMean, mechanism: Mechanism, parameter: float = 0.5) -> 
 
 
 def product() -> tuple[EmbeddingMean, Mechanism]:
-    return EmbeddingMean(Table(), release="vector"), MECHANISMS["embedding"]
+    return EmbeddingMean(Table(), release="vector"), Embedding()
 
 
 def half_the_noise() -> tuple[EmbeddingMean, Mechanism]:
-    return ForSensitivityOne(Table(), release="vector"), MECHANISMS["embedding"]
+    return ForSensitivityOne(Table(), release="vector"), Embedding()
 
 
 def half_the_sensitivity() -> tuple[EmbeddingMean, Mechanism]:
-    return EmbeddingMean(Table(), release="vector"), accounted_for_sensitivity_one()
+    return EmbeddingMean(Table(), release="vector"), AccountedForSensitivityOne()
 
 
 @pytest.mark.parametrize("mutant", [half_the_noise, half_the_sensitivity])

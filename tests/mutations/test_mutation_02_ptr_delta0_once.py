@@ -49,7 +49,7 @@ def check(accountant: PLDAccountant | PaysDelta0Once) -> None:
     assert seen == pytest.approx(DELTA0, rel=1e-9)
     for count in (1, 2, 10, 400):
         true = 1 - (1 - seen) ** count
-        claimed = accountant.delta([Line(MECHANISMS["ptr"].profile(SIGMA, delta0=DELTA0), 1.0, count)], BEYOND)
+        claimed = accountant.delta([Line(MECHANISMS["ptr"].of({"delta0": DELTA0}).profile(SIGMA), 1.0, count)], BEYOND)
         assert true * (1 - 1e-9) <= claimed, f"{count} releases show {true:.6g}, and {claimed:.6g} is claimed"
 
 

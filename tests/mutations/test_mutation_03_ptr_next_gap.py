@@ -28,7 +28,7 @@ class NextGapTested(_ProposeTestRelease):
 def check(aggregator: Keywords) -> None:
     """Exact enumeration: every set of words of each of four members over three words, every neighbour, both ways; the
     choice of k and the test's outcome, against the profile of both on one sample."""
-    profile = MECHANISMS["ptr"].profile(SIGMA, delta0=DELTA0, select=SELECT)
+    profile = MECHANISMS["ptr"].of({"delta0": DELTA0, "select": SELECT}).profile(SIGMA)
     check_profile(neighbouring_laws(aggregator, "abc", 4, SIGMA, kind=BranchingThresholds), profile)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from keyword_laws import EACH, neighbouring_laws
 from langchain_dpicl import Keywords
 from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.keywords import _JointEM
-from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Mechanism, Randomness
+from langchain_dpicl.privacy import BoundedRange, Mechanism, Profile, Randomness
+from langchain_dpicl.privacy.mechanisms import JointEM
 
 EPS0 = 1.2
 
@@ -26,9 +26,11 @@ class ForSensitivityOne(_JointEM):
         return super().aggregate(outputs, 2 * parameter, randomness)
 
 
-def accounted_for_sensitivity_one() -> Mechanism:
+class AccountedForSensitivityOne(JointEM):
     """The mutant: the sampler as it is, and half of its range accounted for."""
-    return replace(MECHANISMS["joint-em"], build=lambda eps0, _: BoundedRange(eps0 / 2))
+
+    def build(self, parameter: float) -> Profile:
+        return BoundedRange(parameter / 2)
 
 
 def check(aggregator: Keywords, mechanism: Mechanism) -> None:
@@ -59,10 +61,10 @@ def test_a_single_word_uses_all_of_its_range() -> None:
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "mechanism"),
-    [(ForSensitivityOne, MECHANISMS["joint-em"]), (_JointEM, accounted_for_sensitivity_one())],
+    [(ForSensitivityOne, JointEM()), (_JointEM, AccountedForSensitivityOne())],
     ids=["sampled", "accounted"],
 )
 def test_4_joint_em_of_sensitivity_1_is_caught(kind: type[_JointEM], mechanism: Mechanism, k: int) -> None:
-    check(Keywords.joint_em(WORDS, k, words=EACH), MECHANISMS["joint-em"])
+    check(Keywords.joint_em(WORDS, k, words=EACH), JointEM())
     with pytest.raises(AssertionError, match="is claimed"):
         check(kind(WORDS, k, EACH), mechanism)

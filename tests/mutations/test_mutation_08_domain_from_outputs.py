@@ -36,7 +36,7 @@ class DomainFromOutputs(_JointEM):
 
 def check(aggregator: Keywords) -> None:
     """Exact enumeration: the likeliest of three words; every set of words of each of two members, every neighbour."""
-    check_profile(neighbouring_laws(aggregator, "abc", 2, EPS0), MECHANISMS["joint-em"].profile(EPS0))
+    check_profile(neighbouring_laws(aggregator, "abc", 2, EPS0), MECHANISMS["joint-em"]().profile(EPS0))
 
 
 def test_8_a_keyword_domain_from_the_private_outputs_is_caught() -> None:

@@ -51,7 +51,7 @@ def check(vote: NoisyVote) -> None:
             if set(one) & set(other):
                 yield found[one], found[other]
 
-    check_profile(pairs(), MECHANISMS[vote.mechanism].profile(SIGMA))
+    check_profile(pairs(), MECHANISMS[vote.mechanism]().profile(SIGMA))
 
 
 @pytest.mark.parametrize("scores", [False, True], ids=["winner", "scores"])

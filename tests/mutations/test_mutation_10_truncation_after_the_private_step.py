@@ -56,7 +56,7 @@ def check_token() -> None:
                 yield present, without
                 yield without, present
 
-    check_profile(pairs(), MECHANISMS["tokens"].profile(BOUND))
+    check_profile(pairs(), MECHANISMS["tokens"]().profile(BOUND))
 
 
 def _cut(keep: Callable[[NDArray[np.float64]], NDArray[np.bool_]], real: Draw) -> Draw:
@@ -109,7 +109,7 @@ class OnlySharedWords(_JointEM):
 
 def check_keywords(aggregator: Keywords) -> None:
     """Exact enumeration: two of three words; every set of words of each of two members, every neighbour."""
-    check_profile(neighbouring_laws(aggregator, "abc", 2, 1.2), MECHANISMS["joint-em"].profile(1.2))
+    check_profile(neighbouring_laws(aggregator, "abc", 2, 1.2), MECHANISMS["joint-em"]().profile(1.2))
 
 
 def test_10_a_truncated_list_of_keywords_is_caught() -> None:

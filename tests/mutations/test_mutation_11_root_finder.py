@@ -16,7 +16,7 @@ from langchain_dpicl.privacy import (
     PLDAccountant,
     PrivacyPlan,
     ProposeTestRelease,
-    mechanisms,
+    mechanism,
     profile,
     solving,
 )
@@ -41,7 +41,7 @@ def check_plan() -> None:
         request = LineRequest("embedding", 1.0, count)
         plan = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines={"line": request})
         line = plan.lines["line"]
-        one = line.family.profile(line.parameter, **line.options)
+        one = line.family.profile(line.parameter)
         assert isinstance(one, Gaussian)
         true = float(Gaussian(one.multiplier / math.sqrt(count)).delta(epsilon))
         assert true <= delta, f"the plan's noise has delta {true:.6g}, and {delta:g} is claimed"
@@ -60,16 +60,16 @@ def test_11_a_search_that_stops_on_the_wrong_side_is_caught(monkeypatch: Patch) 
 def check_digits() -> None:
     """Exact comparison: of every mechanism, a parameter rounded to its digits has at least the noise asked for."""
     for family in MECHANISMS.values():
-        low, high = max(family.coordinates[0], -8.0), min(family.coordinates[1], 8.0)
+        low, high = max(family.coordinates()[0], -8.0), min(family.coordinates()[1], 8.0)
         for coordinate in np.linspace(low, high, 101)[1:-1]:
             rounded = family.coordinate(family.at_coordinate(float(coordinate)))
             assert rounded <= coordinate + 1e-12, f"{family.name}: less noise than is claimed"
 
 
 def test_11_a_parameter_rounded_towards_less_noise_is_caught(monkeypatch: Patch) -> None:
-    right = mechanisms._round_digits
+    right = mechanism.round_digits
     check_digits()
-    monkeypatch.setattr(mechanisms, "_round_digits", lambda value, digits, direction: right(value, digits, -direction))
+    monkeypatch.setattr(mechanism, "round_digits", lambda value, digits, direction: right(value, digits, -direction))
     with pytest.raises(AssertionError, match="is claimed"):
         check_digits()
 

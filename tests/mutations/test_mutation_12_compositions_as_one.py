@@ -28,7 +28,7 @@ def check_accountant() -> None:
     absent: Law = vote_law(("no", "no"))
     present: Law = mixture([(1 - RATE, absent), (RATE, vote_law(("no", "yes")))])
     for count in (1, 2, 6):
-        schedule = [Line(MECHANISMS["vote"].profile(SIGMA), RATE, count)]
+        schedule = [Line(MECHANISMS["vote"]().profile(SIGMA), RATE, count)]
         p, q = together(*[present] * count), together(*[absent] * count)
         for epsilon in EPSILONS:
             true = max(hockey_stick(p, q, epsilon), hockey_stick(q, p, epsilon))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from exact import Branching, BranchingThresholds, Law, check_profile, law, mixture
 from keyword_laws import EACH, neighbouring_laws, prepared
 
 from langchain_dpicl import Keywords, NoisyVote
-from langchain_dpicl.privacy import MECHANISMS, DiscreteGaussian, Mechanism, Profile
+from langchain_dpicl.privacy import MECHANISMS, DiscreteGaussian, Profile
+from langchain_dpicl.privacy.mechanisms import NoisyCounts
 from langchain_dpicl.privacy.profile import Composed
 from langchain_dpicl.private.boundary import ABSTAIN
 
@@ -58,19 +59,18 @@ def vote_pairs() -> Pairs:
     return [(found[a], found[b]) for a, b in itertools.permutations(found, 2) if set(a) & set(b)]
 
 
-def two_counts_apart() -> Mechanism:
+class TwoCountsApart(NoisyCounts):
     """The mutant: a vote is two counts, of sensitivity 1 each."""
-    return replace(
-        MECHANISMS["scores"],
-        build=lambda sigma, _: AmplifiedApart((DiscreteGaussian(sigma, (1,)), DiscreteGaussian(sigma, (1,)))),
-    )
+
+    def build(self, parameter: float) -> Profile:
+        return AmplifiedApart((DiscreteGaussian(parameter, (1,)), DiscreteGaussian(parameter, (1,))))
 
 
 def test_13_the_counts_of_a_vote_amplified_apart_are_caught() -> None:
     pairs = vote_pairs()
-    check(pairs, MECHANISMS["scores"].profile(SIGMA))
+    check(pairs, MECHANISMS["scores"]().profile(SIGMA))
     with pytest.raises(AssertionError, match="is claimed"):
-        check(pairs, two_counts_apart().profile(SIGMA))
+        check(pairs, TwoCountsApart().profile(SIGMA))
 
 
 # -- propose-test-release: a choice and a test -------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def ptr_pairs() -> Pairs:
 
 def test_13_the_choice_and_the_test_of_ptr_amplified_apart_are_caught() -> None:
     pairs = ptr_pairs()
-    right = MECHANISMS["ptr"].profile(PTR_SIGMA, delta0=DELTA0, select=SELECT)
+    right = MECHANISMS["ptr"].of({"delta0": DELTA0, "select": SELECT}).profile(PTR_SIGMA)
     check(pairs, right)
     assert isinstance(right, Composed)
     with pytest.raises(AssertionError, match="is claimed"):

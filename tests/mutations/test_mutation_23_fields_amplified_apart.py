@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +10,7 @@ from pydantic import BaseModel, Field
 from test_mutation_13_amplified_apart import AmplifiedApart, check
 
 from langchain_dpicl import Structured
-from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Mechanism
+from langchain_dpicl.privacy import MECHANISMS, BoundedRange, Profile, mechanisms
 from langchain_dpicl.privacy.choice import Crowd
 
 
@@ -36,14 +35,11 @@ def answer_law(rows: tuple[tuple[int, ...], ...], own_calls: bool) -> Law:
     return law(run)
 
 
-def fields_apart() -> Mechanism:
+class FieldsApart(mechanisms.FieldDraws):
     """The mutant: as if each field had owners of its own."""
-    return replace(
-        MECHANISMS["structured"],
-        build=lambda eps0, fixed: AmplifiedApart(
-            tuple(BoundedRange(eps0 * share) for name, share in fixed.items() if name.startswith("share_"))
-        ),
-    )
+
+    def build(self, parameter: float) -> Profile:
+        return AmplifiedApart(tuple(BoundedRange(parameter * share) for share in self.shares))
 
 
 @pytest.mark.parametrize("own_calls", [False, True], ids=["replaced", "added"])
@@ -54,6 +50,6 @@ def test_23_fields_of_an_answer_amplified_apart_are_caught(own_calls: bool) -> N
     present = (owner, *others)
     pairs = [(answer_law(present, own_calls), answer_law(absent, own_calls))]
     options = {**Structured(Answer).options, "own_calls": float(own_calls)}
-    check(pairs, MECHANISMS["structured"].profile(EPS0, **options))
+    check(pairs, MECHANISMS["structured"].of(options).profile(EPS0))
     with pytest.raises(AssertionError, match="is claimed"):
-        check(pairs, fields_apart().profile(EPS0, **options))
+        check(pairs, FieldsApart.of(options).profile(EPS0))

@@ -57,7 +57,7 @@ def law(owners: int, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, float
 
 def excess(folder: Path, patch: pytest.MonkeyPatch) -> float:
     """By how much the true delta exceeds that of one token, at its worst, in both directions."""
-    claimed = Subsampled(MECHANISMS["tokens"].profile(BOUND), RATE)
+    claimed = Subsampled(MECHANISMS["tokens"]().profile(BOUND), RATE)
     whole, less, worst = law(2, folder, patch), law(1, folder, patch), -math.inf
     for direction, p, q in (("remove", whole, less), ("add", less, whole)):
         bounds = repeated_delta(claimed, TICKETS, EPSILONS, direction)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def test_its_law_is_that_of_an_exponential_vote_and_keeps_its_profile(own_calls:
     ratios = [[math.log(p[outcome] / q[outcome]) for outcome in p] for p, q in pairs]
     assert max(max(each) - min(each) for each in ratios) == pytest.approx(EPS0, rel=1e-9)
     check_profile(
-        [*pairs, *((q, p) for p, q in pairs)], MECHANISMS["vote-em"].profile(EPS0, own_calls=float(own_calls))
+        [*pairs, *((q, p) for p, q in pairs)], MECHANISMS["vote-em"].of({"own_calls": float(own_calls)}).profile(EPS0)
     )
     named = NoisyVote(CANDIDATES).under("vote-em", Crowd(5, 3.0, own_calls))
     outputs = (0, 1, 1, ABSTAIN)

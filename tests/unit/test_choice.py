@@ -8,7 +8,7 @@ import pytest
 from langchain_dpicl.errors import InfeasiblePlan
 from langchain_dpicl.privacy import LineRequest, PLDAccountant, PrivacyPlan
 from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, compared, filled, options_of, refuse_noise
-from langchain_dpicl.privacy.mechanisms import PlanLine
+from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.votes import VoteNoise
 
 

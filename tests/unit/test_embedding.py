@@ -245,7 +245,7 @@ def worst_pair(parameter: float, members: int = 3) -> tuple[int, float]:
 def test_the_worst_pair_has_the_profile_claimed_and_no_better_one(parameter: float) -> None:
     distance, sigma = worst_pair(parameter)
     assert distance == 2 * STEPS, "opposite unit vectors: 2, not 1"
-    profile = MECHANISMS["embedding"].profile(parameter)
+    profile = MECHANISMS["embedding"]().profile(parameter)
     for epsilon, exact in zip(EPSILONS, lattice_delta(distance, sigma, EPSILONS), strict=True):
         claimed = float(profile.delta(epsilon))
         assert exact <= claimed * (1 + 1e-9) + 1e-15

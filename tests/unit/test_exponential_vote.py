@@ -91,7 +91,7 @@ def test_both_votes_keep_their_profiles(own_calls: bool) -> None:
         ("vote-em", EPS0, partial(vote_law, own_calls=own_calls)),
         ("vote", SIGMA, gaussian_law),
     ):
-        profile = MECHANISMS[name].profile(parameter, own_calls=float(own_calls))
+        profile = MECHANISMS[name].of({"own_calls": float(own_calls)}).profile(parameter)
         check_profile([(of(one), of(other)) for one, other in pairs], profile)
 
 
@@ -102,9 +102,9 @@ def test_one_noisy_count_that_moves_by_one_has_exactly_the_profile_of_own_calls(
         p: dict[Hashable, float] = dict(enumerate(masses))
         q: dict[Hashable, float] = {place + 1: mass for place, mass in p.items() if isinstance(place, int)}
         for name in ("vote", "scores"):
-            allowed = MECHANISMS[name].profile(sigma, own_calls=1.0).delta(np.array(EPSILONS))
+            allowed = MECHANISMS[name].of({"own_calls": 1.0}).profile(sigma).delta(np.array(EPSILONS))
             assert [hockey_stick(p, q, epsilon) for epsilon in EPSILONS] == pytest.approx(allowed, abs=1e-12)
-            assert (allowed < MECHANISMS[name].profile(sigma).delta(np.array(EPSILONS)) + 1e-15).all()
+            assert (allowed < MECHANISMS[name]().profile(sigma).delta(np.array(EPSILONS)) + 1e-15).all()
 
 
 # -- abstentions and flips ---------------------------------------------------------------------------------------------

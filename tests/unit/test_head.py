@@ -246,9 +246,9 @@ def test_the_plans_noise_is_that_of_so_many_gaussians_together(steps: int, count
 def test_the_profile_is_that_of_the_lattice() -> None:
     """At 128 lattice steps of noise the rounding shows; far above them it does not."""
     family = MECHANISMS["head"]
-    fine = family.profile(20.0, steps=20.0)
+    fine = family.of({"steps": 20.0}).profile(20.0)
     assert fine.delta(1.0) == pytest.approx(Gaussian(20.0 / math.sqrt(20)).delta(1.0), rel=1e-9)
-    coarse = family.profile(2.0, step=1 / 64, steps=1.0)
+    coarse = family.of({"step": 1 / 64, "steps": 1.0}).profile(2.0)
     assert coarse.delta(1.0) == pytest.approx(Gaussian(math.sqrt(128.0**2 - 4.0) / 64).delta(1.0), rel=1e-9)
 
 

@@ -304,7 +304,7 @@ def test_the_exact_law_keeps_the_profile_for_all_small_neighbours(sigma: float, 
         counts: exact_law(aggregator, outputs_of(dict(zip(WORDS, counts, strict=True)), MEMBERS), sigma)[0]
         for counts in SMALL
     }
-    profile = MECHANISMS["ptr"].profile(sigma, delta0=delta0, select=select)
+    profile = MECHANISMS["ptr"].of({"delta0": delta0, "select": select}).profile(sigma)
     for epsilon, delta in worst_deltas(laws).items():
         assert delta <= float(profile.delta(epsilon)) + 1e-9, f"at {epsilon}"
 
@@ -312,7 +312,7 @@ def test_the_exact_law_keeps_the_profile_for_all_small_neighbours(sigma: float, 
 @pytest.mark.parametrize(("sigma", "delta0", "select"), PARAMETERS)
 def test_the_brute_force_sees_a_gap_tested_at_another_k(sigma: float, delta0: float, select: float) -> None:
     """Mistake 3: with the gap at k + 1 the same check fails; with the right gap the formula passes it."""
-    profile = MECHANISMS["ptr"].profile(sigma, delta0=delta0, select=select)
+    profile = MECHANISMS["ptr"].of({"delta0": delta0, "select": select}).profile(sigma)
     right = worst_deltas(formula_laws(sigma, delta0, select, 0))
     wrong = worst_deltas(formula_laws(sigma, delta0, select, 1))
     assert all(right[epsilon] <= float(profile.delta(epsilon)) + 1e-9 for epsilon in EPSILONS)
@@ -336,7 +336,7 @@ def test_delta0_is_paid_at_every_release(count: int) -> None:
     other, _ = exact_law(ptr(1, delta0), outputs_of({"a": 5, "b": 6}, 6), sigma)
     seen = hockey_stick(one, other, 60.0)
     assert seen == pytest.approx(delta0, rel=1e-9), "the two releases have nothing in common but silence"
-    profile = MECHANISMS["ptr"].profile(sigma, delta0=delta0)
+    profile = MECHANISMS["ptr"].of({"delta0": delta0}).profile(sigma)
     accounted = PLDAccountant().delta([Line(profile, 1.0, count)], 60.0)
     exact = 1 - (1 - seen) ** count
     assert exact * (1 - 1e-9) <= accounted <= exact * 1.01

@@ -68,7 +68,7 @@ def test_a_medians_range_is_eps0_for_its_neighbours_and_reached(
     """Brute force over all places, abstentions, and outputs that are not there; and the profile, both ways."""
     laws = [(median_law(one, own_calls), median_law(other, own_calls)) for one, other in pairs]
     assert max(log_range(p, q) for p, q in laws) == pytest.approx(EPS0, rel=1e-9)
-    profile = MECHANISMS["median"].profile(EPS0, own_calls=float(own_calls))
+    profile = MECHANISMS["median"].of({"own_calls": float(own_calls)}).profile(EPS0)
     check_profile([*laws, *((q, p) for p, q in laws)], profile)
 
 
@@ -113,7 +113,7 @@ def test_two_shares_of_an_output_lie_a_root_of_two_apart_at_most_and_have_norm_o
 
 @pytest.mark.parametrize("own_calls", [False, True])
 def test_a_mean_is_accounted_with_what_an_output_moves(own_calls: bool) -> None:
-    sigma, family = 0.8, MECHANISMS["mean"]
+    sigma = 0.8
     mean, told = NoisyMean(0, 10).under("mean", Crowd(4, 4.0, own_calls)), Told()
     randomness: Any = told
     assert mean.aggregate([STEPS, STEPS // 2, 0, ABSTAIN], sigma, randomness) == 5
@@ -121,7 +121,7 @@ def test_a_mean_is_accounted_with_what_an_output_moves(own_calls: bool) -> None:
     moved = 1.0 if own_calls else 2**0.5
     right = Gaussian(lattice_multiplier(sigma * STEPS, moved * STEPS))
     epsilons = np.array([-1.0, 0.0, 0.5, 1.0, 3.0])
-    profile = family.profile(sigma, own_calls=float(own_calls), step=mean.options["step"])
+    profile = MECHANISMS["mean"].of({"own_calls": own_calls, **mean.options}).profile(sigma)
     assert profile.delta(epsilons) == pytest.approx(right.delta(epsilons), rel=1e-12)
     assert profile.delta(epsilons) == pytest.approx(Gaussian(sigma / moved).delta(epsilons), rel=1e-3)
 

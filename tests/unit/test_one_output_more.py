@@ -73,7 +73,7 @@ def test_a_mean_of_own_calls_is_accounted_with_sensitivity_one() -> None:
     family, epsilons = MECHANISMS["embedding"], np.array([0.0, 0.5, 1.0, 3.0])
     for own_calls, move in ((0.0, 2.0), (1.0, 1.0)):
         right = Gaussian(lattice_multiplier(SIGMA * STEPS, move * STEPS)).delta(epsilons)
-        assert family.profile(SIGMA, own_calls=own_calls).delta(epsilons) == pytest.approx(right, rel=1e-12)
+        assert family.of({"own_calls": own_calls}).profile(SIGMA).delta(epsilons) == pytest.approx(right, rel=1e-12)
         assert right == pytest.approx(Gaussian(SIGMA / move).delta(epsilons), rel=1e-3), (
             "the lattice costs next to nothing"
         )
@@ -102,7 +102,7 @@ def test_one_output_more_moves_keywords_by_their_range(k: int) -> None:
     both ways. With an output replaced the same weights would have twice the range: that is no plan of own calls."""
     pairs = [(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in added(TEXTS, 3)]
     assert max(log_range(p, q) for p, q in pairs) == pytest.approx(EPS0, rel=1e-9)
-    check_profile([*pairs, *((q, p) for p, q in pairs)], MECHANISMS["joint-em"].profile(EPS0, own_calls=1.0))
+    check_profile([*pairs, *((q, p) for p, q in pairs)], MECHANISMS["joint-em"].of({"own_calls": 1.0}).profile(EPS0))
     wrong = max(log_range(keyword_law(one, k, True), keyword_law(other, k, True)) for one, other in replaced(TEXTS, 3))
     assert wrong > 1.9 * EPS0
     right = max(

@@ -39,7 +39,7 @@ def solved(epsilon: float = 3.0, delta: float = 1e-5, **lines: LineRequest) -> P
     return PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=lines or {"vote": VOTE})
 
 
-NEEDED: dict[str, dict[str, float]] = {"structured": {"share_1": 1.0}}
+NEEDED: dict[str, dict[str, object]] = {"structured": {"shares": (1.0,)}}
 """The options that a mechanism has no line without."""
 
 
@@ -92,13 +92,14 @@ def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     try:
         plan = solved(epsilon, delta, line=request)
     except InfeasiblePlan:
-        assert PLD.epsilon([request.line(request.family.at_coordinate(request.family.coordinates[0]))], delta) > epsilon
+        most = request.family.at_coordinate(request.family.coordinates()[0])
+        assert PLD.epsilon([request.line(most)], delta) > epsilon
         return
     line, family = plan.lines["line"], request.family
     certified = PLD.epsilon([line.line(line.parameter)], delta)
     assert certified <= epsilon
     quieter = family.at_coordinate(family.coordinate(line.parameter) + 1.1e-5)
-    at_the_end = line.parameter == quieter == family.at_coordinate(family.coordinates[1])
+    at_the_end = line.parameter == quieter == family.at_coordinate(family.coordinates()[1])
     # at the latest a change in the sixth digit breaks the promise (where delta is near q * count, epsilon jumps)
     breaks = PLD.epsilon([line.line(quieter)], delta) > epsilon
     assert certified >= 0.995 * epsilon or at_the_end or breaks or rate * count <= delta  # then any noise will do
@@ -108,7 +109,7 @@ def test_where_nothing_costs_anything_a_plan_has_the_least_noise() -> None:
     """One release at a rate of delta: its epsilon is 0 at any noise of a head, which sums several steps."""
     for epsilon in (0.3, 1.0, 7.0):
         line = solved(epsilon, 1e-3, line=LineRequest("head", 1e-3, 1)).lines["line"]
-        assert line.parameter == line.family.at_coordinate(line.family.coordinates[1])
+        assert line.parameter == line.family.at_coordinate(line.family.coordinates()[1])
 
 
 def test_a_solved_sigma_keeps_the_promise_in_closed_form() -> None:

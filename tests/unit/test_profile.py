@@ -336,7 +336,7 @@ def test_amplifying_each_part_of_a_release_would_promise_too_much() -> None:
     assert float(wrong.delta(eps)) < 0.8 * true
     assert float(part.compose(part).subsample(rate).direction_delta(eps, "remove")) >= true - 1e-12
     # a PTR plan that also chooses k composes both on one sample
-    ptr = MECHANISMS["ptr"].profile(1.0, delta0=1e-6, select=2.0)
+    ptr = MECHANISMS["ptr"].of({"delta0": 1e-6, "select": 2.0}).profile(1.0)
     assert np.all(ptr.delta(EPSILONS) >= BoundedRange(2.0).delta(EPSILONS) - 1e-15)
     assert np.all(ptr.delta(EPSILONS) >= ProposeTestRelease(1.0, 1e-6).delta(EPSILONS) - 1e-15)
 
@@ -360,7 +360,7 @@ def test_three_releases_are_the_same_as_composing_three_samples(profile: Profile
 def test_embedding_sums_move_by_two() -> None:
     """MISTAKE 1. Replacing a unit vector by its opposite moves the sum by 2: sensitivity 1 promises too much."""
     sigma = 3.0
-    profile = MECHANISMS["embedding"].profile(sigma)
+    profile = MECHANISMS["embedding"]().profile(sigma)
     edge, _ = quad(lambda x: max(0.0, norm.pdf(x, 1, sigma) - math.e**0.5 * norm.pdf(x, -1, sigma)), -40, 40, limit=200)
     assert float(profile.delta(0.5)) == pytest.approx(edge, rel=1e-4)
     assert float(profile.delta(0.5)) >= edge * (1 - 1e-9)
@@ -381,7 +381,7 @@ def test_joint_em_utilities_move_by_two() -> None:
         utility = np.array([-max(top[i] - counts[token] for i, token in enumerate(pair)) for pair in pairs])
         return np.asarray(np.exp(eps0 * utility / divisor) / np.exp(eps0 * utility / divisor).sum())
 
-    profile = MECHANISMS["joint-em"].profile(eps0)
+    profile = MECHANISMS["joint-em"]().profile(eps0)
     for p, q in ((before, after), (after, before)):
         for eps in np.linspace(-1.0, 2.5, 15):
             assert hockey_stick(law(p, 4.0), law(q, 4.0), eps) <= float(profile.delta(eps)) + 1e-12
@@ -394,7 +394,7 @@ def test_a_sample_of_fixed_size_leaks_more_than_a_poisson_sample() -> None:
     With a fixed size the other owner steps in when one leaves: two terms change, and the Poisson profile is exceeded.
     """
     bound, rate = 2.0, 0.5
-    profile = MECHANISMS["tokens"].profile(bound).subsample(rate)
+    profile = MECHANISMS["tokens"]().profile(bound).subsample(rate)
 
     def softmax(logits: Floats) -> Floats:
         return np.asarray(np.exp(logits) / np.exp(logits).sum())
@@ -411,20 +411,20 @@ def test_a_sample_of_fixed_size_leaks_more_than_a_poisson_sample() -> None:
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
 def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> None:
-    family = MECHANISMS[name]
-    fixed = {"ptr": {"delta0": 1e-6}, "structured": {"share_1": 0.5, "share_2": 0.5}}.get(name, {})
-    own = {OWN_CALLS: 1.0} if OWN_CALLS in family.options else {}
+    fixed: dict[str, object] = {"ptr": {"delta0": 1e-6}, "structured": {"shares": (0.5, 0.5)}}.get(name, {})
+    family = MECHANISMS[name].of(fixed)
+    own = {OWN_CALLS: 1.0} if OWN_CALLS in family.fixed() else {}
     for value in (max(0.123456789, 1.0123456 * family.low), max(1.0, family.low), 7.77777777):
         rounded = family.at_coordinate(family.coordinate(value))
         assert (rounded - value) * family.noisier >= -1e-15 * value
         assert rounded == pytest.approx(value, rel=2e-5)
-        assert isinstance(family.profile(rounded, **fixed), Profile)
-        assert f"{rounded:g}" in family.describe(rounded, family.check_options({**fixed, **own}))
+        assert isinstance(family.profile(rounded), Profile)
+        assert f"{rounded:g}" in MECHANISMS[name].of({**fixed, **own}).describe(rounded)
     for end in (family.low, family.high):
         again = family.at_coordinate(family.coordinate(end))
         assert family.low <= again <= family.high
         assert again == pytest.approx(end, rel=2e-5)
-    noisy, quiet = (family.profile(v, **fixed) for v in ((8.0, 2.0) if family.noisier > 0 else (2.0, 8.0)))
+    noisy, quiet = (family.profile(v) for v in ((8.0, 2.0) if family.noisier > 0 else (2.0, 8.0)))
     assert np.all(noisy.delta(EPSILONS) <= quiet.delta(EPSILONS) + 1e-15)
 
 
@@ -449,11 +449,11 @@ def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> No
         (lambda: Gaussian(1.0).subsample(0.0), "rate"),
         (lambda: Gaussian(1.0).subsample(1.1), "rate"),
         (lambda: lattice_multiplier(1.0, 1.0), "sigma"),
-        (lambda: MECHANISMS["vote"].profile(0.0), "sigma"),
-        (lambda: MECHANISMS["joint-em"].profile(1e9), "eps0"),
-        (lambda: MECHANISMS["ptr"].profile(1.0), "options['delta0']"),
-        (lambda: MECHANISMS["ptr"].profile(1.0, delta0=0.9), "delta0"),
-        (lambda: MECHANISMS["vote"].profile(1.0, delta0=0.1), "options['delta0']"),
+        (lambda: MECHANISMS["vote"]().profile(0.0), "sigma"),
+        (lambda: MECHANISMS["joint-em"]().profile(1e9), "eps0"),
+        (lambda: MECHANISMS["ptr"].of({}), "options['delta0']"),
+        (lambda: MECHANISMS["ptr"].of({"delta0": 0.9}).profile(1.0), "delta0"),
+        (lambda: MECHANISMS["vote"].of({"delta0": 0.1}).profile(1.0), "options['delta0']"),
     ],
 )
 def test_bad_parameters_are_named(make: Callable[[], object], parameter: str) -> None:

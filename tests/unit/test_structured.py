@@ -134,11 +134,11 @@ def test_a_release_is_an_instance_and_loads_as_itself() -> None:
 
 
 def test_shares_add_up_and_weights_divide_them() -> None:
-    shares = visit().options
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["mean_share_5"] == pytest.approx(0.3)
-    assert [shares[f"share_{i}"] for i in (6, 7, 8, 9)] == pytest.approx([0.05] * 4), "presence and value"
-    assert len(shares) == 10
+    shares, means = visit().options["shares"], visit().options["mean_shares"]
+    assert sum(shares) + sum(means) == pytest.approx(1.0)
+    assert means == (pytest.approx(0.3),)
+    assert list(shares[4:8]) == pytest.approx([0.05] * 4), "presence and value"
+    assert len(shares) == 9
 
 
 # -- whole releases ----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ async def test_a_release_is_one_charge_and_is_replayed_as_it_was(kind: str, way:
     again = await ways.ask(way, sealed, QUESTION)
     assert (again["answer"], again["receipt"]["replayed"]) == (answered["answer"], True)
     assert sealed.budget.spent() == 1
-    assert sealed.budget.plan.lines["structured"].options["share_2"] == 0.25
+    assert sealed.budget.plan.lines["structured"].options["shares"][1] == 0.25
     assert sealed.with_receipt().get_output_jsonschema()["$defs"]["Seen"]["required"] == ["sick"]
 
 
@@ -254,7 +254,7 @@ def pairs(own_calls: bool) -> list[tuple[Law, Law]]:
 
 def small_profile(own_calls: bool) -> Any:
     options = {**Structured(Small, weights={"level": 2}).options, "own_calls": float(own_calls)}
-    return MECHANISMS["structured"].profile(EPS0, **options)
+    return MECHANISMS["structured"].of(options).profile(EPS0)
 
 
 @pytest.mark.parametrize("own_calls", [False, True], ids=["replaced", "added"])
@@ -275,16 +275,20 @@ def test_the_rate_of_added_outputs_breaks_the_profile_if_outputs_are_replaced() 
 
 def test_the_profile_of_a_structured_answer_has_a_part_for_each_mechanism() -> None:
     assert 1.0 / STEPS == 2.0**-16, "the lattice that the family accounts for"
-    one = MECHANISMS["structured"].profile(2.0, share_1=0.5)
+    one = MECHANISMS["structured"].of({"shares": [0.5]}).profile(2.0)
     assert one == BoundedRange(1.0)
-    many = MECHANISMS["structured"].profile(2.0, share_1=0.25, share_2=0.5, mean_share_3=0.25, own_calls=1.0)
+    options = {"shares": [0.25, 0.5], "mean_shares": [0.25], "own_calls": 1.0}
+    many = MECHANISMS["structured"].of(options).profile(2.0)
     assert isinstance(many, Composed)
     ranges, mean = many.parts
     assert ranges == BoundedRanges((0.5, 1.0))
     assert isinstance(mean, Gaussian)
     assert mean.multiplier == pytest.approx(mean_sigma(0.5, True), rel=1e-6)
     with pytest.raises(InvalidParameter, match="share"):
-        MECHANISMS["structured"].profile(2.0)
+        MECHANISMS["structured"]()
+    for wrong in ({"shares": [0.6, 0.6]}, {"shares": [0.0, 0.5]}, {"shares": [1 / 33] * 33}, {"share_1": 0.5}):
+        with pytest.raises(InvalidParameter, match="share"):
+            MECHANISMS["structured"].of(wrong)
 
 
 def test_all_fields_draw_with_their_share_of_the_plans_range() -> None:
@@ -307,14 +311,14 @@ def test_all_fields_draw_with_their_share_of_the_plans_range() -> None:
 
 
 def test_a_plan_of_a_structured_answer_is_solved_certified_and_tighter_than_its_parts_alone() -> None:
-    def solved(**options: float) -> float:
-        request = LineRequest("structured", 0.1, 20, options=options)
+    def solved(*shares: float) -> float:
+        request = LineRequest("structured", 0.1, 20, options={"shares": shares})
         plan = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"visit": request})
         assert 0.99 < plan.certified_epsilon <= 1.0
         assert PrivacyPlan.from_json(plan.to_json()) == plan
         return plan.lines["visit"].parameter
 
-    one, three = solved(share_1=1.0), solved(share_1=1 / 3, share_2=1 / 3, share_3=1 / 3)
+    one, three = solved(1.0), solved(1 / 3, 1 / 3, 1 / 3)
     assert one < three < 3 * one
 
 

@@ -142,7 +142,7 @@ def excess(case: Case, sampler_of: Callable[..., DPSampler], monkeypatch: pytest
 
     Each owner is left out in turn, in both directions.
     """
-    base = Subsampled(MECHANISMS["tokens"].profile(BOUND), RATE)
+    base = Subsampled(MECHANISMS["tokens"]().profile(BOUND), RATE)
     whole = law(sampler_of(case), monkeypatch)
     worst = -math.inf
     for owner in case["owners"]:
@@ -170,7 +170,7 @@ def test_the_bound_is_nearly_reached(sampler_of: Callable[..., DPSampler], monke
     }
     whole = law(sampler_of({**case, "owners": {"a": "A", "b": "B"}}), monkeypatch)
     less = law(sampler_of({**case, "owners": {"b": "B"}}), monkeypatch)
-    allowed = Subsampled(MECHANISMS["tokens"].profile(BOUND), RATE).direction_delta(np.array([0.0]), "remove")[0]
+    allowed = Subsampled(MECHANISMS["tokens"]().profile(BOUND), RATE).direction_delta(np.array([0.0]), "remove")[0]
     assert 0.9 * allowed < sum(max(0.0, whole[y] - less[y]) for y in whole) <= allowed
 
 

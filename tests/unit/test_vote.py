@@ -383,7 +383,7 @@ def test_the_exact_noisy_counts_keep_the_profile_and_reach_it() -> None:
     """Brute force over every neighbouring pair: delta(eps) never above the profile of `MECHANISMS["vote"]`, and equal
     to it, so the profile is neither wrong nor wasteful. Truncation at 12 sigma moves a delta by less than 1e-12."""
     sigma = 1.3
-    profile = MECHANISMS["vote"].profile(sigma)
+    profile = MECHANISMS["vote"]().profile(sigma)
     worst = worst_deltas(sigma, EPSILONS, members=2, reach=16)
     for epsilon in EPSILONS:
         allowed = float(profile.delta(epsilon))
@@ -393,7 +393,7 @@ def test_the_exact_noisy_counts_keep_the_profile_and_reach_it() -> None:
 
 def test_the_exact_winner_keeps_the_profile() -> None:
     sigma = 1.1
-    profile = MECHANISMS["vote"].profile(sigma)
+    profile = MECHANISMS["vote"]().profile(sigma)
     worst = winner_deltas(sigma, EPSILONS, members=2, reach=7)
     for epsilon in EPSILONS:
         assert worst[epsilon] <= float(profile.delta(epsilon)) + 1e-6
@@ -402,7 +402,7 @@ def test_the_exact_winner_keeps_the_profile() -> None:
 def test_noise_for_sensitivity_one_would_break_the_profile() -> None:
     """The mutant: a sigma calibrated for one count that moves by 1, where two counts move. The check must see it."""
     sigma = 1.3
-    profile = MECHANISMS["vote"].profile(sigma)
+    profile = MECHANISMS["vote"]().profile(sigma)
     worst = worst_deltas(sigma / math.sqrt(2), EPSILONS, members=2, reach=12)
     assert all(worst[epsilon] > 1.1 * float(profile.delta(epsilon)) for epsilon in EPSILONS)
 
@@ -414,7 +414,7 @@ def test_noise_on_voted_labels_only_would_break_any_profile() -> None:
     with_vote = dict(zip(range(1 - reach, 2 + reach), law, strict=True))
     without = {0: 1.0}
     delta = sum(max(0.0, p - math.exp(2.0) * without.get(x, 0.0)) for x, p in with_vote.items())
-    assert delta > 10 * float(MECHANISMS["vote"].profile(sigma).delta(2.0))
+    assert delta > 10 * float(MECHANISMS["vote"]().profile(sigma).delta(2.0))
 
 
 def test_a_vote_is_accounted_as_the_mechanism_that_it_is() -> None:

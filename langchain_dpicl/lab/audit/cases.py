@@ -24,7 +24,7 @@ from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
 from langchain_dpicl.lab.audit.bounds import expected_bounds
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.losses import FloatArray
-from langchain_dpicl.privacy.mechanisms import alone
+from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, discrete_gaussian
 
 SURE = 30.0
@@ -64,7 +64,7 @@ class Setting:
     @property
     def own_calls(self) -> bool:
         """Whether the canary adds an output. Otherwise it replaces one."""
-        return alone(self.options)
+        return bool(self.options.get(OWN_CALLS))
 
     @property
     def moved(self) -> int:

@@ -25,7 +25,7 @@ from langchain_dpicl.once.fitting import Sums, descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.mechanisms import Head
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, embed
@@ -73,7 +73,7 @@ def head_without_noise(
     place = {label: i for i, label in enumerate(labels)}
     held = features.features(vectors).astype(np.float32)
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
-    steps = int(MECHANISMS["head"].options["steps"].default or 0)
+    steps = Head().steps
     weights = descended(records, (len(labels), features.size), sigma, steps)
     nothing = cast("Receipt", {})  # it was not released
     return PrivateHead(weights, labels, features, embeddings, nothing, embedder=embedder_of(embeddings))

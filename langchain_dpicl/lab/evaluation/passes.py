@@ -22,7 +22,7 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.privacy import PrivacyPlan, checks
 from langchain_dpicl.privacy.choice import Crowd, options_of
-from langchain_dpicl.privacy.mechanisms import LineRequest
+from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import boundary
