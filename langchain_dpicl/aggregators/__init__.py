@@ -1,5 +1,7 @@
 """Aggregators: N private outputs in, one release out."""
 
+from typing import Any
+
 from langchain_dpicl.aggregators.base import Aggregator, Words
 from langchain_dpicl.aggregators.candidates import CandidateVote
 from langchain_dpicl.aggregators.keywords import Keywords, ReleasedKeywords
@@ -9,6 +11,7 @@ from langchain_dpicl.aggregators.structured import Structured
 from langchain_dpicl.aggregators.votes import LabelVote, NoisyVote
 
 __all__ = [
+    "KINDS",
     "Aggregator",
     "CandidateVote",
     "EmbeddingMean",
@@ -21,3 +24,12 @@ __all__ = [
     "Structured",
     "Words",
 ]
+
+KINDS: dict[str, type[Aggregator[Any]]] = {
+    each.kind: each
+    for exported in map(globals().__getitem__, __all__[1:])
+    if issubclass(exported, Aggregator)
+    for each in (exported, *exported.__subclasses__())
+    if "kind" in vars(each)
+}
+"""Each kind of release by its name: what is exported here, and what it makes (`Keywords` has two)."""

@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Generic, Literal, Self
+from typing import Any, ClassVar, Generic, Literal, Self
 
 from langchain_core.runnables import Runnable
 from typing_extensions import TypeVar
@@ -25,6 +25,7 @@ T = TypeVar("T", default=Any)
 """What an aggregator releases."""
 
 Outcome = Literal["released", "zero-shot fallback", "members abstained"]
+Task = Literal["write", "choose", "none"]
 
 
 class Aggregator(ABC, Generic[T]):
@@ -39,7 +40,20 @@ class Aggregator(ABC, Generic[T]):
     One release takes three steps. `prepare` settles what depends on the query alone, before anything is charged.
     `encode` reads ONE member's output, within that member's own call, so that whatever it does, or raises, depends on
     this output and touches no other. `aggregate` is the mechanism; it gets what `encode` made, and looks at no output.
+
+    A kind of release is a class with a `kind`. Files and the command line offer it by this name, with the parameters of
+    its `constructor`, in the words of its docstring. What cannot be read off those, the class says: `task`,
+    `max_tokens`, `asked`, `outputs`, `hit`.
     """
+
+    kind: ClassVar[str]
+    """The name of this kind of release, in `KINDS`, in files and on the command line."""
+    task: ClassVar[Task] = "write"
+    """Work of the members: write a text, or choose one of the labels. "none": there are no members."""
+    max_tokens: ClassVar[int] = 60
+    """The usual limit of what a member writes."""
+    gives_text: ClassVar[bool] = False
+    """Whether a release is a text (or words to write one from), which is compared with a right one by likeness."""
 
     mechanism: str
     crowd: Crowd | None = None
@@ -52,6 +66,28 @@ class Aggregator(ABC, Generic[T]):
 
     tells_abstention: bool = True
     """Whether a release shows that the members fail. If it does not, the ensemble asks a public question first."""
+
+    @classmethod
+    def constructor(cls) -> Callable[..., Any]:
+        """Return what makes one of its public parameters: the class, unless users call something else."""
+        return cls
+
+    def asked(self, usual: str) -> str:
+        """Return the instruction for members, without a full stop. ``usual``: such as "Write the note for the text"."""
+        return usual
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """What the examples' outputs have to be: ``label_of`` and ``unread`` of `store.datacheck.check_file`."""
+        return {}
+
+    def hit(self, release: T, right: object) -> float:
+        """Return how right a release is, from 0 to 1, if ``right`` is the output of an example."""
+        return float(release == self.zero_shot(right, {}))
+
+    def majority(self, outputs: Sequence[object]) -> T | None:
+        """PRIVATE: what most encoded outputs say, without noise. None if that has no meaning for the kind."""
+        return None
 
     def tells(self, members: int, parameter: float) -> bool:
         """Whether a release of so many members at this noise shows that they fail. A function of public numbers."""

@@ -46,6 +46,8 @@ class CandidateVote(Embedded[str]):
     An answer that is empty, or without a direction of the candidates' dimension, abstains.
     """
 
+    kind = "candidate-vote"
+    gives_text = True
     mechanism = EXPONENTIAL
 
     def __init__(

@@ -79,6 +79,17 @@ class Part:
         return None if code == ABSENT else self.reader.shown(code)
 
     @property
+    def said(self) -> str:
+        """The values that it may have, in words."""
+        if isinstance(self.reader, CandidateVote):
+            shown = "a text"
+        elif isinstance(self.reader, Bounded):
+            shown = f"{self.reader.low} to {self.reader.high}"
+        else:
+            shown = " or ".join(spelling(value) for value in self.values if value is not None)
+        return f"{shown} or null" if self.optional else shown
+
+    @property
     def sample(self) -> Any:
         """A value as a member may write it, for JSON."""
         return self.reader.samples[0]

@@ -8,7 +8,7 @@ import json
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal, NamedTuple, Self
@@ -60,6 +60,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
     domain, counts like an abstention: it adds nothing, and neither does a model's thinking. Turn the release back into
     a text with `keywords_to_answer`.
     """
+
+    gives_text = True
 
     def __init__(self, words: Words | None) -> None:
         if words is not None and not isinstance(words, Words):
@@ -177,9 +179,14 @@ class Keywords(Aggregator[ReleasedKeywords]):
 
 
 class _JointEM(Keywords):
+    kind = "joint-em"
     mechanism = "joint-em"
     tells_abstention = False
     takes_own_calls = True
+
+    @classmethod
+    def constructor(cls) -> Callable[..., Any]:
+        return Keywords.joint_em
 
     def __init__(self, domain: Sequence[str] | Literal["query"], k: int, words: Words | None) -> None:
         by_query = isinstance(domain, str) and domain == "query"
@@ -344,7 +351,12 @@ def first_position_weights(before: Sequence[int], within: Sequence[int]) -> list
 
 
 class _ProposeTestRelease(Keywords):
+    kind = "ptr"
     mechanism = "ptr"
+
+    @classmethod
+    def constructor(cls) -> Callable[..., Any]:
+        return Keywords.ptr
 
     def __init__(self, k: int | tuple[int, int], delta0: float | None, select: float, words: Words | None) -> None:
         super().__init__(words)

@@ -57,6 +57,8 @@ class EmbeddingMean(Embedded[T]):
     Source: embedding space aggregation, Wu et al. 2024, section 3.2.1, with the sensitivity corrected.
     """
 
+    kind = "embedding"
+    gives_text = True
     mechanism = "embedding"
 
     @overload

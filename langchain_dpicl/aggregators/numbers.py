@@ -66,6 +66,7 @@ class Bounded(Aggregator[N], Generic[N]):
 
     takes_own_calls = True
     tells_abstention = False
+    max_tokens = 20
     steps: int
 
     def __init__(self, low: N, high: N, *, decimal: str = ".") -> None:
@@ -150,6 +151,10 @@ class Bounded(Aggregator[N], Generic[N]):
         except Exception:
             return None
 
+    def hit(self, release: N, right: object) -> float:
+        """1 for the right place, 0 for the other end of the interval."""
+        return 1.0 - abs(self.encode(release) - self.encode(right)) / self.steps
+
     @property
     def release_type(self) -> Any:
         return self._type
@@ -195,6 +200,7 @@ class NoisyMedian(Bounded[N]):
     convergence rates"; bounded range, Dong, Durfee and Rogers 2020.
     """
 
+    kind = "median"
     mechanism = "median"
 
     def __init__(self, low: N, high: N, *, points: int | None = None, decimal: str = ".") -> None:
@@ -238,11 +244,17 @@ class NoisyMean(Bounded[N]):
     output is added or removed: 1. The noisy total is one of the two numbers' sums, so the private number of values
     costs nothing more.
 
-    ``decimal`` is that of `NoisyMedian`.
+    Parameters
+    ----------
+    low, high
+        The public bounds: whole numbers, floats or dates. They say what is released, too.
+    decimal
+        The decimal mark of the members' texts, "." or ",": the other one groups digits.
 
     Source: the Gaussian mechanism on a sum and a count; discrete Gaussian, Canonne, Kamath and Steinke 2020.
     """
 
+    kind = "mean"
     mechanism = "mean"
     steps = STEPS
 

@@ -76,6 +76,8 @@ class Structured(Aggregator[M], Generic[M]):
     count. A model's thinking is left out, and a message with a broken tool call abstains.
     """
 
+    kind = "structured"
+    max_tokens = 100
     mechanism = "structured"
     takes_own_calls = True
     tells_abstention = False
@@ -181,6 +183,23 @@ class Structured(Aggregator[M], Generic[M]):
         if all(code is None for code in codes):
             raise ValueError("no field of the model can be read in it")
         return tuple(codes)
+
+    def asked(self, usual: str) -> str:
+        shown = [f'"{part.keys[0]}": {part.said}' for part in self.parts]
+        return f"{usual} as JSON: {{{', '.join(shown)}}}"
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        unread = "no JSON object with a field of the release"
+        return {"label_of": lambda text: text if self.has_field(text) else None, "unread": unread}
+
+    def hit(self, release: M, right: object) -> float:
+        """The share of the right answer's fields that are right."""
+        codes = zip(self.parts, self.prepare({}, {}).encode(right), strict=True)
+        known: list[bool] = [
+            part.shown(code) == getattr(release, part.name) for part, code in codes if code is not None
+        ]
+        return sum(known) / len(known)
 
     def has_field(self, output: object) -> bool:
         """Whether an output holds a field of the model, whatever its value."""

@@ -8,14 +8,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators.base import Aggregator, T, name_of
+from langchain_dpicl.aggregators.base import Aggregator, T, Task, name_of
 from langchain_dpicl.aggregators.reading import answer_of, normal, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
@@ -124,6 +124,8 @@ class NoisyVote(Aggregator[T]):
     Steinke 2020; bounded range, Durfee and Rogers 2019.
     """
 
+    kind = "vote"
+    task: ClassVar[Task] = "choose"
     mechanism = GAUSSIAN
     takes_own_calls = True
 
@@ -207,10 +209,9 @@ class NoisyVote(Aggregator[T]):
             self._chain = prior
         elif callable(prior):
             self._chain = RunnableLambda(prior)
-        elif prior is not None and not (isinstance(prior, str) and prior == "zero_shot"):
-            raise InvalidParameter(
-                "prior", prior, 'None, "zero_shot", a chain, or a mapping of labels to probabilities'
-            )
+        elif prior is not None and not (isinstance(prior, str) and prior == "zero_shot" and self.task != "none"):
+            member = "" if self.task == "none" else ', "zero_shot"'
+            raise InvalidParameter("prior", prior, f"None{member}, a chain, or a mapping of labels to probabilities")
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -289,6 +290,11 @@ class NoisyVote(Aggregator[T]):
         indices = [vote if type(vote) is int and vote in known else len(known) for vote in outputs]
         return np.bincount(indices, minlength=len(known) + 1).astype(np.int64)
 
+    def majority(self, outputs: Sequence[object]) -> Any:
+        """PRIVATE: the label of most outputs; None if none of them names one."""
+        votes = self.counts(outputs)[:-1]
+        return self.labels[int(votes.argmax())] if votes.max() > 0 else None
+
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> Any:
         return self.draw(self.counts(outputs), self._crowd(outputs), parameter, randomness)
 
@@ -344,6 +350,17 @@ class NoisyVote(Aggregator[T]):
         return counts if self.scores else self.labels[index]
 
     @property
+    def outputs(self) -> Mapping[str, Any]:
+        return {"label_of": reader_of(self.labels)}
+
+    def hit(self, release: Any, right: object) -> float:
+        """Of a release with counts, its winner counts."""
+        if isinstance(release, Mapping):
+            release = release["label"] if self.details else max(release, key=release.__getitem__)
+        index = self.parse(right)
+        return float(index is not None and release == self.labels[index])
+
+    @property
     def release_type(self) -> Any:
         return VoteDetails if self.details else dict[str, int] if self.scores else str
 
@@ -373,4 +390,6 @@ class LabelVote(NoisyVote[T]):
     record without one of the labels abstains. A ``prior`` may be a chain (a head, say).
     """
 
+    kind = "label-vote"
+    task = "none"
     _text = staticmethod(text_of)

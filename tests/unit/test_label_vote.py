@@ -93,11 +93,12 @@ def test_what_does_not_go_without_a_member_is_refused(store_of: Any, records: An
     for ensemble, vote, name in [
         (PrivateEnsemble(selector), NoisyVote(LABELS), "aggregator"),
         (PrivateEnsemble(selector, lambda given: "Positive"), LabelVote(LABELS), "aggregator"),
-        (PrivateEnsemble(selector), LabelVote(LABELS, prior="zero_shot"), "prior"),
     ]:
         with pytest.raises(InvalidParameter) as caught:
             _ = ensemble | DPAggregate(vote, budget_of())
         assert caught.value.parameter == name
+    with pytest.raises(InvalidParameter, match="None, a chain, or a mapping"):
+        LabelVote(LABELS, prior="zero_shot")
     budget = budget_of(on_exhausted="zero_shot")
     with pytest.raises(InvalidParameter) as caught:
         _ = PrivateEnsemble(selector) | DPAggregate(LabelVote(LABELS), budget, return_receipt=True)

@@ -1,0 +1,92 @@
+"""The registry of kinds of release, and what each says about itself."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import date
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from pydantic import BaseModel, Field
+
+import langchain_dpicl
+from langchain_dpicl import Keywords, LabelVote, NoisyMean, NoisyMedian, NoisyVote, Structured
+from langchain_dpicl.aggregators import KINDS, Aggregator
+from langchain_dpicl.private.boundary import ABSTAIN
+
+EMBEDDINGS = DeterministicFakeEmbedding(size=8)
+
+
+class Visit(BaseModel):
+    urgent: bool
+    days: int = Field(ge=0, le=30)
+
+
+def test_every_kind_that_the_face_exports_has_one_name() -> None:
+    assert set(KINDS) == {
+        "vote", "label-vote", "candidate-vote", "embedding", "joint-em", "ptr", "mean", "median", "structured",
+    }  # fmt: skip
+    exported = [getattr(langchain_dpicl, name) for name in langchain_dpicl.__all__]
+    made = [each for each in exported if inspect.isclass(each) and issubclass(each, Aggregator)]
+    for kind, each in KINDS.items():
+        assert each.kind == kind
+        assert not inspect.isabstract(each)
+        assert any(issubclass(each, known) for known in made)
+    assert {each.kind for each in made if not inspect.isabstract(each)} <= KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("vote", {"labels": ["a", "b"]}),
+        ("label-vote", {"labels": ["a", "b"]}),
+        ("candidate-vote", {"embeddings": EMBEDDINGS, "candidates": ["a", "b"]}),
+        ("embedding", {"embeddings": EMBEDDINGS, "candidates": ["a", "b"]}),
+        ("joint-em", {"k": 3}),
+        ("ptr", {"k": (2, 4)}),
+        ("mean", {"low": 0, "high": 1}),
+        ("median", {"low": 0, "high": 1}),
+        ("structured", {"model": Visit}),
+    ],
+)
+def test_a_kind_is_made_of_its_constructors_parameters(kind: str, arguments: dict[str, Any]) -> None:
+    assert type(KINDS[kind].constructor()(**arguments)) is KINDS[kind]
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "release", "right", "share"),
+    [
+        (NoisyVote(["Porch", "Flask"]), "Flask", " flask.", 1.0),
+        (NoisyVote(["Porch", "Flask"]), None, "Flask", 0.0),
+        (NoisyVote(["Porch", "Flask"], scores=True), {"Porch": 3, "Flask": 2}, "Flask", 0.0),
+        (
+            LabelVote(["Porch", "Flask"], details=True),
+            {"label": "Flask", "confidence": 1.0, "counts": {}},
+            "Flask",
+            1.0,
+        ),
+        (NoisyMedian(0, 10), 7, "in 7 days", 1.0),
+        (NoisyMean(0.0, 10.0), 7.0, "2", 0.5),
+        (NoisyMedian(date(2026, 1, 1), date(2026, 1, 11)), date(2026, 1, 6), "2026-01-06", 1.0),
+        (Structured(Visit), Visit(urgent=True, days=3), '{"urgent": "yes", "days": 4}', 0.5),
+        (Structured(Visit), Visit(urgent=True, days=3), {"days": 3}, 1.0),
+    ],
+)
+def test_a_release_is_compared_with_the_output_of_an_example(
+    aggregator: Aggregator[Any], release: Any, right: object, share: float
+) -> None:
+    assert aggregator.hit(release, right) == pytest.approx(share, abs=1e-4)
+
+
+def test_what_most_members_say_is_known_of_votes_alone() -> None:
+    vote = NoisyVote(["Porch", "Flask"])
+    assert vote.majority([1, 1, 0, ABSTAIN]) == "Flask"
+    assert vote.majority([ABSTAIN]) is None
+    assert Keywords.ptr(2).majority([frozenset({"a"})]) is None
+
+
+def test_members_are_asked_for_what_a_kind_reads() -> None:
+    usual = "Write the note for the text"
+    assert Keywords.joint_em().asked(usual) == usual
+    assert Structured(Visit).asked(usual) == f'{usual} as JSON: {{"urgent": true or false, "days": 0 to 30}}'
